@@ -1,0 +1,112 @@
+"""From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, checker, shape_inference
+from onnx_ir.passes.common import InlinePass
+
+from ..opset.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from ..opset.op import DOMAIN
+from .upgrade import upgrade
+
+PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
+
+
+def load(model: ModelProto | str | Path) -> ModelProto:
+    """The model, read from a path where one is given; InvalidArgumentError or InvalidModelError on failure."""
+    if isinstance(model, ModelProto):
+        return model
+    path = Path(model)
+    if not path.is_file():
+        raise InvalidArgumentError(f"no such file: {path}")
+    try:
+        proto = onnx.load(path)
+    except DecodeError as e:
+        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
+    except (OSError, checker.ValidationError) as e:
+        raise InvalidModelError(f"{path} cannot be read: {e}") from e
+    if not proto.graph.node and not proto.graph.output:
+        raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
+    return proto
+
+
+def prepare(model: ModelProto | str | Path) -> ModelProto:
+    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes."""
+    proto = ModelProto()
+    proto.CopyFrom(load(model))
+    _check(proto)
+    _initializers_are_constants(proto)
+    proto = _inline(proto)
+    proto = upgrade(proto)
+    return infer(proto)
+
+
+def infer(proto: ModelProto) -> ModelProto:
+    """Type and shape inference; contradictions raise."""
+    try:
+        return shape_inference.infer_shapes(proto, check_type=True, strict_mode=False, data_prop=True)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise InvalidModelError(f"shape inference of the model failed: {e}") from e
+
+
+def _check(proto: ModelProto) -> None:
+    if proto.ByteSize() > PROTO_LIMIT:
+        return  # the checker cannot read a model of this size from memory
+    try:
+        checker.check_model(proto)
+    except OnnxBackpropError:
+        raise
+    except checker.ValidationError as e:
+        raise InvalidModelError(f"the model does not pass onnx.checker: {e}") from e
+
+
+def _initializers_are_constants(proto: ModelProto) -> None:
+    """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
+    if proto.ir_version >= 4:
+        return
+    names = {i.name for i in proto.graph.initializer}
+    inputs = [i for i in proto.graph.input if i.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = 4
+
+
+def _inline(proto: ModelProto) -> ModelProto:
+    """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
+    kept = [f for f in proto.functions if f.domain != DOMAIN]
+    if len(kept) != len(proto.functions):
+        del proto.functions[:]
+        proto.functions.extend(kept)
+    if not kept:
+        return proto
+    model = ir.from_proto(proto)
+    InlinePass()(model)
+    return ir.to_proto(model)
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`. Did you mean 'a' or 'b'?` for a name that is not among `names`."""
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
+    """The values of the given names; InvalidArgumentError with near misses for an unknown or repeated one."""
+    result: list[ir.Value] = []
+    for name in names:
+        if name not in values:
+            hint = near(name, values) or f". There are {', '.join(list(values)[:10]) or 'none'}"
+            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{hint}")
+        if values[name] in result:
+            raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
+        result.append(values[name])
+    return result

@@ -1,0 +1,15 @@
+"""Importing this module registers every gradient rule; one line a family."""
+
+from __future__ import annotations
+
+from . import (
+    rules_conv,
+    rules_elementwise,
+    rules_resize,
+)
+
+__all__ = [
+    "rules_conv",
+    "rules_elementwise",
+    "rules_resize",
+]

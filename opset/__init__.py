@@ -1,0 +1,50 @@
+"""The operator set `onnx_backprop`, version 1: what each gradient operator is.
+
+Importing this package registers the schemas with onnx. One operator is one module; `OPS` lists them.
+"""
+
+from __future__ import annotations
+
+from onnx.reference.op_run import OpRun
+
+from .errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    KernelError,
+    OnnxBackpropError,
+    RegistrationError,
+    ShapeError,
+    UnsupportedAttributeError,
+    UnsupportedError,
+    UnsupportedOpError,
+)
+from .functions import KERNELS, use_kernels
+from .op import DOMAIN, OPSET_VERSION, Op
+from .registry import OPS
+from .schema import reference_class, register
+
+__all__ = [
+    "DOMAIN",
+    "KERNELS",
+    "OPS",
+    "OPSET_VERSION",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "KernelError",
+    "OnnxBackpropError",
+    "Op",
+    "RegistrationError",
+    "ShapeError",
+    "UnsupportedAttributeError",
+    "UnsupportedError",
+    "UnsupportedOpError",
+    "reference_ops",
+    "use_kernels",
+]
+
+register(OPS)
+
+
+def reference_ops() -> list[type[OpRun]]:
+    """One class per operator for `onnx.reference.ReferenceEvaluator(model, new_ops=reference_ops())`."""
+    return [reference_class(op) for op in OPS]

@@ -1,0 +1,87 @@
+"""ConvTransposeBackwardData: the gradient of a transposed convolution with respect to its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import conv_spec as spec
+from .convolution import Resolved, forward, geometry, require_output_padding, resolve
+from .layout import conv_transpose_weights_to_canonical
+from .op import Arg, Attributes, Float64Array, Input, Op
+from .shapes import Dims, permute
+
+DOC = """
+dx[n,ic,i] = Σ_{oc, k: 0 <= i·S + k·D - P < len(dy)} dy[n, q·OC/g + oc, i·S + k·D - P] · W[ic,oc,k],  q = ic // (IC/g)
+
+The adjoint of ConvTranspose with the same attributes: dy = diff_dst, dx = diff_src. It is the correlation of
+diff_dst with the same weights, strides, pads, dilations and groups.
+
+Shapes (NCX, IOX): diff_dst (N, OC, out…), weights (IC, OC/g, k…) -> diff_src (N, IC, in…), with one to three spatial
+axes and in = (out + P + E - EK) // S + 1, EK = (K-1)·D + 1.
+
+Units: strides, dilations and pads count cells.
+
+Edge cases: the last (out + P + E - EK) mod S cells of diff_dst, an output_padding, may reach no weight and then do not matter;
+an empty batch gives an empty gradient.
+
+Errors: channels of diff_dst other than groups × O; channels that the groups do not divide; a kernel longer than the
+padded diff_dst; an output_padding that does not fit the lengths.
+"""
+
+
+def _resolve(attrs: Attributes, diff_dst: Arg | None, weights: Arg | None) -> Resolved | None:
+    w = spec.dims_of(weights, attrs, "weights")
+    order = None if w is None else conv_transpose_weights_to_canonical(attrs["weights_format"], len(w))
+    resolved = resolve(
+        attrs,
+        source=spec.ncx(attrs, spec.dims_of(diff_dst, attrs, "diff_dst")),
+        destination=None,
+        weights=None if w is None or order is None else permute(w, order),
+        names=("diff_dst", "diff_src", "weights"),
+        transposed=True,
+    )
+    if resolved is not None:
+        require_output_padding(attrs, resolved.source, resolved.destination, resolved, "diff_dst")
+    return resolved
+
+
+def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
+    resolved = _resolve(attrs, *args)
+    return None if resolved is None else spec.from_ncx(attrs, resolved.destination)
+
+
+def reference(attrs: Attributes, out: tuple[int, ...], diff_dst: Float64Array, weights: Float64Array) -> Float64Array:
+    resolved = _resolve(attrs, Arg(diff_dst.shape), Arg(weights.shape))
+    assert resolved is not None
+    w = weights.transpose(conv_transpose_weights_to_canonical(attrs["weights_format"], weights.ndim))
+    lengths = spec.ncx(attrs, out)
+    assert lengths is not None
+    lengths = [int(d) for d in lengths[2:] if isinstance(d, int)]
+    dx = forward(spec.ncx_array(attrs, diff_dst), w, lengths, geometry(attrs, resolved))
+    return spec.from_ncx_array(attrs, dx)
+
+
+OP = Op(
+    name="ConvTransposeBackwardData",
+    doc=DOC,
+    source="oneDNN Graph, ConvTransposeBackwardData",
+    attributes=(
+        spec.STRIDES,
+        spec.PADS_BEGIN,
+        spec.PADS_END,
+        spec.DILATIONS,
+        spec.CONV_TRANSPOSE_AUTO_PAD,
+        spec.OUTPUT_PADDING,
+        spec.GROUPS,
+        spec.DATA_FORMAT,
+        spec.conv_transpose_weights_format("weights_format", "XOI"),
+    ),
+    inputs=(
+        Input("diff_dst", "T1", "Gradient with respect to the ConvTranspose's output."),
+        Input("weights", "T1", "Weights of the ConvTranspose, in weights_format order."),
+    ),
+    output="diff_src",
+    output_doc="Gradient with respect to the ConvTranspose's input.",
+    shape=shape,
+    reference=reference,
+)

@@ -1,0 +1,93 @@
+"""ConvolutionBackwardWeights: the gradient of a convolution with respect to its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import conv_spec as spec
+from .convolution import Resolved, backward_weights, geometry, resolve
+from .layout import conv_weights_to_canonical, inverse
+from .op import Arg, Attributes, Float64Array, Input, Op
+from .shapes import Dims, permute
+
+DOC = """
+dw[oc,ic,k] = Σ_{n, o: 0 <= o·S + k·D - P < in} dy[n,oc,o] · x[n, q·IC/g + ic, o·S + k·D - P],  q = oc // (OC/g)
+
+The adjoint of Convolution with the same attributes: x = src, dy = diff_dst, dw = diff_weights.
+
+Shapes (NCX, OIX): src (N, IC, in…), diff_dst (N, OC, out…) -> diff_weights (OC, IC/g, k…), with one to three spatial
+axes and (in + P + E - EK) // S + 1 = out, EK = (K-1)·D + 1. The lengths leave K open, so weights_shape (in
+weights_format order) must be given.
+
+Units: strides, dilations and pads count cells.
+
+Edge cases: an empty batch gives zeros.
+
+Errors: no weights_shape; weights_shape of another rank or with other channels; lengths that the geometry does not
+join; channels that the groups do not divide.
+"""
+
+WEIGHTS_SHAPE_DOC = "Full shape of diff_weights, in weights_format order."
+
+
+def _resolve(attrs: Attributes, src: Arg | None, diff_dst: Arg | None, target: Dims | None) -> Resolved | None:
+    order = None if target is None else conv_weights_to_canonical(attrs["weights_format"], len(target))
+    return resolve(
+        attrs,
+        source=spec.ncx(attrs, spec.dims_of(src, attrs, "src")),
+        destination=spec.ncx(attrs, spec.dims_of(diff_dst, attrs, "diff_dst")),
+        weights=None if target is None or order is None else permute(target, order),
+        names=("src", "diff_dst", "weights_shape"),
+    )
+
+
+def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
+    src, diff_dst, weights_shape = args
+    resolved = _resolve(attrs, src, diff_dst, spec.wanted_shape(attrs, "weights_shape", weights_shape))
+    if resolved is None:
+        return None
+    order = conv_weights_to_canonical(attrs["weights_format"], len(resolved.weights))
+    return permute(resolved.weights, inverse(order))
+
+
+def reference(
+    attrs: Attributes,
+    out: tuple[int, ...],
+    src: Float64Array,
+    diff_dst: Float64Array,
+    _weights_shape: tuple[int, ...] | None,
+) -> Float64Array:
+    resolved = _resolve(attrs, Arg(src.shape), Arg(diff_dst.shape), out)
+    assert resolved is not None
+    order = conv_weights_to_canonical(attrs["weights_format"], len(out))
+    kernel = [out[axis] for axis in order[2:]]
+    geo = geometry(attrs, resolved)
+    dw = backward_weights(spec.ncx_array(attrs, src), spec.ncx_array(attrs, diff_dst), kernel, geo)
+    return dw.transpose(inverse(order))
+
+
+OP = Op(
+    name="ConvolutionBackwardWeights",
+    doc=DOC,
+    source="oneDNN Graph, ConvolutionBackwardWeights",
+    attributes=(
+        spec.STRIDES,
+        spec.PADS_BEGIN,
+        spec.PADS_END,
+        spec.DILATIONS,
+        spec.CONV_AUTO_PAD,
+        spec.GROUPS,
+        spec.DATA_FORMAT,
+        spec.conv_weights_format("weights_format"),
+        spec.shape_attribute("weights_shape", WEIGHTS_SHAPE_DOC),
+    ),
+    inputs=(
+        Input("src", "T1", "Source of the convolution."),
+        Input("diff_dst", "T1", "Gradient with respect to the convolution's destination."),
+        spec.shape_input("weights_shape", WEIGHTS_SHAPE_DOC),
+    ),
+    output="diff_weights",
+    output_doc="Gradient with respect to the weights, shaped weights_shape.",
+    shape=shape,
+    reference=reference,
+)

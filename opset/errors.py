@@ -1,0 +1,59 @@
+"""Every error this package raises on purpose.
+
+    OnnxBackpropError(Exception)             catch-all
+    ├─ InvalidArgumentError(ValueError)      a call names something that is not there or does not fit
+    ├─ InvalidModelError(ValueError)         the model breaks the ONNX or the operator's specification
+    ├─ ShapeError(ValueError)                shapes, types or geometry contradict each other
+    ├─ UnsupportedError(NotImplementedError) meaningful, but not handled
+    │  ├─ UnsupportedOpError                 no gradient rule for (domain, operator, version)
+    │  └─ UnsupportedAttributeError          the rule exists; this attribute value is not handled
+    ├─ KernelError(RuntimeError)             a kernel route is missing or failed to start
+    └─ RegistrationError(RuntimeError)       developer's: a rule or operator registered twice
+
+A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``.
+"""
+
+from __future__ import annotations
+
+
+class OnnxBackpropError(Exception):
+    """Base of all errors raised on purpose; `op_type` and `node` name the culprit where there is one."""
+
+    def __init__(self, message: str, *, op_type: str = "", node: str = "") -> None:
+        subject = f"{op_type} '{node}'" if op_type and node else op_type or (f"'{node}'" if node else "")
+        super().__init__(f"{subject}: {message}" if subject else message)
+        self.message = message
+        self.op_type = op_type
+        self.node = node
+
+
+class InvalidArgumentError(OnnxBackpropError, ValueError):
+    """A call names something that is not there, or passes a value that does not fit."""
+
+
+class InvalidModelError(OnnxBackpropError, ValueError):
+    """The model or a node breaks the specification it claims to follow."""
+
+
+class ShapeError(OnnxBackpropError, ValueError):
+    """Shapes, element types or geometry contradict each other."""
+
+
+class UnsupportedError(OnnxBackpropError, NotImplementedError):
+    """Meaningful input that this version does not handle; refused rather than guessed."""
+
+
+class UnsupportedOpError(UnsupportedError):
+    """No gradient rule for an operator; the message lists every such operator of the model at once."""
+
+
+class UnsupportedAttributeError(UnsupportedError):
+    """A gradient rule exists, but not for this attribute value."""
+
+
+class KernelError(OnnxBackpropError, RuntimeError):
+    """A kernel route is not available in this installation or could not be started."""
+
+
+class RegistrationError(OnnxBackpropError, RuntimeError):
+    """A developer's mistake: the same operator, rule or kernel registered twice, or a facet missing."""

@@ -1,0 +1,240 @@
+"""The contract every operator of the domain fulfils: what it is called, what shape it makes, what it computes.
+
+An operator module states an `Op`: attributes, inputs, one output, a `shape` function on (partly) known
+dimensions and a float64 `reference`. Everything else is derived here, once: the ONNX schema, its type and
+shape inference, validation, the reference evaluator's class and the single rounding at the end.
+`shape` runs at model checking with what is known then and again at run time with everything known, so a
+contradiction is reported by the same sentence in both places, before any arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx.defs import OpSchema
+
+from .errors import InvalidModelError, ShapeError
+from .shapes import Dims
+
+DOMAIN = "onnx_backprop"
+OPSET_VERSION = 1
+
+Array = NDArray[Any]
+Float64Array = NDArray[np.float64]
+AttributeKind = Literal["int", "ints", "floats", "string"]
+
+_SCHEMA_KIND = {
+    "int": OpSchema.AttrType.INT,
+    "ints": OpSchema.AttrType.INTS,
+    "floats": OpSchema.AttrType.FLOATS,
+    "string": OpSchema.AttrType.STRING,
+}
+FLOAT_TYPES = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute: its name in the spec, kind, meaning, and default (None: absent unless given)."""
+
+    name: str
+    kind: AttributeKind
+    doc: str
+    required: bool = False
+    default: int | str | None = None
+    choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] | None = None  # other spellings, lower case -> the one in `choices`
+
+    def normalise(self, value: object, op: str) -> object:
+        """Return `value` as int, str or tuple; raise InvalidModelError when kind or choice is wrong."""
+        try:
+            result = self._convert(value)
+        except (TypeError, ValueError) as e:
+            raise InvalidModelError(f"attribute {self.name}: expected {self.kind}, got {value!r}", op_type=op) from e
+        if self.choices and self.aliases and isinstance(result, str):
+            result = self.aliases.get(result.lower(), result)
+        if self.choices and result not in self.choices:
+            allowed = ", ".join(self.choices)
+            raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {value!r}", op_type=op)
+        return result
+
+    def _convert(self, value: object) -> int | str | tuple[int, ...] | tuple[float, ...]:
+        if self.kind == "string":
+            if isinstance(value, bytes):
+                return value.decode()
+            if not isinstance(value, str):
+                raise TypeError
+            return value
+        if self.kind == "int":
+            return _as_int(value)
+        items = cast("Sequence[object]", value)
+        if isinstance(items, str | bytes):
+            raise TypeError
+        if self.kind == "ints":
+            return tuple(_as_int(v) for v in items)
+        return tuple(float(cast("float", v)) for v in items)
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input. `type_name` is T1 (floating point) or T2 (int32); a shape-only input is never read."""
+
+    name: str
+    type_name: Literal["T1", "T2"]
+    doc: str
+    optional: bool = False
+    shape_only: bool = False
+
+
+class Attributes(Mapping[str, Any]):
+    """The attributes of one node, validated and completed with their defaults.
+
+    An optional list given as [] counts as absent, so that a model-local function can forward it.
+    """
+
+    def __init__(self, op: Op, given: Mapping[str, object]) -> None:
+        known = {a.name: a for a in op.attributes}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise InvalidModelError(
+                f"unknown attribute {', '.join(unknown)}; it takes {', '.join(known)}", op_type=op.name
+            )
+        self.op = op.name
+        self._values: dict[str, Any] = {}
+        for name, attribute in known.items():
+            value = given.get(name)
+            if value is None and attribute.required:
+                raise InvalidModelError(f"required attribute {name} is missing", op_type=op.name)
+            if value is None:
+                self._values[name] = attribute.default
+                continue
+            value = attribute.normalise(value, op.name)
+            self._values[name] = None if value == () and not attribute.required else value
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """What is known about one input: its dimensions and, for a shape-carrying input, its value.
+
+    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None.
+    """
+
+    dims: Dims | None = None
+    value: Dims | None = None
+
+
+Given = Array | tuple[int, ...] | None
+ShapeFunction = Callable[[Attributes, Sequence["Arg | None"]], "Dims | None"]
+ReferenceFunction = Callable[..., Array]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator. `reference(attributes, output_shape, *inputs)` gets validated float64 arrays.
+
+    An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None.
+    """
+
+    name: str
+    doc: str
+    source: str
+    attributes: tuple[Attribute, ...]
+    inputs: tuple[Input, ...]
+    output: str
+    output_doc: str
+    shape: ShapeFunction
+    reference: ReferenceFunction
+
+    def attribute(self, name: str) -> Attribute:
+        return next(a for a in self.attributes if a.name == name)
+
+    def evaluate(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> Array:
+        """Validate, compute in float64, round once into the inputs' common type.
+
+        `inputs` may end early; a missing optional input is None; a shape-only input may be given as its shape
+        alone. Raises InvalidModelError or ShapeError.
+        """
+        bound = Attributes(self, attributes)
+        args = self._pad(inputs)
+        dtype = self._common_dtype(args)
+        values: list[object] = []
+        known: list[Arg | None] = []
+        for spec, given in zip(self.inputs, args, strict=True):
+            if given is None:
+                values.append(None)
+                known.append(None)
+            elif isinstance(given, tuple):
+                values.append(given)
+                known.append(Arg(given))
+            elif spec.type_name == "T2":
+                value = self._shape_value(spec, given)
+                values.append(value)
+                known.append(Arg(given.shape, value))
+            else:
+                values.append(given.shape if spec.shape_only else given.astype(np.float64))
+                known.append(Arg(given.shape))
+        return self._compute(bound, known, values).astype(dtype)
+
+    def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Array:
+        dims = self.shape(bound, known)
+        if dims is None or not all(isinstance(d, int) for d in dims):
+            raise ShapeError(f"cannot tell the shape of {self.output}", op_type=self.name)
+        shape = cast("tuple[int, ...]", dims)
+        # int64 element counts: a request beyond that cannot be allocated, say so before numpy tries
+        if np.prod([float(d) for d in shape]) >= 2.0**47:
+            raise ShapeError(f"{self.output} of shape {shape} does not fit in memory", op_type=self.name)
+        if 0 in shape:
+            return np.zeros(shape)
+        result = self.reference(bound, shape, *values)
+        assert result.shape == shape, f"{self.name}: reference made {result.shape}, shape function said {shape}"
+        return result
+
+    def _pad(self, inputs: Sequence[Given]) -> list[Given]:
+        required = sum(not i.optional for i in self.inputs)
+        present = [*inputs, *[None] * (len(self.inputs) - len(inputs))]
+        if len(inputs) > len(self.inputs) or any(a is None for a in present[:required]):
+            names = ", ".join(i.name + ("?" if i.optional else "") for i in self.inputs)
+            raise InvalidModelError(f"expected inputs {names}, got {len(inputs)}", op_type=self.name)
+        return present
+
+    def _common_dtype(self, args: Sequence[Given]) -> np.dtype[Any]:
+        floats = {
+            spec.name: given.dtype
+            for spec, given in zip(self.inputs, args, strict=True)
+            if isinstance(given, np.ndarray) and spec.type_name == "T1"
+        }
+        dtype = next(iter(floats.values()))
+        if dtype not in FLOAT_DTYPES or any(d != dtype for d in floats.values()):
+            got = ", ".join(f"{name} {d}" for name, d in floats.items())
+            raise InvalidModelError(
+                f"expected one type of float32, float16, bfloat16 for all, got {got}", op_type=self.name
+            )
+        return dtype
+
+    def _shape_value(self, spec: Input, array: Array) -> tuple[int, ...]:
+        if array.dtype != np.int32 or array.ndim != 1:
+            raise InvalidModelError(
+                f"input {spec.name}: expected a 1-D int32 tensor, got {array.ndim}-D {array.dtype}",
+                op_type=self.name,
+            )
+        return tuple(int(v) for v in array)

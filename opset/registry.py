@@ -1,0 +1,29 @@
+"""The list of operators; adding one here is all that the rest of the package needs to know of it."""
+
+from __future__ import annotations
+
+from . import (
+    bias_add_backward,
+    conv_transpose_backprop_filters,
+    conv_transpose_backward_data,
+    conv_transpose_backward_weights,
+    convolution_backward_data,
+    convolution_backward_weights,
+    interpolate_backprop,
+    interpolate_backward,
+    resample_grad,
+)
+from .op import Op
+
+OPS: tuple[Op, ...] = (
+    interpolate_backward.OP,
+    interpolate_backprop.OP,
+    resample_grad.OP,
+    convolution_backward_data.OP,
+    convolution_backward_weights.OP,
+    conv_transpose_backward_data.OP,
+    conv_transpose_backward_weights.OP,
+    conv_transpose_backprop_filters.OP,
+    bias_add_backward.OP,
+)
+BY_NAME = {op.name: op for op in OPS}

@@ -1,0 +1,8 @@
+"""Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
+
+from __future__ import annotations
+
+from ..opset.functions import use_kernels
+from .sessions import register_ops, session
+
+__all__ = ["register_ops", "session", "use_kernels"]

@@ -1,0 +1,145 @@
+"""The route "numpy": every operator's float64 reference as a Python operator of onnxruntime-extensions.
+
+A Python operator gets and returns float32 and integer tensors, knows no list attributes, no optional inputs and
+no exceptions (one ends the process). The body in `opset.functions` therefore feeds attributes as tensors and expects
+(data, shape, message) back; a check operator turns a non-empty message into a failed run with that text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime_extensions import PyCustomOpDef, get_library_path, onnx_op
+
+from ..opset.errors import OnnxBackpropError
+from ..opset.functions import ABSENT_INPUT, ABSENT_INT, CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
+from ..opset.op import Attribute, Given, Input, Op
+from ..opset.registry import OPS
+from . import c_abi
+
+logger = logging.getLogger("onnx_backprop")
+
+Array = NDArray[Any]
+
+
+class _Result:
+    """An output that onnxruntime-extensions copies from raw memory instead of through a list of Python numbers.
+
+    The library reads `.shape` and `.flatten().tolist()` and then copies the bytes without checking, so the array is
+    made contiguous and of the declared type here.
+    """
+
+    def __init__(self, array: Array, dtype: type[np.generic]) -> None:
+        self._array = np.ascontiguousarray(array, dtype)
+        self.shape = self._array.shape
+
+    def flatten(self) -> _Result:
+        return self
+
+    def tolist(self) -> Array:
+        return self._array
+
+
+@cache
+def register() -> None:
+    """Register the Python operators and the check operator, once per process."""
+    for op in OPS:
+        _register_kernel(op)
+    _register_check()
+
+
+def _register_kernel(op: Op) -> None:
+    lists = [a for a in op.attributes if a.kind in ("ints", "floats")]
+    scalars = [a for a in op.attributes if a.kind in ("int", "string")]
+    kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
+
+    def compute(*feeds: Array, **given: Any) -> tuple[_Result, _Result, _Result]:
+        inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
+        attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
+        attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
+        try:
+            result = op.evaluate(inputs, attributes)
+        except OnnxBackpropError as e:
+            return _failure(str(e))
+        except Exception as e:  # noqa: BLE001 - out of memory, a bug: nothing may leave this function
+            return _failure(f"{op.name}: {type(e).__name__}: {e}")
+        return _answer(result.reshape(-1), result.shape, "")
+
+    onnx_op(
+        op_type=f"{NUMPY_DOMAIN}::{op.name}",
+        inputs=[_input_type(i) for i in op.inputs]
+        + [PyCustomOpDef.dt_int64 if a.kind == "ints" else PyCustomOpDef.dt_float for a in lists],
+        outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64, PyCustomOpDef.dt_uint8],
+        attrs={a.name: kinds[a.kind] for a in scalars},
+    )(compute)
+
+
+def _input_type(spec: Input) -> int:
+    if spec.shape_only:
+        return PyCustomOpDef.dt_int64
+    return PyCustomOpDef.dt_float if spec.type_name == "T1" else PyCustomOpDef.dt_int32
+
+
+def _input(spec: Input, feed: Array) -> Given:
+    if spec.optional and feed.shape == ABSENT_INPUT.shape:
+        return None
+    return tuple(int(d) for d in feed) if spec.shape_only else feed
+
+
+def _list(attribute: Attribute, feed: Array) -> Sequence[int] | Sequence[float]:
+    return [int(v) for v in feed] if attribute.kind == "ints" else [float(v) for v in feed]
+
+
+def _answer(data: Array, shape: tuple[int, ...], message: str) -> tuple[_Result, _Result, _Result]:
+    text = np.frombuffer(message.encode(), np.uint8)
+    return _Result(data, np.float32), _Result(np.array(shape), np.int64), _Result(text, np.uint8)
+
+
+def _failure(message: str) -> tuple[_Result, _Result, _Result]:
+    """No data for one element: where the check operator is missing, the Reshape behind it fails the run."""
+    return _answer(np.zeros(0), (1,), message)
+
+
+# The struct and its callbacks are used by every session of the process.
+_check_op = c_abi.custom_op(
+    CHECK_OP, (c_abi.INT64, c_abi.UINT8), (c_abi.INT64,), lambda api, context: _check(api, context)
+)
+
+
+def _check(api: c_abi.Api, context: int) -> str | None:
+    """(shape, message) -> shape, or the message as the reason why the run fails."""
+    address, (length,) = api.input(context, 1)
+    if length:
+        return ctypes.string_at(address, length).decode()
+    source, shape = api.input(context, 0)
+    target = api.output(context, 0, shape)
+    ctypes.memmove(target, source, 8 * int(np.prod(shape)))
+    return None
+
+
+def _register_check() -> None:
+    try:
+        c_abi.add_external_custom_op(get_library_path(), _check_op)
+    except (OSError, AttributeError) as e:
+        logger.warning(
+            "this build of onnxruntime-extensions takes no native operators (%s); reasons for failed runs of our "
+            "operators are logged instead of being part of the exception",
+            e,
+        )
+        onnx_op(
+            op_type=f"{CHECK_DOMAIN}::{CHECK_OP}",
+            inputs=[PyCustomOpDef.dt_int64, PyCustomOpDef.dt_uint8],
+            outputs=[PyCustomOpDef.dt_int64],
+        )(_logged_check)
+
+
+def _logged_check(shape: Array, message: Array) -> _Result:
+    if message.size:
+        logger.error("%s", message.tobytes().decode())
+    return _Result(shape, np.int64)

@@ -1,0 +1,64 @@
+"""Sessions: stock onnxruntime with the kernels of our operators registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from onnx import ModelProto
+from onnxruntime_extensions import get_library_path
+
+from ..opset.errors import InvalidArgumentError
+from ..opset.functions import use_kernels
+from . import numpy_route
+
+DEFAULT_KERNELS = "numpy"
+
+
+def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
+    """Register the kernels with session options of your own; returns the same options.
+
+    Needed for every session on a model with kernels="numpy". The operators run in the Python process that calls
+    this, under its interpreter lock.
+    """
+    numpy_route.register()
+    session_options.register_custom_ops_library(get_library_path())
+    return session_options
+
+
+def session(
+    model: ModelProto | str | Path,
+    *,
+    kernels: str | None = DEFAULT_KERNELS,
+    session_options: onnxruntime.SessionOptions | None = None,
+    providers: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> onnxruntime.InferenceSession:
+    """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
+
+    kernels: see `use_kernels`; None leaves the model as it is. session_options: yours; the kernels are registered
+    with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
+    Errors: InvalidArgumentError for a missing file; what `use_kernels` and onnxruntime raise.
+    """
+    if not isinstance(model, ModelProto) and not Path(model).is_file():
+        raise InvalidArgumentError(f"no such file: {model}")
+    options = register_ops(session_options or _default_options())
+    source: str | bytes
+    if kernels is None:
+        source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
+    else:
+        proto = model if isinstance(model, ModelProto) else onnx.load(model)
+        source = use_kernels(proto, kernels).SerializeToString()
+    return onnxruntime.InferenceSession(
+        source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs
+    )
+
+
+def _default_options() -> onnxruntime.SessionOptions:
+    """Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return options
