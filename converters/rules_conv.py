@@ -160,6 +160,11 @@ def _conv_transpose_pads(node: Forward, attributes: ConvAttributes) -> tuple[lis
         return attributes.pads_begin, attributes.pads_end
     if attributes.auto_pad == "VALID":
         return [0] * axes, [0] * axes
+    for axis, padding in enumerate(extra):
+        extent, stride = attributes.extent(node, axis), attributes.strides[axis]
+        if same_pads(extent, stride, padding, upper=upper) != same_pads(extent, stride, 0, upper=upper):
+            # onnx's shape inference adds output_padding to the length, onnxruntime to the padding
+            raise node.refuse("output_padding", extra, f"of 0 beside auto_pad {attributes.auto_pad}; give pads instead")
     pairs = [
         same_pads(attributes.extent(node, axis), attributes.strides[axis], extra[axis], upper=upper)
         for axis in range(axes)

@@ -81,7 +81,7 @@ ANY = Meaning(frozenset(SPEC_COORDINATES), (1.0, *HALF_PIXEL_OFFSETS))
 
 @gradient("Resize", versions=(18, 19))
 def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy.
+    """y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy.
 
     As InterpolateBackward(x, dy) or ResampleGrad(dy). roi, scales and sizes get no gradient.
     """
@@ -136,8 +136,9 @@ def _offset_candidates(mode: Mode, length: int, out: int, scale: float) -> list[
         "tf_half_pixel_for_nn": (scale, 0.0, -0.5),
     }
     s, before, after = base[mode.coordinates]
-    # ResampleGrad rounds ties down; moving x by a half turns that into ceil, almost by a half into floor
-    shifts = (0.0, -0.5, 0.5 - 2.0**-12) if mode.mode == "nearest" else (0.0,)
+    # ResampleGrad rounds, ties down. Moving x a little up takes ties up; by a half makes ceil, by almost a half floor
+    little = 2.0**-12
+    shifts = (0.0, -little, -0.5, 0.5 - little) if mode.mode == "nearest" else (0.0,)
     return [_as_float32((s, before + shift, after)) for shift in shifts]
 
 
@@ -284,9 +285,7 @@ def _axes(node: Forward) -> list[Axis]:
     for position, axis in enumerate(listed):
         length = lengths[axis]
         if request.scales is not None:
-            scale = float(request.scales[position])
-            out = int(np.float32(length) * np.float32(scale)) if isinstance(length, int) else None
-            result[axis] = Axis(length, out, scale, given=True)
+            result[axis] = _given_scale(node, length, float(request.scales[position]), outs[axis])
         elif request.by_scale:
             result[axis] = Axis(length, None, None, given=True)
         else:
@@ -298,6 +297,19 @@ def _axes(node: Forward) -> list[Axis]:
             raise node.refuse("keep_aspect_ratio_policy", policy, "when sizes are constant")
         _keep_aspect_ratio(node, policy, result, listed)
     return result
+
+
+def _given_scale(node: Forward, length: Dim, scale: float, inferred: Dim) -> Axis:
+    """out = floor(length · scale) in float32, as onnxruntime computes it; onnx does so in float64."""
+    out = int(np.float32(length) * np.float32(scale)) if isinstance(length, int) else None
+    if out is not None and isinstance(inferred, int) and out != inferred:
+        raise UnsupportedError(
+            f"a scale of {scale:.9g} makes {inferred} pixels of {length} by onnx's shape inference, {out} by "
+            "onnxruntime. Give sizes instead",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    return Axis(length, out, scale, given=True)
 
 
 def _ratio(length: Dim, size: Dim) -> float | None:
@@ -319,6 +331,8 @@ def _keep_aspect_ratio(node: Forward, policy: str, axes: list[Axis], listed: Seq
         length = axes[axis].length
         assert isinstance(length, int)
         out = int(np.floor(np.float32(scale) * np.float32(length) + np.float32(0.5)))
+        if out == 0:
+            raise node.refuse("keep_aspect_ratio_policy", policy, f"when no length becomes 0 (axis {axis} does)")
         axes[axis] = Axis(length, out, scale, given=True)
 
 

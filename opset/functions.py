@@ -58,12 +58,13 @@ def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     del result.functions[:]
     result.functions.extend(kept)
     bodies: dict[tuple[str, str], FunctionProto] = {}
+    opset = max(_default_opset(result), MIN_BODY_OPSET)
     for node in _domain_nodes(result):
         op = check_node(node)
         present = _present(op, node)
         overload = _overload(op, present)
         node.overload = overload
-        bodies.setdefault((op.name, overload), numpy_body(op, present, overload))
+        bodies.setdefault((op.name, overload), numpy_body(op, present, overload, opset))
     if bodies:
         _require_opset(result)
         result.functions.extend(bodies.values())
@@ -136,10 +137,14 @@ def _import(target: ModelProto | FunctionProto, domain: str, version: int) -> No
         target.opset_import.append(helper.make_opsetid(domain, version))
 
 
+def _default_opset(model: ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
 def _require_opset(model: ModelProto) -> None:
     """Onnxruntime inlines a body under the model's own opset, whatever the function imports."""
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
-    if version is None:
+    version = _default_opset(model)
+    if not version:
         _import(model, "", MIN_BODY_OPSET)
     elif version < MIN_BODY_OPSET:
         raise InvalidModelError(
@@ -148,7 +153,7 @@ def _require_opset(model: ModelProto) -> None:
         )
 
 
-def numpy_body(op: Op, present: tuple[bool, ...], overload: str) -> FunctionProto:
+def numpy_body(op: Op, present: tuple[bool, ...], overload: str, opset: int) -> FunctionProto:
     """The body of route "numpy": everything becomes a tensor, one Python operator computes in float64.
 
     Floating-point inputs are cast to float32 and the result back, so that f16 and bf16 are rounded once; of an
@@ -191,7 +196,7 @@ def numpy_body(op: Op, present: tuple[bool, ...], overload: str) -> FunctionProt
         [op.output],
         nodes,
         [
-            helper.make_opsetid("", MIN_BODY_OPSET),
+            helper.make_opsetid("", opset),  # the checker wants the model's own
             helper.make_opsetid(NUMPY_DOMAIN, 1),
             helper.make_opsetid(CHECK_DOMAIN, 1),
         ],

@@ -65,8 +65,9 @@ def coordinates(axis: ResizeAxis) -> Float32Array:
         case "pytorch_half_pixel":
             return (o + half) / scale - half if axis.out > 1 else np.zeros(axis.out, f)
         case "half_pixel_symmetric":
-            adjustment = out / (scale * length)
-            return length / f(2) * (one - adjustment) + (o + half) / scale - half
+            # here onnxruntime adds up in float64 and rounds once
+            offset = length / f(2) * (one - out / (scale * length))
+            return (offset + (o + half) / np.float64(scale) - 0.5).astype(f)
         case "align_corners":
             return o * (length - one) / (out - one) if axis.out > 1 else np.zeros(axis.out, f)
         case "asymmetric":

@@ -27,7 +27,6 @@ def build_schema(op: Op) -> OpSchema:
         outputs=[OpSchema.FormalParameter(op.output, "T1", op.output_doc)],
         type_constraints=_type_constraints(op),
         attributes=[_schema_attribute(a) for a in op.attributes],
-        node_determinism=OpSchema.NodeDeterminism.Deterministic,
     )
     schema.set_type_and_shape_inference_function(lambda context: infer(op, context))
     return schema

@@ -125,7 +125,7 @@ def _check(api: c_abi.Api, context: int) -> str | None:
 
 def _register_check() -> None:
     try:
-        c_abi.add_external_custom_op(get_library_path(), _check_op)
+        c_abi.add_external_custom_op(str(get_library_path()), _check_op)
     except (OSError, AttributeError) as e:
         logger.warning(
             "this build of onnxruntime-extensions takes no native operators (%s); reasons for failed runs of our "

@@ -7,6 +7,7 @@ adjoint at dy must satisfy <F(v) - F(0), dy> == <v, Fᵀ dy> for every v and dy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import onnxruntime
@@ -21,6 +22,11 @@ def forward_session(model: ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(session: onnxruntime.InferenceSession, feeds: Feeds) -> list[np.ndarray]:
+    """All outputs of a session whose outputs are tensors."""
+    return cast("list[np.ndarray]", session.run(None, feeds))
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def adjoint_mismatches(
     """Differentiate a model with one output by `wrt` and compare with its own forward; [] when all is right."""
     gradients = ob.backward(model, wrt=wrt, kernels=kernels)
     forward, backward = forward_session(model), ob.session(gradients, kernels=None)
-    (y,) = forward.run(None, feeds)
+    (y,) = run(forward, feeds)
     output = model.graph.output[0].name
     rng = np.random.default_rng(seed)
     dy = rng.standard_normal(y.shape).astype(y.dtype)
@@ -54,12 +60,12 @@ def adjoint_mismatches(
     fed = {k: v for k, v in (feeds | {f"{output}_grad": dy}).items() if k in accepted}
     if f"{output}_grad" not in accepted:  # a one-element output is seeded with 1
         dy = np.ones_like(y)
-    answers = dict(zip([o.name for o in backward.get_outputs()], backward.run(None, fed), strict=True))
+    answers = dict(zip([o.name for o in backward.get_outputs()], run(backward, fed), strict=True))
     wrong: list[Mismatch] = []
     for name in wrt:
         x = feeds[name]
         v = rng.standard_normal(x.shape).astype(x.dtype)
-        (at_v,), (at_zero,) = (forward.run(None, feeds | {name: value}) for value in (v, np.zeros_like(x)))
+        (at_v,), (at_zero,) = (run(forward, feeds | {name: value}) for value in (v, np.zeros_like(x)))
         moved = (at_v.astype(np.float64) - at_zero) * dy
         pulled = v.astype(np.float64) * answers[f"{name}_grad"]
         scale = float(max(np.linalg.norm(moved), np.linalg.norm(pulled), 1e-30) * np.sqrt(max(y.size, 1)))

@@ -1,0 +1,71 @@
+"""A model of one operator of the domain around given arrays, for any element type, fed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+import onnx_backprop as ob
+from onnx_backprop.opset.registry import BY_NAME
+
+ELEMENT_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+
+
+def model(
+    op_type: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | None],
+    *,
+    dtype: str = "f32",
+    node_name: str = "the_node",
+    opset: int = 18,
+) -> ModelProto:
+    """Graph inputs are float32 or int32; floats are cast to `dtype` before the node and back behind it.
+
+    All dimensions of the graph inputs are symbolic, so that nothing but the run knows the shapes.
+    """
+    names = [i.name for i in BY_NAME[op_type].inputs]
+    nodes, graph_inputs, node_inputs = [], [], []
+    for name, array in zip(names, inputs, strict=False):
+        if array is None:
+            node_inputs.append("")
+            continue
+        shape = [f"{name}_{axis}" for axis in range(array.ndim)]
+        element = TensorProto.INT32 if array.dtype == np.int32 else TensorProto.FLOAT
+        graph_inputs.append(helper.make_tensor_value_info(name, element, shape))
+        if array.dtype == np.int32 or dtype == "f32":
+            node_inputs.append(name)
+        else:
+            nodes.append(helper.make_node("Cast", [name], [f"{name}_cast"], to=ELEMENT_TYPES[dtype]))
+            node_inputs.append(f"{name}_cast")
+    while node_inputs and not node_inputs[-1]:
+        node_inputs.pop()
+    nodes.append(helper.make_node(op_type, node_inputs, ["result"], domain=ob.DOMAIN, name=node_name, **attributes))
+    nodes.append(helper.make_node("Cast", ["result"], ["output"], to=TensorProto.FLOAT))
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, None)
+    return helper.make_model(
+        helper.make_graph(nodes, op_type, graph_inputs, [output]),
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)],
+        ir_version=10,
+    )
+
+
+def feeds(op_type: str, inputs: Sequence[np.ndarray | None]) -> dict[str, np.ndarray]:
+    """What a session on `model` is fed."""
+    names = [i.name for i in BY_NAME[op_type].inputs]
+    return {name: array for name, array in zip(names, inputs, strict=False) if array is not None}
+
+
+def run(
+    op_type: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | None],
+    *,
+    dtype: str = "f32",
+    kernels: str = "numpy",
+) -> np.ndarray:
+    """The operator's answer in an onnxruntime session, as float32."""
+    session = ob.session(model(op_type, attributes, inputs, dtype=dtype), kernels=kernels)
+    return np.asarray(session.run(None, feeds(op_type, inputs))[0])
