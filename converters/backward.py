@@ -81,9 +81,10 @@ class Differentiation:
         self.progress = progress
         self.argument = argument
         self.given = wrt is not None
+        self.without = without
         self.names = used_names(self.graph)
         self.of = self._targets(of)
-        self.wrt, self.path = self._variables(wrt, without)
+        self.wrt, self.path = self._variables(wrt)
         if of is None:
             self.of = [y for y in self.of if y in self.path.active]
         self._require_dependent()
@@ -105,10 +106,10 @@ class Differentiation:
                     "Leave it out of `of`"
                 )
 
-    def _variables(self, wrt: Sequence[str] | None, without: Sequence[str]) -> tuple[list[ir.Value], GradientPath]:
+    def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
         if wrt is None:
-            floats = [v for name, v in initializers.items() if is_float(v) and name not in without]
+            floats = [v for name, v in initializers.items() if is_float(v) and name not in self.without]
             path = find_path(self.graph, self.of, floats)
             reached = [value for value in floats if value in path.active]
             if not reached:
@@ -126,10 +127,14 @@ class Differentiation:
         return picked, path
 
     def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
-        hint = f"name graph inputs ({', '.join(str(v.name) for v in self.graph.inputs)}) to differentiate by them"
+        of = ", ".join(str(y.name) for y in self.of) or "a float output"
+        hint = ""
+        if self.argument == "wrt":
+            inputs = ", ".join(str(v.name) for v in self.graph.inputs)
+            hint = f"; name graph inputs ({inputs}) to differentiate by them"
         return InvalidArgumentError(
-            f"{self.argument}: no float initializer influences a float output, there is nothing to differentiate by"
-            + (f"; {hint}" if self.argument == "wrt" else "")
+            f"{self.argument}: no float initializer{' outside frozen' if self.without else ''} influences {of} along a "
+            f"differentiable path, there is nothing to differentiate by{hint}"
         )
 
     def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:

@@ -7,6 +7,7 @@ constants of a value's type, shapes, and the one place where broadcasting is und
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -52,7 +53,7 @@ class Builder:
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        attributes: dict[str, object],
+        attributes: dict[str, Any],
         *,
         outputs: int = 1,
         domain: str = "",

@@ -22,7 +22,9 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
 
     A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
-    `<name>.data`. Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
+    `<name>.data`; both are complete before either gets its name. The format is protobuf whatever the name's suffix.
+
+    Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
     the system refuses to write.
     """
     target = Path(os.path.realpath(path))
@@ -34,7 +36,12 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
             _write({target: lambda f: _put(f, whole)})
             return
         small, tensors = _split(model, data.name)
-        head = small.SerializeToString()
+        try:
+            head = small.SerializeToString()
+        except EncodeError as e:
+            raise InvalidArgumentError(
+                f"cannot write {path}: the model holds more than 2 GB outside its initializers"
+            ) from e
         _write({data: lambda f: _write_tensors(f, tensors), target: lambda f: _put(f, head)})
     except OSError as e:
         raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e

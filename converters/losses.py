@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from ..opset.errors import InvalidArgumentError, InvalidModelError
@@ -76,7 +77,7 @@ def emit_loss(op: Builder, loss: str, prediction: ir.Value) -> tuple[ir.Value, i
     if loss == CROSS_ENTROPY:
         return _cross_entropy(op, prediction, shape)
     target = _input(op, "target", prediction.dtype, shape)
-    t = _checked(op, target, shape, op.Shape(prediction) if _symbolic(shape) else None, prediction)
+    t = _checked(op, target, shape, _int64(op.Shape(prediction)) if _symbolic(shape) else None, prediction)
     y = _wide(op, prediction)
     t = _wide(op, t)
     start = len(op.nodes)
@@ -84,7 +85,7 @@ def emit_loss(op: Builder, loss: str, prediction: ir.Value) -> tuple[ir.Value, i
     for node in op.nodes[start:]:  # nothing here broadcasts: every result has the prediction's shape
         for value in node.outputs:
             if node.op_type != "Constant":
-                value.dtype, value.shape = y.dtype, ir.Shape(shape)
+                value.type, value.shape = y.type, ir.Shape(shape)
     return _scalar(op, op.ReduceMean(elements, keepdims=0), y), target
 
 
@@ -99,8 +100,11 @@ def _cross_entropy(op: Builder, prediction: ir.Value, shape: Dims) -> tuple[ir.V
     wanted = None
     if _symbolic(positions):
         axes = [axis for axis in range(len(shape)) if axis != 1]
-        wanted = op.Gather(op.Shape(prediction), op.ints(axes))
+        wanted = _int64(op.Gather(_int64(op.Shape(prediction)), op.ints(axes)))
     checked = _checked(op, labels, positions, wanted, prediction)
+    # runtimes count a negative label from the last class; sent out of range, it fails the run
+    negative = op.Less(checked, op.constant(np.array(0)))
+    checked = op.Where(negative, op.constant(np.array(np.iinfo(np.int64).max)), checked)
     y = _wide(op, prediction)
     return _scalar(op, op.SoftmaxCrossEntropyLoss(y, checked, reduction="mean"), y), labels
 
@@ -112,7 +116,7 @@ def _input(op: Builder, name: str, dtype: ir.DataType | None, shape: Dims) -> ir
 
 def _scalar(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     value.name = op.unique("loss")
-    value.dtype, value.shape = like.dtype, ir.Shape(())
+    value.type, value.shape = like.type, ir.Shape(())
     return value
 
 
@@ -123,6 +127,12 @@ def _wide(op: Builder, value: ir.Value) -> ir.Value:
     wide = op.Cast(value, to=ir.DataType.FLOAT.value)
     wide.dtype, wide.shape = ir.DataType.FLOAT, value.shape
     return wide
+
+
+def _int64(value: ir.Value) -> ir.Value:
+    """A shape, stated to be one: no gradient is looked for behind it."""
+    value.dtype = ir.DataType.INT64
+    return value
 
 
 def _symbolic(shape: Dims) -> int:
@@ -144,9 +154,10 @@ def _checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None
     result = op.Reshape(target, wanted)
     if _symbolic(shape) > 1:
         got = op.Shape(target)
-        result = op.Reshape(result, op.Where(op.Equal(got, wanted), wanted, op.Add(got, wanted)))
+        more = _int64(op.Where(op.Equal(got, wanted), wanted, op.Add(got, wanted)))
+        result = op.Reshape(result, more)
     op.prefix = outer
-    result.dtype, result.shape = target.dtype, ir.Shape(shape)
+    result.type, result.shape = target.type, ir.Shape(shape)
     return result
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 from onnx import ModelProto, checker, shape_inference
 from onnx_ir.passes.common import InlinePass
 
@@ -28,10 +27,10 @@ def load(model: ModelProto | str | Path) -> ModelProto:
         raise InvalidArgumentError(f"no such file: {path}")
     try:
         proto = onnx.load(path)
-    except DecodeError as e:
-        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
     except (OSError, checker.ValidationError) as e:
         raise InvalidModelError(f"{path} cannot be read: {e}") from e
+    except Exception as e:  # each of onnx's file formats raises errors of its own
+        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
     if not proto.graph.node and not proto.graph.output:
         raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
     return proto

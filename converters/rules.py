@@ -5,11 +5,13 @@ from __future__ import annotations
 from . import (
     rules_conv,
     rules_elementwise,
+    rules_loss,
     rules_resize,
 )
 
 __all__ = [
     "rules_conv",
     "rules_elementwise",
+    "rules_loss",
     "rules_resize",
 ]

@@ -79,7 +79,7 @@ def training_graph(
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
     int64, of the prediction's shape (N, C, d1, …) less its axis 1. When the model already uses that name, a number
     is put behind it; the result's `target` holds the name. Symbolic dimensions stay symbolic, and feeding a target
-    of another shape than the prediction's fails the run instead of being broadcast.
+    of another shape than the prediction's, or a label outside 0 … C - 1, fails the run.
 
     The loss is a 0-D tensor of the prediction's type, but float32 for float16 and bfloat16, which are widened before
     it; gradients have their parameter's type. With loss=None the output that is the loss moves to the front.

@@ -11,7 +11,7 @@ from .convolution import MAX_RANK, MIN_RANK
 from .errors import ShapeError
 from .layout import data_to_ncx, inverse
 from .op import Arg, Attribute, Attributes, Float64Array, Input
-from .shapes import Dims, permute, require_at_least, require_rank
+from .shapes import Dims, permute, require_rank, stated_shape
 
 AUTO_PAD_ALIASES = {
     "none": "None",
@@ -137,13 +137,11 @@ def wanted_shape(attrs: Attributes, name: str, given: Arg | None) -> Dims | None
 
     Raises ShapeError when neither is there, the rank is not 3 to 5, or an entry is negative.
     """
-    value = attrs[name] if given is None else given.value
-    if value is None and given is None:
+    if given is None and attrs[name] is None:
         raise ShapeError(f"expected {name} as attribute or input, got neither", op_type=attrs.op)
-    if value is not None:
-        require_rank(value, MIN_RANK, MAX_RANK, op=attrs.op, what=name)
-        require_at_least(value, 0, op=attrs.op, what=name)
-    return value
+    what = f"attribute {name}" if given is None else f"input {name}"
+    dims, value = (None, attrs[name]) if given is None else (given.dims, given.value)
+    return stated_shape(dims, value, MIN_RANK, MAX_RANK, op=attrs.op, what=what)
 
 
 def dims_of(arg: Arg | None, attrs: Attributes, name: str) -> Dims | None:

@@ -21,8 +21,8 @@ axes and in = (out + P + E - EK) // S + 1, EK = (K-1)·D + 1.
 
 Units: strides, dilations and pads count cells.
 
-Edge cases: the last (out + P + E - EK) mod S cells of diff_dst, an output_padding, may reach no weight and then do not matter;
-an empty batch gives an empty gradient.
+Edge cases: the last (out + P + E - EK) mod S cells of diff_dst, an output_padding, may reach no weight and then do not
+matter; an empty batch gives an empty gradient.
 
 Errors: channels of diff_dst other than groups × O; channels that the groups do not divide; a kernel longer than the
 padded diff_dst; an output_padding that does not fit the lengths.

@@ -100,14 +100,15 @@ def resolve(
     three may be wholly unknown. Returns None while the rank is unknown; raises ShapeError or on contradiction.
     """
     op = attrs.op
-    rank = next((len(d) for d in (source, destination, weights) if d is not None), None)
+    # a tensor's rank before that of a stated shape, so that a message blames the statement
+    rank = next((len(d) for d in (destination, weights, source) if d is not None), None)
+    for dims, name in zip((source, destination, weights), names, strict=True):
+        if dims is not None and rank is not None:
+            require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
+            require_rank(dims, rank, rank, op=op, what=name)
     _require_attributes(attrs, rank)
     if rank is None:
         return None
-    for dims, name in zip((source, destination, weights), names, strict=True):
-        if dims is not None:
-            require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
-            require_rank(dims, rank, rank, op=op, what=name)
     blank: Dims = (None,) * rank
     source, destination, weights = source or blank, destination or blank, weights or blank
     source, destination, weights = _meet_channels(attrs, source, destination, weights, names)
@@ -251,8 +252,7 @@ def backward_weights(x: Float64Array, dy: Float64Array, kernel: Sequence[int], g
     xg, dyg = _group_channels(x, geo.groups), _group_channels(dy, geo.groups)
     dw = np.zeros((geo.groups, dyg.shape[2], xg.shape[2], *kernel))
     for tap, o, i in _taps(kernel, x.shape[2:], dy.shape[2:], geo):
-        a, b = dyg[(..., *o)], xg[(..., *i)]
-        a, b = a.reshape(*a.shape[:3], -1), b.reshape(*b.shape[:3], -1)
+        a, b = _flat_cells(dyg[(..., *o)]), _flat_cells(xg[(..., *i)])
         dw[(..., *tap)] = np.matmul(a, b.swapaxes(2, 3)).sum(axis=0)
     return dw.reshape(dy.shape[1], xg.shape[2], *kernel)
 
@@ -269,8 +269,13 @@ def _group_outer(w: Float64Array, groups: int) -> Float64Array:
 
 def _matmul(w: Float64Array, x: Float64Array) -> Float64Array:
     """(g, A, B) · (N, g, B, cells…) -> (N, g, A, cells…)."""
-    flat = np.matmul(w, x.reshape(*x.shape[:3], -1))
+    flat = np.matmul(w, _flat_cells(x))
     return flat.reshape(*flat.shape[:3], *x.shape[3:])
+
+
+def _flat_cells(x: Float64Array) -> Float64Array:
+    """(N, g, C, cells…) -> (N, g, C, all cells); -1 would not do for an empty batch."""
+    return x.reshape(*x.shape[:3], int(np.prod(x.shape[3:])))
 
 
 Slices = tuple[slice, ...]

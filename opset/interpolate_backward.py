@@ -12,7 +12,7 @@ from .convolution import MAX_RANK, MIN_RANK
 from .errors import ShapeError
 from .interpolation import apply_transpose, spec_taps
 from .op import Arg, Attribute, Attributes, Float64Array, Input, Op
-from .shapes import Dims, merge, require_at_least, require_length, require_rank
+from .shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
 
 MATHS = """
 dx = W_Dᵀ · W_Hᵀ · W_Wᵀ · dy, one matrix W (O rows, I columns) per spatial axis
@@ -40,6 +40,9 @@ class Names:
         op = attrs.op
         if attrs["sizes"] is not None and attrs["scales"] is not None:
             raise ShapeError("expected sizes or scales, got both. Remove one", op_type=op)
+        given = None
+        if sizes is not None:
+            given = stated_shape(sizes.dims, sizes.value, 1, MAX_RANK - 2, op=op, what="input sizes")
         for arg, name in ((src, self.src), (diff_dst, self.diff_dst)):
             if arg.dims is not None:
                 require_rank(arg.dims, MIN_RANK, MAX_RANK, op=op, what=name)
@@ -51,7 +54,7 @@ class Names:
         assert y is not None
         batch = merge(x[0], y[0], op=op, what=f"batch sizes of {self.src} and {self.diff_dst}")
         channels = merge(x[1], y[1], op=op, what=f"channels of {self.src} and {self.diff_dst}")
-        _require_sizes(attrs, x[2:], y[2:], None if sizes is None else sizes.value, self.diff_dst)
+        _require_sizes(attrs, x[2:], y[2:], given, self.diff_dst)
         for length, out in zip(x[2:], y[2:], strict=True):
             if length == 0 and out != 0 and isinstance(out, int):
                 raise ShapeError(f"{self.src}: expected spatial lengths >= 1, got {list(x[2:])}", op_type=op)
@@ -90,11 +93,12 @@ Shapes (NCX): {self.src} (N, C, I…), {self.diff_dst} (N, C, O…) -> (N, C, I�
 
 Units: coordinates in source pixels, pixel centres on integers.
 
-Edge cases: I = 1 sums the whole axis; source pixels that no destination reads get 0; an empty {self.diff_dst} gives zeros.
+Edge cases: I = 1 sums the whole axis; source pixels that no destination reads get 0; an empty {self.diff_dst} gives
+zeros.
 
 Errors: attributes sizes and scales together; sizes (attribute or input) that differ from the spatial shape of
-{self.diff_dst} or from each other; scales with |I·scale - O| >= 1; other batch, channels or rank. Neither sizes nor scales
-need be given (the shapes say everything), which the reference library would refuse.
+{self.diff_dst} or from each other; scales with |I·scale - O| >= 1; other batch, channels or rank. Neither sizes nor
+scales need be given (the shapes say everything), which the reference library would refuse.
 """
 
 

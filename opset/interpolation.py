@@ -49,12 +49,16 @@ def spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
     return _two_taps(left, rest / denominator, length)
 
 
-def resample_taps(mode: str, length: int, out: int, scale: float, input_offset: float, output_offset: float) -> Taps:
+def resample_taps(
+    mode: str, length: int, out: int, scale: float | None, input_offset: float, output_offset: float
+) -> Taps:
     """Taps of DirectML's RESAMPLE: x = (o - output_offset) / scale - input_offset, the given scale as it is.
 
     NEAREST_NEIGHBOR: x rounded, ties down. LINEAR: as above. Beyond the borders the edge pixel repeats.
+    No scale means O/I, as a fraction: rounding the quotient first would move ties (I = 14, O = 17).
     """
-    x = (np.arange(out) - output_offset) / scale - input_offset
+    o = np.arange(out) - output_offset
+    x = (o * length / out if scale is None else o / scale) - input_offset
     if mode == "NEAREST_NEIGHBOR":
         return _one_tap(np.clip(np.ceil(x - 0.5), 0, length - 1), length)
     x = np.clip(x, 0, length - 1)

@@ -210,12 +210,15 @@ class Op:
         return result
 
     def _pad(self, inputs: Sequence[Given]) -> list[Given]:
+        self.require_inputs([i is not None for i in inputs])
+        return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
+
+    def require_inputs(self, present: Sequence[bool]) -> None:
+        """Raise InvalidModelError unless every required input is there and none is too many."""
         required = sum(not i.optional for i in self.inputs)
-        present = [*inputs, *[None] * (len(self.inputs) - len(inputs))]
-        if len(inputs) > len(self.inputs) or any(a is None for a in present[:required]):
+        if not required <= len(present) <= len(self.inputs) or not all(present[:required]):
             names = ", ".join(i.name + ("?" if i.optional else "") for i in self.inputs)
-            raise InvalidModelError(f"expected inputs {names}, got {len(inputs)}", op_type=self.name)
-        return present
+            raise InvalidModelError(f"expected inputs {names}, got {sum(present)}", op_type=self.name)
 
     def _common_dtype(self, args: Sequence[Given]) -> np.dtype[Any]:
         floats = {

@@ -9,7 +9,7 @@ import numpy as np
 from .errors import ShapeError
 from .interpolation import apply_transpose, resample_taps
 from .op import Arg, Attribute, Attributes, Float64Array, Input, Op
-from .shapes import Dims, merge, require_at_least, require_length, require_rank
+from .shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
 
 DOC = """
 OutputGradient = W_0ᵀ · W_1ᵀ · … · InputGradient, one matrix W (O rows, I columns) per axis, batch and channels included
@@ -18,12 +18,13 @@ I is the length of output_gradient (the forward input), O that of input_gradient
 places its taps at x = (o - OutputPixelOffset) / Scale - InputPixelOffset.
 NEAREST_NEIGHBOR: one tap of weight 1 at ceil(x - 1/2), that is x rounded, ties down.
 LINEAR: weight 1 - frac(x) at floor(x) and frac(x) at floor(x) + 1.
+
 Columns outside [0, I-1] are moved to the nearest edge. The scales are used as given, never recomputed from the
 lengths: if Scale·I > O the surplus is cropped, if smaller the edge repeats.
 
-Offsets (0.5, -0.5), which empty lists stand for, are half-pixel centres; (0, 0) is asymmetric. Both offsets belong to the *forward*
-operator: outX = (inX + InputPixelOffset)·Scale + OutputPixelOffset. Values written for a library that reads them from
-the gradient's side must be swapped.
+Offsets (0.5, -0.5), which empty lists stand for, are half-pixel centres; (0, 0) is asymmetric. Both offsets belong to
+the *forward* operator: outX = (inX + InputPixelOffset)·Scale + OutputPixelOffset. Values written for a library that
+reads them from the gradient's side must be swapped.
 
 Shapes: input_gradient (O_0, …) -> output_gradient (I_0, …), any rank >= 1; the lengths I come from output_sizes.
 
@@ -46,12 +47,13 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     sizes: Dims | None = attrs["output_sizes"]
     if sizes is None and output_sizes is None:
         raise ShapeError("expected output_sizes as attribute or input, got neither", op_type=op)
-    if output_sizes is not None and output_sizes.value is not None:
-        if sizes is not None:
-            require_length(output_sizes.value, len(sizes), op=op, what="input output_sizes")
-            for a, b in zip(sizes, output_sizes.value, strict=True):
-                merge(a, b, op=op, what="attribute and input output_sizes")
-        sizes = output_sizes.value
+    if output_sizes is not None:
+        stated = stated_shape(output_sizes.dims, output_sizes.value, 1, MAX_RANK, op=op, what="input output_sizes")
+        if stated is not None and sizes is not None:
+            require_length(stated, len(sizes), op=op, what="input output_sizes")
+            what = "attribute and input output_sizes"
+            stated = tuple(merge(a, b, op=op, what=what) for a, b in zip(sizes, stated, strict=True))
+        sizes = sizes if stated is None else stated
     known = [dims for dims in (gradient.dims, sizes) if dims is not None]
     if not known:
         return None
@@ -85,7 +87,7 @@ def reference(
     attrs: Attributes, out: tuple[int, ...], gradient: Float64Array, _sizes: tuple[int, ...] | None
 ) -> Float64Array:
     rank = gradient.ndim
-    scales = attrs["scales"] or [o / i for o, i in zip(gradient.shape, out, strict=True)]
+    scales = attrs["scales"] or [None] * rank
     input_offsets = attrs["input_pixel_offsets"] or [DEFAULT_INPUT_OFFSET] * rank
     output_offsets = attrs["output_pixel_offsets"] or [DEFAULT_OUTPUT_OFFSET] * rank
     dx = gradient

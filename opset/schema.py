@@ -62,12 +62,16 @@ def register(ops: Iterable[Op]) -> None:
 
 def infer(op: Op, context: Any) -> None:
     """Carry types and shapes from an onnx InferenceContext into `op.shape` and back."""
-    count = context.get_num_inputs()
-    args = [_arg(context, n, spec) if n < count else None for n, spec in enumerate(op.inputs)]
+    present = [context.has_input(n) for n in range(context.get_num_inputs())]
+    op.require_inputs(present)
+    args = [_arg(context, n, spec) if n < len(present) else None for n, spec in enumerate(op.inputs)]
     dims = op.shape(Attributes(op, _given_attributes(op, context)), args)
+    types = [context.get_input_type(n) for n, spec in enumerate(op.inputs) if spec.type_name == "T1"]
+    known = next((t for t in types if t is not None), None)
+    if known is None:  # behind an operator that onnx does not know: leave the output untyped as well
+        return
     result = TypeProto()
-    source = next(n for n, spec in enumerate(op.inputs) if spec.type_name == "T1")
-    result.tensor_type.elem_type = context.get_input_type(source).tensor_type.elem_type
+    result.tensor_type.elem_type = known.tensor_type.elem_type
     if dims is not None:
         result.tensor_type.shape.CopyFrom(_shape_proto(dims))
     context.set_output_type(0, result)

@@ -54,6 +54,25 @@ def require_at_least(values: Sequence[Dim], low: int, *, op: str, what: str) -> 
         raise ShapeError(f"{what}: expected values >= {low}, got {list(values)}", op_type=op)
 
 
+def stated_shape(dims: Dims | None, value: Dims | None, low: int, high: int, *, op: str, what: str) -> Dims | None:
+    """What a shape-carrying input of the given `dims` and `value` says; entries are None if only their number is known.
+
+    Raises ShapeError unless it is 1-D with `low` to `high` entries that are >= 0.
+    """
+    if dims is not None:
+        require_rank(dims, 1, 1, op=op, what=what)
+    count = len(value) if value is not None else dims[0] if dims else None
+    if not isinstance(count, int):
+        return value
+    if not low <= count <= high:
+        wanted = str(low) if low == high else f"{low} to {high}"
+        raise ShapeError(f"{what}: expected {wanted} entries, got {count}", op_type=op)
+    if value is None:
+        return (None,) * count
+    require_at_least(value, 0, op=op, what=what)
+    return value
+
+
 def show(dims: Sequence[object]) -> str:
     """(2, N, ?) for messages."""
     return "(" + ", ".join("?" if d is None else str(d) for d in dims) + ")"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
 
 ELEMENT_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+KINDS = {"ints": AttributeProto.INTS, "floats": AttributeProto.FLOATS}
 
 
 def model(
@@ -42,7 +43,11 @@ def model(
             node_inputs.append(f"{name}_cast")
     while node_inputs and not node_inputs[-1]:
         node_inputs.pop()
-    nodes.append(helper.make_node(op_type, node_inputs, ["result"], domain=ob.DOMAIN, name=node_name, **attributes))
+    node = helper.make_node(op_type, node_inputs, ["result"], domain=ob.DOMAIN, name=node_name)
+    kinds = {a.name: KINDS.get(a.kind) for a in BY_NAME[op_type].attributes}
+    for name, value in attributes.items():  # only an empty list needs its kind said
+        node.attribute.append(helper.make_attribute(name, value, attr_type=None if value else kinds.get(name)))
+    nodes.append(node)
     nodes.append(helper.make_node("Cast", ["result"], ["output"], to=TensorProto.FLOAT))
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, None)
     return helper.make_model(

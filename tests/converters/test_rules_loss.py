@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
 from tests.numeric import central_differences, outputs
@@ -22,7 +24,7 @@ REDUCTIONS = ["mean", "sum", "none"]
 def loss_model(
     shape: tuple[int, ...],
     *,
-    attributes: Mapping[str, object],
+    attributes: Mapping[str, Any],
     element: int = TensorProto.DOUBLE,
     label_type: int = TensorProto.INT64,
     weights: bool = False,
@@ -87,7 +89,7 @@ def test_every_combination(shape: tuple[int, ...], reduction: str, symbolic: boo
         labels.flat[:3] = [0, 1, 2]
         if ignore is not None:
             labels.flat[1] = ignore
-        attributes: dict[str, object] = {"reduction": reduction}
+        attributes: dict[str, Any] = {"reduction": reduction}
         if ignore is not None:
             attributes["ignore_index"] = ignore
         model = loss_model(shape, attributes=attributes, weights=weights, log_prob=log_prob, symbolic=symbolic)
@@ -137,6 +139,20 @@ def test_float16_is_computed_in_float32() -> None:
     expected = np.float16(0.5 / count)  # a subnormal of float16
     assert expected > 0
     np.testing.assert_array_equal(got, np.tile(np.array([-expected, expected]), (count, 1)))
+
+
+def test_float16_keeps_the_digits_of_a_confident_prediction() -> None:
+    """p - 1 = -3.35e-4 where float16 steps by 4.9e-4: p itself must not be rounded.
+
+    By the reference evaluator, for onnxruntime runs float16 nodes on its CPU in float32 and drops the casts between.
+    """
+    model = loss_model((1, 2), attributes={}, element=TensorProto.FLOAT16)
+    feeds = {"x": np.array([[8.0, 0.0]], np.float16), "labels": np.array([0])}
+    results = ReferenceEvaluator(ob.backward(model, wrt=["x"])).run(["x_grad"], feeds)
+    got = np.asarray(cast("list[np.ndarray]", results)[0])
+    assert got.dtype == np.float16
+    expected = 1 / (1 + np.exp(8.0))
+    np.testing.assert_allclose(got.astype(np.float64), [[-expected, expected]], rtol=1e-3)
 
 
 def test_float16_gradient() -> None:

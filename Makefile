@@ -1,0 +1,55 @@
+# Needs python3 >= 3.11 (with venv), make and git; everything else goes into .venv.
+# Another interpreter: PYTHON=python3.12 make test. Options of the demo: make demo ARGS="--steps 1000".
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+# Named after the interpreter, so that changing PYTHON makes the environment anew.
+INSTALLED := $(VENV)/installed-with-python-$(VERSION)
+
+# import-linter reads folders and knows nothing of pyproject's mapping; the links in .dev show it the whole package.
+# pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help demo test lint format docs build clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+
+demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolution.png
+	$(BIN)/python -m models.super_resolution $(ARGS)
+
+test: lint ## lint, types, import contracts and the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## formatting, lint, types and import contracts
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	cd .dev && $(abspath $(BIN))/lint-imports --no-logo --no-cache --config ../pyproject.toml
+
+format: $(INSTALLED) ## format the code and repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(INSTALLED) ## generate docs/operators.md from the schemas
+	$(BIN)/python -m onnx_backprop.opset.documentation
+
+build: $(INSTALLED) ## wheel and source distribution into dist/
+	$(BIN)/python -m build
+
+clean: ## remove the environment, caches and everything generated
+	rm -rf $(VENV) build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The file appears last, so an interrupted installation starts over.
+$(INSTALLED): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found. Install Python 3.11 or later, or name one: PYTHON=python3.12 make ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is Python $(VERSION), 3.11 or later is needed. Name one: PYTHON=python3.12 make ..." >&2; exit 1; }
+	@echo "installing into $(VENV) (some minutes the first time)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	@touch $@

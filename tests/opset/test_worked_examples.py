@@ -1,0 +1,44 @@
+"""Every worked example through the float64 reference and onnx's ReferenceEvaluator, in every element type.
+
+The inputs are small numbers that each type holds exactly, so the answer is the exact one rounded once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import onnx_backprop as ob
+from onnx_backprop.opset import OPS
+from tests import single_op
+from tests.checks import DTYPES, assert_rounded_once, evaluate
+from tests.worked_examples import EXAMPLES, Example
+
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
+each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+
+
+def test_the_table_covers_every_operator_and_names_each_example_once() -> None:
+    assert {e.op for e in EXAMPLES} == {op.name for op in OPS}
+    assert [name for name, count in Counter(e.id for e in EXAMPLES).items() if count > 1] == []
+
+
+@each_dtype
+@each_example
+def test_reference(example: Example, dtype: str) -> None:
+    got = evaluate(example.op, example.attributes, example.arrays(), dtype)
+    assert_rounded_once(got, example.expected, dtype)
+
+
+@each_dtype
+@each_example
+def test_reference_evaluator(example: Example, dtype: str) -> None:
+    """The model casts its float32 inputs to the type and the answer back, which is exact."""
+    model = single_op.model(example.op, example.attributes, example.arrays(), dtype=dtype)
+    evaluator = ReferenceEvaluator(model, new_ops=ob.reference_ops())
+    (got,) = evaluator.run(None, single_op.feeds(example.op, example.arrays()))
+    expected = np.asarray(example.expected, np.float64).astype(DTYPES[dtype]).astype(np.float32)
+    np.testing.assert_array_equal(got, expected, strict=True)

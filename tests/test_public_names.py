@@ -1,0 +1,120 @@
+"""The front door: exactly these names, and none of them needs a runtime to be imported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import onnx
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop import ort_ops
+from onnx_backprop.opset import errors
+
+NAMES = [
+    "DOMAIN",
+    "OPSET_VERSION",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "KernelError",
+    "OnnxBackpropError",
+    "RegistrationError",
+    "ShapeError",
+    "TrainingGraph",
+    "UnsupportedAttributeError",
+    "UnsupportedError",
+    "UnsupportedOpError",
+    "__version__",
+    "backward",
+    "reference_ops",
+    "register_ops",
+    "session",
+    "supported_ops",
+    "training_graph",
+    "use_kernels",
+]
+
+
+def test_public_names() -> None:
+    assert ob.__all__ == NAMES
+    assert set(NAMES) <= set(dir(ob))
+    for name in NAMES:
+        assert getattr(ob, name) is not None
+    # a name that is defined here but not in __all__ would be public by accident
+    public = {name for name in vars(ob) if not name.startswith("_")}
+    submodules = {"converters", "opset", "ort_ops"}
+    assert public - set(NAMES) - submodules <= {
+        "annotations",
+        "Any",
+        "TYPE_CHECKING",
+        "version",
+        "PackageNotFoundError",
+    }
+
+
+def test_every_error_is_exported() -> None:
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert defined == {name for name in NAMES if name.endswith("Error")}
+    for name in defined:
+        assert issubclass(getattr(ob, name), ob.OnnxBackpropError)
+
+
+def test_values() -> None:
+    assert (ob.DOMAIN, ob.OPSET_VERSION) == ("onnx_backprop", 1)
+    assert ob.__version__ == version("onnx-backprop")
+    assert re.match(r"\d+\.\d+", ob.__version__)
+    assert ob.session is ort_ops.session
+    assert ob.register_ops is ort_ops.register_ops
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'onnx_backprop' has no attribute 'sesion'"):
+        ob.sesion  # noqa: B018
+
+
+def test_supported_ops_exist() -> None:
+    table = ob.supported_ops()
+    assert table == sorted(set(table))
+    for domain, op_type, since_version in table:
+        assert onnx.defs.get_schema(op_type, since_version, domain).since_version == since_version
+    assert ("", "Conv", 22) in table
+    assert table[0]._fields == ("domain", "op_type", "since_version")
+
+
+WITHOUT_RUNTIME = """
+import sys
+for name in ("onnxruntime", "onnxruntime_extensions", "numba"):
+    sys.modules[name] = None
+import onnx
+import onnx_backprop as ob
+model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> '
+    'm (float[2] x) => (float[2] y) <float[2] gain = {1.0, 2.0}> { y = Mul(x, gain) }')
+print(ob.training_graph(model, loss="mse").parameters)
+for name in ("session", "register_ops"):
+    try:
+        getattr(ob, name)
+    except ob.KernelError as e:
+        print(e)
+"""
+
+
+def test_conversion_without_a_runtime() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RUNTIME], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    parameters, session, register_ops = done.stdout.splitlines()
+    assert parameters == "{'gain': 'gain_grad'}"
+    assert session.startswith("onnx_backprop.session needs onnxruntime and onnxruntime-extensions")
+    assert "pip install" in session
+    assert register_ops.startswith("onnx_backprop.register_ops needs")
+
+
+def test_importing_loads_no_runtime() -> None:
+    code = (
+        "import sys, onnx_backprop; "
+        "print([m for m in ('onnxruntime', 'onnxruntime_extensions', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

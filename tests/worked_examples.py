@@ -1,0 +1,359 @@
+"""Numbers worked out by hand or published with a specification: one table for references, evaluator and sessions.
+
+In `inputs` a nested list is data and a tuple is the value of a shape-carrying int32 input; None is an absent one.
+Unless a comment says otherwise a convolution has N = C = 1 and weights [1, 10, 100], so that the digits of a result
+tell which cell of the gradient met which cell of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Attributes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of one operator and its answer."""
+
+    id: str
+    op: str
+    attributes: Attributes
+    inputs: tuple[list[Any] | tuple[int, ...] | None, ...]
+    expected: list[Any]
+
+    def arrays(self) -> list[np.ndarray | None]:
+        """The inputs as float32 and int32 arrays."""
+        kind = {list: np.float32, tuple: np.int32}
+        return [None if i is None else np.array(i, dtype=kind[type(i)]) for i in self.inputs]
+
+
+# ----- Interpolation: oneDNN's InterpolateBackward and its older name -----------------------------------------------
+
+
+def row(*values: float) -> list[Any]:
+    """One row of one channel: shape (1, 1, length)."""
+    return [[list(values)]]
+
+
+def zeros(*shape: int) -> list[Any]:
+    """A source of which only the shape matters."""
+    return np.zeros(shape).tolist()
+
+
+def interpolations() -> Iterator[Example]:
+    """(name, source length, dy, {(mode, coordinates): dx}) along one axis, then the rest."""
+    half, corners = "half_pixel", "align_corners"
+    nearest, linear = ("nearest", half), ("linear", half)
+    axis: list[tuple[str, int, list[float], dict[tuple[str, str], list[float]]]] = [
+        (
+            "3_to_5",
+            3,
+            [1, 2, 3, 4, 5],
+            {
+                nearest: [3, 3, 9],
+                linear: [2.2, 5.4, 7.4],
+                ("nearest", corners): [1, 5, 9],  # ties at 0.5 and 1.5 go up
+                ("linear", corners): [2, 6, 7],
+            },
+        ),
+        (
+            "4_to_2",
+            4,
+            [1, 2],
+            {nearest: [0, 1, 0, 2], linear: [0.5, 0.5, 1, 1], ("linear", corners): [1, 0, 0, 2]},
+        ),
+        (
+            "4_to_1",
+            4,
+            [7],
+            {
+                nearest: [0, 0, 7, 0],
+                linear: [0, 3.5, 3.5, 0],
+                ("nearest", corners): [7, 0, 0, 0],
+                ("linear", corners): [7, 0, 0, 0],
+            },
+        ),
+        (
+            "1_to_3",
+            1,
+            [1, 2, 3],
+            {nearest: [6], linear: [6], ("nearest", corners): [6], ("linear", corners): [6]},
+        ),
+        (
+            "2_to_4",
+            2,
+            [1, 2, 3, 4],
+            {nearest: [3, 7], linear: [3.25, 6.75], ("linear", corners): [10 / 3, 20 / 3]},
+        ),
+        # exact ties of a large down-scale
+        ("28_to_2", 28, [1, 2], {nearest: [1.0 if i == 7 else 2.0 if i == 21 else 0.0 for i in range(28)]}),
+    ]
+    for name, length, dy, answers in axis:
+        for (mode, coordinates), dx in answers.items():
+            attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, "data_format": "NCX"}
+            for op in ("InterpolateBackward", "InterpolateBackprop"):
+                inputs = (zeros(1, 1, length), row(*dy))
+                yield Example(f"{op}-{name}-{mode}-{coordinates}", op, attributes, inputs, row(*dx))
+
+    nine = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    square = {
+        "nearest-half_pixel": [[0, 3], [9, 24]],  # the middle row and column are ties and go to index 1
+        "linear-half_pixel": [[3, 6], [12, 15]],
+        "bilinear-half_pixel": [[3, 6], [12, 15]],
+        "trilinear-half_pixel": [[3, 6], [12, 15]],
+        "linear-align_corners": [[3, 6], [12, 15]],
+    }
+    for op in ("InterpolateBackward", "InterpolateBackprop"):
+        for name, dx in square.items():
+            mode, coordinates = name.split("-")
+            attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, "data_format": "NCX"}
+            yield Example(f"{op}-2x2_to_3x3-{name}", op, attributes, (zeros(1, 1, 2, 2), [[nine]]), [[dx]])
+        # every default: half_pixel and channels last
+        last = [[[[0], [1], [2]], [[3], [4], [5]], [[6], [7], [8]]]]
+        answer = [[[[0], [3]], [[9], [24]]]]
+        yield Example(f"{op}-defaults", op, {"mode": "nearest"}, (zeros(1, 2, 2, 1), last), answer)
+
+    ncx = {"mode": "linear", "data_format": "NCX"}
+    one, dy, dx = zeros(1, 1, 3), row(1, 2, 3, 4, 5), row(2.2, 5.4, 7.4)
+    op = "InterpolateBackward"
+    yield Example("sizes_attribute", op, ncx | {"sizes": [5]}, (one, dy), dx)
+    yield Example("sizes_input", op, ncx, (one, dy, (5,)), dx)
+    yield Example("sizes_both_agree", op, ncx | {"sizes": [5]}, (one, dy, (5,)), dx)
+    # scales never enter the maths: 3 · 1.5 = 4.5 is within one pixel of 5, and the answer is that of 5/3
+    yield Example("scales_are_only_checked", op, ncx | {"scales": [1.5]}, (one, dy), dx)
+    # a published use whose float32 product truncates to 20; 17 -> 21 is an up-scale, each dy in one pixel
+    ones, indices = row(*[1] * 21), [((2 * o + 1) * 17) // 42 for o in range(21)]
+    counts = row(*[indices.count(i) for i in range(17)])
+    scales = {"mode": "nearest", "data_format": "NCX", "scales": [1.235294]}
+    yield Example("scales_17_to_21", op, scales, (zeros(1, 1, 17), ones), counts)
+
+
+# ----- DirectML's RESAMPLE_GRAD ---------------------------------------------------------------------------------------
+
+
+def resamples() -> Iterator[Example]:
+    """The documented example first; ties go down, scales are used as given."""
+
+    def resample(name: str, mode: str, scales: list[float], dy: list[Any], dx: list[Any], /, **more: object) -> Example:
+        attributes: Attributes = {
+            "interpolation_mode": mode,
+            "scales": scales,
+            "input_pixel_offsets": [0.5] * len(scales),
+            "output_pixel_offsets": [-0.5] * len(scales),
+            "output_sizes": list(np.shape(dx)),
+        }
+        return Example(f"ResampleGrad-{name}", "ResampleGrad", attributes | more, (dy,), dx)
+
+    nearest, linear = "NEAREST_NEIGHBOR", "LINEAR"
+    published = [[9, 6], [0, 0]]
+    yield resample("documented", nearest, [0.5, 1.5], [[4, 5, 6]], published)
+    yield resample("documented_rank_4", nearest, [1.0, 1.0, 0.5, 1.5], [[[[4, 5, 6]]]], [[published]], dimension_count=4)
+    given = resample("documented_input", nearest, [0.5, 1.5], [[4, 5, 6]], published)
+    del given.attributes["output_sizes"]
+    yield Example(given.id, given.op, given.attributes, ([[4, 5, 6]], (2, 2)), published)
+    yield Example("ResampleGrad-both", given.op, given.attributes | {"output_sizes": [2, 2]}, ([[4, 5, 6]], (2, 2)), published)
+    empty: Attributes = {"scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
+    yield resample("documented_defaults", nearest, [0.5, 1.5], [[4, 5, 6]], published, **empty)
+    yield resample("linear", linear, [0.5, 1.5], [[4, 5, 6]], [[3.25, 4.25], [3.25, 4.25]])
+    yield resample("linear_1d", linear, [1.5], [4, 5, 6], [6.5, 8.5])
+    # a scale other than O/I: rows (1, 0), (3/4, 1/4), (1/4, 3/4)
+    yield resample("scale_2_linear", linear, [2.0], [1, 2, 3], [3.25, 2.75])
+    yield resample("scale_2_nearest", nearest, [2.0], [1, 2, 3], [3, 3])
+    yield resample("scale_1_repeats_the_edge", nearest, [1.0], [1, 2, 3, 4], [1, 9])
+    # offsets (0, 0): x = 0, 2/3, 4/3 of pixels 0, 1
+    asymmetric: Attributes = {"input_pixel_offsets": [0.0], "output_pixel_offsets": [0.0]}
+    yield resample("asymmetric_nearest", nearest, [1.5], [4, 5, 6], [4, 11], **asymmetric)
+    yield resample("asymmetric_linear", linear, [1.5], [3, 3, 6], [4, 8], **asymmetric)
+    # scales [] mean 17/14 as a fraction: o = 8 is an exact tie between pixels 6 and 7
+    counts = [1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1]
+    yield resample("tie_of_an_inexact_quotient", nearest, [1.0], [1] * 17, counts, **empty)
+
+
+# ----- Convolutions ---------------------------------------------------------------------------------------------------
+
+W = row(1, 10, 100)
+GROUPED_ROWS = [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def conv(stride: int = 2, begin: int = 1, end: int = 1, dilation: int = 1, **more: object) -> Attributes:
+    """Attributes of one spatial axis in ONNX's data layout."""
+    return {
+        "strides": [stride],
+        "pads_begin": [begin],
+        "pads_end": [end],
+        "dilations": [dilation],
+        "data_format": "NCX",
+    } | more
+
+
+def oix(rows: list[list[int]]) -> list[Any]:
+    """(O, I) -> (O, I, 1)."""
+    return [[[v] for v in r] for r in rows]
+
+
+def xio(rows: list[list[int]]) -> list[Any]:
+    """(O, I) -> (1, I, O)."""
+    return [np.transpose(rows).tolist()]
+
+
+def convolutions() -> Iterator[Example]:
+    data, weights = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
+    formats: Attributes = {"weights_format": "OIX"}
+    x, dy = row(1, 2, 3, 4, 5), row(1, 2, 3)
+    base = conv() | formats
+    five, six = row(10, 102, 20, 203, 30), row(10, 102, 20, 203, 30, 300)
+    shape_5, shape_6, shape_w = {"dst_shape": [1, 1, 5]}, {"dst_shape": [1, 1, 6]}, {"weights_shape": [1, 1, 3]}
+    yield Example("conv-dx-5", data, base | shape_5, (dy, W), five)
+    yield Example("conv-dx-6", data, base | shape_6, (dy, W), six)
+    yield Example("conv-dx-input", data, base, (dy, W, (1, 1, 5)), five)
+    yield Example("conv-dx-input-wins", data, base | shape_6, (dy, W, (1, 1, 5)), five)
+    yield Example("conv-dx-output_padding-0", data, base | shape_5 | {"output_padding": [0]}, (dy, W), five)
+    yield Example("conv-dx-output_padding-1", data, base | shape_6 | {"output_padding": [1]}, (dy, W), six)
+    yield Example("conv-dw", weights, base | shape_w, (x, dy), row(16, 22, 10))
+    yield Example("conv-dw-input", weights, base, (x, dy, (1, 1, 3)), row(16, 22, 10))
+    yield Example("conv-dw-input-wins", weights, base | {"weights_shape": [1, 1, 2]}, (x, dy, (1, 1, 3)), row(16, 22, 10))
+
+    # the defaults: channels last in data and weights
+    defaults = conv()
+    del defaults["data_format"]
+    x_last, dy_last, w_last = [[[1], [2], [3], [4], [5]]], [[[1], [2], [3]]], [[[1]], [[10]], [[100]]]
+    five_last = [[[10], [102], [20], [203], [30]]]
+    yield Example("conv-dx-defaults", data, defaults | {"dst_shape": [1, 5, 1]}, (dy_last, w_last), five_last)
+    dw_last = [[[16]], [[22]], [[10]]]
+    yield Example("conv-dw-defaults", weights, defaults | {"weights_shape": [3, 1, 1]}, (x_last, dy_last), dw_last)
+
+    dilated = conv(1, 0, 0, 2) | formats
+    yield Example("conv-dx-dilation", data, dilated | shape_5, (row(7), W), row(7, 0, 70, 0, 700))
+    yield Example("conv-dw-dilation", weights, dilated | shape_w, (x, row(7)), row(7, 21, 35))
+    # [] pads are zeros
+    bare = dilated | {"pads_begin": [], "pads_end": []}
+    yield Example("conv-dx-no-pads", data, bare | shape_5, (row(7), W), row(7, 0, 70, 0, 700))
+
+    # auto_pad, an odd total: the extra cell at the end (upper) or the beginning (lower); explicit pads are ignored
+    two, dy_4 = row(1, 10), row(1, 2, 3, 4)
+    for spelling, dx in {
+        "SAME_UPPER": [1, 12, 23, 34],
+        "SAME_LOWER": [12, 23, 34, 40],
+        "same_upper": [1, 12, 23, 34],
+        "same_lower": [12, 23, 34, 40],
+    }.items():
+        attributes = conv(1, 5, 5, 1, auto_pad=spelling, dst_shape=[1, 1, 4]) | formats
+        yield Example(f"conv-dx-{spelling}-K2", data, attributes, (dy_4, two), row(*dx))
+    four = row(1, 10, 100, 1000)
+    for auto_pad, dx, dw in (
+        ("SAME_UPPER", [10, 102, 1020, 203, 2030], [16, 22, 10, 13]),
+        ("SAME_LOWER", [102, 1020, 203, 2030, 300], [11, 16, 22, 10]),
+    ):
+        attributes = conv(2, 0, 0, 1, auto_pad=auto_pad) | formats
+        yield Example(f"conv-dx-{auto_pad}-K4-S2", data, attributes | shape_5, (dy, four), row(*dx))
+        yield Example(f"conv-dw-{auto_pad}-K4-S2", weights, attributes, (x, dy, (1, 1, 4)), row(*dw))
+        # K = 1, S = 3: the total clamps to 0 and positions 0 and 3 are sampled
+        attributes = conv(3, 0, 0, 1, auto_pad=auto_pad) | formats
+        x_6, dx_6 = row(0, 1, 2, 3, 4, 5), row(1, 0, 0, 2, 0, 0)
+        yield Example(f"conv-dx-{auto_pad}-K1-S3", data, attributes | shape_6, (row(1, 2), row(1)), dx_6)
+        yield Example(f"conv-dw-{auto_pad}-K1-S3", weights, attributes, (x_6, row(1, 2), (1, 1, 1)), row(6))
+    # VALID ignores the pads: y = x0 + 10·x1 + 100·x2 at positions 0 and 2
+    valid = conv(2, 1, 1, 1, auto_pad="valid") | formats
+    yield Example("conv-dx-valid", data, valid | shape_5, (row(1, 2), W), row(1, 10, 102, 20, 200))
+    yield Example("conv-dw-valid", weights, valid | shape_w, (x, row(1, 2)), row(7, 10, 13))
+    explicit = conv(2, 1, 1, 1, auto_pad="NOTSET") | formats
+    yield Example("conv-dx-notset", data, explicit | shape_5, (dy, W), five)
+
+    # two groups of two channels on either side, K = 1
+    grouped = conv(1, 0, 0, 1, groups=2)
+    dx, dw = [[10, 14], [14, 20], [74, 86], [86, 100]], [[5, 11], [11, 25], [61, 83], [83, 113]]
+    cells = [GROUPED_ROWS]
+    shape_g = {"dst_shape": [1, 4, 2]}
+    yield Example("conv-dx-groups", data, grouped | formats | shape_g, (cells, oix(GROUPED_ROWS)), [dx])
+    yield Example("conv-dx-groups-XIO", data, grouped | shape_g, (cells, xio(GROUPED_ROWS)), [dx])
+    yield Example("conv-dw-groups", weights, grouped | formats, (cells, cells, (4, 2, 1)), oix(dw))
+    yield Example("conv-dw-groups-XIO", weights, grouped, (cells, cells, (1, 2, 4)), xio(dw))
+
+
+def transposed() -> Iterator[Example]:
+    data, weights, old = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
+    iox: Attributes = {"weights_format": "IOX"}
+    x = row(1, 2)
+    shape_w = {"weights_shape": [1, 1, 3]}
+
+    def both(name: str, attributes: Attributes, dy: list[float], dw: list[float], src: list[Any] = x) -> Iterator[Example]:
+        """The weights gradient under its new and its old name; with one channel all four layouts hold the same cells."""
+        yield Example(f"convt-dw-{name}", weights, attributes | iox | shape_w, (src, row(*dy)), row(*dw))
+        filters = {"filter_format": "OIX", "filter_shape": [1, 1, 3]}
+        yield Example(f"convt-filters-{name}", old, attributes | filters, (src, row(*dy)), row(*dw))
+
+    yield from both("output_padding-absent", conv(), [1, 2, 3], [4, 7, 2])
+    yield from both("output_padding-0", conv(output_padding=[0]), [1, 2, 3], [4, 7, 2])
+    yield from both("output_padding-1", conv(output_padding=[1]), [1, 2, 3, 4], [4, 7, 10])
+    yield from both("remainder", conv(), [1, 2, 3, 4], [4, 7, 10])
+    yield from both("dilation", conv(1, 0, 0, 2), [1, 2, 3, 4, 5, 6], [5, 11, 17])
+    yield Example("convt-dx-3", data, conv() | iox, (row(1, 2, 3), W), row(210, 32))
+    yield Example("convt-dx-4", data, conv() | iox, (row(1, 2, 3, 4), W), row(210, 432))
+    output_padding = conv(output_padding=[1])
+    yield Example("convt-dx-output_padding-1", data, output_padding | iox, (row(1, 2, 3, 4), W), row(210, 432))
+    dilated = row(1, 2, 3, 4, 5, 6)
+    yield Example("convt-dx-dilation", data, conv(1, 0, 0, 2) | iox, (dilated, W), row(531, 642))
+
+    # the shape as an input, which wins over the attribute
+    dy, dw = row(1, 2, 3, 4), row(4, 7, 10)
+    yield Example("convt-dw-input", weights, conv() | iox, (x, dy, (1, 1, 3)), dw)
+    yield Example("convt-dw-input-wins", weights, conv() | iox | {"weights_shape": [1, 1, 2]}, (x, dy, (1, 1, 3)), dw)
+    filters = {"filter_format": "OIX", "filter_shape": [1, 1, 2]}
+    yield Example("convt-filters-input-wins", old, conv() | filters, (x, dy, (1, 1, 3)), dw)
+
+    # auto_pad by the forward's rule: total = 3 - 2 = 1, VALID none; output_padding does not change the pads
+    for auto_pad, cells, dx, dw in (
+        ("SAME_UPPER", [1, 2, 3, 4], [321, 43], [7, 10, 3]),
+        ("SAME_LOWER", [1, 2, 3, 4], [210, 432], [4, 7, 10]),
+        ("VALID", [1, 2, 3, 4, 5], [321, 543], [7, 10, 13]),
+        ("SAME_UPPER", [1, 2, 3, 4, 5], [321, 543], [7, 10, 13]),
+        ("same_lower", [1, 2, 3, 4], [210, 432], [4, 7, 10]),
+    ):
+        attributes = conv(2, 5, 5, 1, auto_pad=auto_pad)
+        name = f"{auto_pad}-{len(cells)}"
+        if (auto_pad, len(cells)) == ("SAME_UPPER", 5):
+            attributes["output_padding"] = [1]
+        yield from both(name, attributes, cells, dw)
+        yield Example(f"convt-dx-{name}", data, attributes | iox, (row(*cells), W), row(*dx))
+
+    # two groups of two channels on either side, K = 1; rows of W are input channels, the columns O per group
+    grouped, cells = conv(1, 0, 0, 1, groups=2), [GROUPED_ROWS]
+    dx, dw = [[7, 10], [15, 22], [67, 78], [91, 106]], [[5, 11], [11, 25], [61, 83], [83, 113]]
+    to_layout = {
+        "IOX": oix,
+        "XOI": xio,
+        "OIX": lambda rows: oix(np.transpose(rows).tolist()),
+        "XIO": lambda rows: [rows],
+    }
+    for layout, arrange in to_layout.items():
+        attributes = grouped | {"weights_format": layout}
+        yield Example(f"convt-dx-groups-{layout}", data, attributes, (cells, arrange(GROUPED_ROWS)), [dx])
+        answer = arrange(dw)
+        shape = tuple(np.shape(answer))
+        yield Example(f"convt-dw-groups-{layout}", weights, attributes, (cells, cells, shape), answer)
+        attributes = grouped | {"filter_format": layout, "filter_shape": list(shape)}
+        yield Example(f"convt-filters-groups-{layout}", old, attributes, (cells, cells), answer)
+    # the defaults: NXC with XOI under the new names, NXC with XIO under the old one
+    defaults = {k: v for k, v in grouped.items() if k != "data_format"}
+    last = [np.transpose(GROUPED_ROWS).tolist()]
+    dx_last = [np.transpose(dx).tolist()]
+    yield Example("convt-dx-defaults", data, defaults, (last, xio(GROUPED_ROWS)), dx_last)
+    yield Example("convt-dw-defaults", weights, defaults | {"weights_shape": [1, 2, 4]}, (last, last), xio(dw))
+    yield Example("convt-filters-defaults", old, defaults | {"filter_shape": [1, 4, 2]}, (last, last), [dw])
+
+
+def biases() -> Iterator[Example]:
+    op = "BiasAddBackward"
+    yield Example("bias", op, {"data_format": "NCX"}, (row(1, 2, 3),), [6])
+    yield Example("bias-last", op, {}, ([[[1, 10], [2, 20], [3, 30]]],), [6, 60])
+    yield Example("bias-matrix", op, {}, ([[1, 10], [2, 20]],), [3, 30])
+    image = np.arange(16).reshape(2, 2, 2, 2).tolist()
+    yield Example("bias-image", op, {"data_format": "NCX"}, (image,), [6 + 38, 22 + 54])
+
+
+EXAMPLES = (*interpolations(), *resamples(), *convolutions(), *transposed(), *biases())
