@@ -6,12 +6,24 @@ from . import (
     rules_conv,
     rules_elementwise,
     rules_loss,
+    rules_matmul,
+    rules_none,
+    rules_norm,
+    rules_pool,
+    rules_reduce,
     rules_resize,
+    rules_shape,
 )
 
 __all__ = [
     "rules_conv",
     "rules_elementwise",
     "rules_loss",
+    "rules_matmul",
+    "rules_none",
+    "rules_norm",
+    "rules_pool",
+    "rules_reduce",
     "rules_resize",
+    "rules_shape",
 ]

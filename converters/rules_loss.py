@@ -19,7 +19,7 @@ REAL_TYPES = (*HALF_TYPES, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 @gradient("Cast", versions=(13, 19, 21, 23, 24, 25, 28))
 def cast(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x in another float type  =>  dx = dy in the type of x; rounding counts as the identity."""
+    """y = x in another float type  =>  dx = dy in the type of x; rounding counts as the identity."""
     x, target = node.input(0), ir.DataType(node.int("to", 0))
     if element_type(x) not in REAL_TYPES or target not in REAL_TYPES:
         raise UnsupportedAttributeError(

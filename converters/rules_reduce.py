@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from .builder import Builder, dims
+from .builder import Builder
 from .forward import Forward
 from .registry import Grads, gradient
 
@@ -19,7 +20,7 @@ def reduce_sum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def reduce_mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = 1/n · Σ_axes x  =>  dx = dy / n, repeated along the axes; n = number of elements of x over those of y."""
     x = node.input(0)
-    count = op.Div(op.Size(x), op.Max(op.Size(node.output()), op.constant_int(1)))
+    count = op.Div(op.Size(x), op.Max(op.Size(node.output()), op.constant(np.array(1))))
     return _grads(node, _spread(op, node, op.Div(dy, op.CastLike(count, x))))
 
 
@@ -49,10 +50,7 @@ def _with_reduced_axes(op: Builder, node: Forward, dy: ir.Value) -> ir.Value:
     if axes is not None and axes.size:
         return op.Unsqueeze(dy, op.ints([int(a) for a in axes]))
     if not node.has(1) or (axes is not None and node.int("noop_with_empty_axes", 0) == 0):
-        x_dims = dims(node.input(0))
-        if x_dims is not None:
-            return op.Reshape(dy, op.ints([1] * len(x_dims)))
-        return op.Reshape(dy, op.ones_like_shape(node.input(0)))
+        return dy  # reduced to one element of rank 0, which expands to any shape
     if axes is not None:  # empty, and that means: reduce nothing
         return dy
     if node.int("noop_with_empty_axes", 0) == 0:
