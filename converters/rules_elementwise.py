@@ -7,6 +7,7 @@ input was broadcast along.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -20,26 +21,26 @@ from .registry import Grads, gradient
 @gradient("Add", versions=(14,))
 def add(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = a + b  =>  da = dy, db = dy."""
-    return _each(op, node, dy, lambda _: dy)
+    return _each(op, node, lambda _: dy)
 
 
 @gradient("Sub", versions=(14,))
 def sub(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = a - b  =>  da = dy, db = -dy."""
-    return _each(op, node, dy, lambda n: op.Neg(dy) if n else dy)
+    return _each(op, node, lambda n: op.Neg(dy) if n else dy)
 
 
 @gradient("Mul", versions=(14,))
 def mul(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = a · b  =>  da = dy · b, db = dy · a."""
-    return _each(op, node, dy, lambda n: op.Mul(dy, node.input(1 - n)))
+    return _each(op, node, lambda n: op.Mul(dy, node.input(1 - n)))
 
 
 @gradient("Div", versions=(14,))
 def div(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = a / b  =>  da = dy / b, db = -dy · y / b."""
     b = node.input(1)
-    return _each(op, node, dy, lambda n: op.Div(op.Neg(op.Mul(dy, node.output())) if n else dy, b))
+    return _each(op, node, lambda n: op.Div(op.Neg(op.Mul(dy, node.output())) if n else dy, b))
 
 
 @gradient("Pow", versions=(15,))
@@ -62,7 +63,7 @@ def power(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         logarithm = op.Log(op.Where(positive, a, op.scalar(1.0, a)))
         return op.CastLike(op.Mul(dy, op.Mul(y, logarithm)), b)
 
-    return _each(op, node, dy, by)
+    return _each(op, node, by)
 
 
 @gradient("PRelu", versions=(16,))
@@ -76,13 +77,13 @@ def prelu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
             return op.Where(op.Less(x, zero), op.Mul(dy, slope), dy)
         return op.Mul(dy, op.Min(x, zero))
 
-    return _each(op, node, dy, by)
+    return _each(op, node, by)
 
 
 @gradient("Sum", versions=(13,))
 def sum_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = a + b + …  =>  each gets dy."""
-    return _each(op, node, dy, lambda _: dy)
+    return _each(op, node, lambda _: dy)
 
 
 @gradient("Where", versions=(16,))
@@ -93,10 +94,10 @@ def where(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     def by(n: int) -> ir.Value:
         return op.Where(condition, dy, zero) if n == 1 else op.Where(condition, zero, dy)
 
-    return (None, *_each(op, node, dy, by)[1:])
+    return (None, *_each(op, node, by)[1:])
 
 
-def _each(op: Builder, node: Forward, dy: ir.Value, by) -> Grads:  # noqa: ANN001 - a local function of the index
+def _each(op: Builder, node: Forward, by: Callable[[int], ir.Value]) -> Grads:
     """The gradient `by(n)` of every wanted input n, with its broadcasting undone."""
     return [
         op.unbroadcast(by(n), node.input(n), node.output()) if node.wants(n) else None for n in range(len(node.inputs))

@@ -28,4 +28,4 @@ no_gradient(
     "Xor",
 )
 no_gradient("it answers with indices", "ArgMax", "ArgMin", "NonZero")
-no_gradient("it is constant almost everywhere", "Ceil", "Floor", "Hardmax", "Round", "Sign")
+no_gradient("it is constant almost everywhere", "Ceil", "Floor", "Round", "Sign")

@@ -193,7 +193,8 @@ class Op:
             else:
                 values.append(given.shape if spec.shape_only else given.astype(np.float64))
                 known.append(Arg(given.shape))
-        return self._compute(bound, known, values).astype(dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN travel silently, as in any kernel
+            return self._compute(bound, known, values).astype(dtype)
 
     def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Array:
         dims = self.shape(bound, known)

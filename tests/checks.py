@@ -21,9 +21,7 @@ def evaluate(
     op: str, attributes: Mapping[str, object], inputs: Sequence[np.ndarray | tuple[int, ...] | None], dtype: str = "f32"
 ) -> np.ndarray:
     """`Op.evaluate` with the floating-point inputs cast to `dtype`; int32 arrays stay what they are."""
-    cast = [
-        i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype.kind == "f" else i for i in inputs
-    ]
+    cast = [i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype.kind == "f" else i for i in inputs]
     return BY_NAME[op].evaluate(cast, attributes)
 
 

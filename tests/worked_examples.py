@@ -152,11 +152,15 @@ def resamples() -> Iterator[Example]:
     nearest, linear = "NEAREST_NEIGHBOR", "LINEAR"
     published = [[9, 6], [0, 0]]
     yield resample("documented", nearest, [0.5, 1.5], [[4, 5, 6]], published)
-    yield resample("documented_rank_4", nearest, [1.0, 1.0, 0.5, 1.5], [[[[4, 5, 6]]]], [[published]], dimension_count=4)
+    yield resample(
+        "documented_rank_4", nearest, [1.0, 1.0, 0.5, 1.5], [[[[4, 5, 6]]]], [[published]], dimension_count=4
+    )
     given = resample("documented_input", nearest, [0.5, 1.5], [[4, 5, 6]], published)
     del given.attributes["output_sizes"]
     yield Example(given.id, given.op, given.attributes, ([[4, 5, 6]], (2, 2)), published)
-    yield Example("ResampleGrad-both", given.op, given.attributes | {"output_sizes": [2, 2]}, ([[4, 5, 6]], (2, 2)), published)
+    yield Example(
+        "ResampleGrad-both", given.op, given.attributes | {"output_sizes": [2, 2]}, ([[4, 5, 6]], (2, 2)), published
+    )
     empty: Attributes = {"scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
     yield resample("documented_defaults", nearest, [0.5, 1.5], [[4, 5, 6]], published, **empty)
     yield resample("linear", linear, [0.5, 1.5], [[4, 5, 6]], [[3.25, 4.25], [3.25, 4.25]])
@@ -216,7 +220,9 @@ def convolutions() -> Iterator[Example]:
     yield Example("conv-dx-output_padding-1", data, base | shape_6 | {"output_padding": [1]}, (dy, W), six)
     yield Example("conv-dw", weights, base | shape_w, (x, dy), row(16, 22, 10))
     yield Example("conv-dw-input", weights, base, (x, dy, (1, 1, 3)), row(16, 22, 10))
-    yield Example("conv-dw-input-wins", weights, base | {"weights_shape": [1, 1, 2]}, (x, dy, (1, 1, 3)), row(16, 22, 10))
+    yield Example(
+        "conv-dw-input-wins", weights, base | {"weights_shape": [1, 1, 2]}, (x, dy, (1, 1, 3)), row(16, 22, 10)
+    )
 
     # the defaults: channels last in data and weights
     defaults = conv()
@@ -281,7 +287,9 @@ def transposed() -> Iterator[Example]:
     x = row(1, 2)
     shape_w = {"weights_shape": [1, 1, 3]}
 
-    def both(name: str, attributes: Attributes, dy: list[float], dw: list[float], src: list[Any] = x) -> Iterator[Example]:
+    def both(
+        name: str, attributes: Attributes, dy: list[float], dw: list[float], src: list[Any] = x
+    ) -> Iterator[Example]:
         """The weights gradient under its new and its old name; with one channel all four layouts hold the same cells."""
         yield Example(f"convt-dw-{name}", weights, attributes | iox | shape_w, (src, row(*dy)), row(*dw))
         filters = {"filter_format": "OIX", "filter_shape": [1, 1, 3]}

@@ -1,0 +1,161 @@
+"""Slow and obvious: every operator once more, from the formulas of its specification, one index at a time.
+
+Coordinates are fractions, so no tie is ever missed. Nothing here is shared with the package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+Matrix = list[list[Fraction]]
+
+# ----- Interpolation ----------------------------------------------------------------------------------------------------
+
+
+def round_half_up(x: Fraction) -> int:
+    return math.floor(x + Fraction(1, 2))
+
+
+def round_half_down(x: Fraction) -> int:
+    return math.ceil(x - Fraction(1, 2))
+
+
+def spec_coordinate(coordinates: str, o: int, length: int, out: int) -> Fraction:
+    """The source coordinate of destination index o in oneDNN's Interpolate."""
+    if coordinates == "half_pixel":
+        return (o + Fraction(1, 2)) / Fraction(out, length) - Fraction(1, 2)
+    return Fraction(0) if out == 1 else Fraction(o * (length - 1), out - 1)
+
+
+def nearest_row(index: int, length: int) -> list[Fraction]:
+    row = [Fraction(0)] * length
+    row[min(max(index, 0), length - 1)] += 1
+    return row
+
+
+def linear_row(x: Fraction, length: int) -> list[Fraction]:
+    """Both neighbours weigh 1 - their distance; a neighbour outside is the edge pixel."""
+    row = [Fraction(0)] * length
+    left = math.floor(x)
+    for tap in (left, left + 1):
+        row[min(max(tap, 0), length - 1)] += 1 - abs(x - tap)
+    return row
+
+
+def interpolation_matrix(mode: str, coordinates: str, length: int, out: int) -> Matrix:
+    """W of oneDNN's Interpolate along one axis: (out, length)."""
+    xs = [spec_coordinate(coordinates, o, length, out) for o in range(out)]
+    if mode == "nearest":
+        return [nearest_row(round_half_up(x), length) for x in xs]
+    return [linear_row(x, length) for x in xs]
+
+
+def resample_matrix(
+    mode: str, length: int, out: int, scale: Fraction, input_offset: Fraction, output_offset: Fraction
+) -> Matrix:
+    """W of DirectML's RESAMPLE along one axis: (out, length)."""
+    xs = [(o - output_offset) / scale - input_offset for o in range(out)]
+    if mode == "NEAREST_NEIGHBOR":
+        return [nearest_row(round_half_down(x), length) for x in xs]
+    return [linear_row(x, length) for x in xs]
+
+
+def as_array(matrix: Matrix, length: int) -> np.ndarray:
+    return np.array([[float(w) for w in row] for row in matrix]).reshape(len(matrix), length)
+
+
+def transpose_all_axes(matrices: Sequence[np.ndarray], dy: np.ndarray) -> np.ndarray:
+    """Σ over destination indices of dy times the product of one weight per axis, as one big matrix."""
+    big = np.ones((1, 1))
+    for matrix in matrices:
+        big = np.kron(big, matrix)
+    return (big.T @ dy.reshape(-1)).reshape([m.shape[1] for m in matrices])
+
+
+# ----- Convolution ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A geometry in the correlation's own terms; `source` and `out` are spatial lengths."""
+
+    source: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    groups: int
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """How many windows fit, counted."""
+        lengths = zip(
+            self.source, self.kernel, self.strides, self.dilations, self.pads_begin, self.pads_end, strict=True
+        )
+        return tuple(count_windows(*axis) for axis in lengths)
+
+    def meetings(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        """(o, k, i): destination cell o reads source cell i through kernel cell k."""
+        for o in product(*map(range, self.out)):
+            for k in product(*map(range, self.kernel)):
+                i = tuple(
+                    a * s + b * d - p
+                    for a, b, s, d, p in zip(o, k, self.strides, self.dilations, self.pads_begin, strict=True)
+                )
+                if all(0 <= cell < length for cell, length in zip(i, self.source, strict=True)):
+                    yield o, k, i
+
+    def channel_pairs(self, d_channels: int, s_per_group: int) -> Iterator[tuple[int, int, int]]:
+        """(d, s in its group, s): destination channel d sees source channel s."""
+        for d in range(d_channels):
+            group = d // (d_channels // self.groups)
+            for s in range(s_per_group):
+                yield d, s, group * s_per_group + s
+
+
+def count_windows(source: int, kernel: int, stride: int, dilation: int, begin: int, end: int) -> int:
+    cells = range(-begin, source + end)
+    starts = range(-begin, source + end, stride)
+    return sum(start + (kernel - 1) * dilation in cells for start in starts)
+
+
+def forward(c: Correlation, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x (N, S, …), w (D, S/g, …) -> y (N, D, …)."""
+    y = np.zeros((len(x), len(w), *c.out))
+    for o, k, i in c.meetings():
+        for d, local, s in c.channel_pairs(len(w), w.shape[1]):
+            for n in range(len(x)):
+                y[(n, d, *o)] += x[(n, s, *i)] * w[(d, local, *k)]
+    return y
+
+
+def backward_data(c: Correlation, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
+    dx = np.zeros((len(dy), w.shape[1] * c.groups, *c.source))
+    for o, k, i in c.meetings():
+        for d, local, s in c.channel_pairs(len(w), w.shape[1]):
+            for n in range(len(dy)):
+                dx[(n, s, *i)] += dy[(n, d, *o)] * w[(d, local, *k)]
+    return dx
+
+
+def backward_weights(c: Correlation, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    dw = np.zeros((dy.shape[1], x.shape[1] // c.groups, *c.kernel))
+    for o, k, i in c.meetings():
+        for d, local, s in c.channel_pairs(len(dw), dw.shape[1]):
+            for n in range(len(x)):
+                dw[(d, local, *k)] += dy[(n, d, *o)] * x[(n, s, *i)]
+    return dw
+
+
+def relayout(array: np.ndarray, have: str, want: str) -> np.ndarray:
+    """From one layout to another, both named as in the specifications: X stands for all spatial axes."""
+    spatial = "xyz"[: array.ndim - 2]
+    source, target = have.replace("X", spatial), want.replace("X", spatial)
+    return array.transpose([source.index(letter) for letter in target])
