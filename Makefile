@@ -29,6 +29,7 @@ lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	cd .dev && $(abspath $(BIN))/pyright --pythonpath $(abspath $(BIN))/python onnx_backprop/__init__.py onnx_backprop/__main__.py
 	cd .dev && $(abspath $(BIN))/lint-imports --no-logo --no-cache --config ../pyproject.toml
 
 format: $(INSTALLED) ## format the code and repair what ruff can repair

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ..opset.errors import InvalidArgumentError, UnsupportedError, UnsupportedOpError
 from . import registry
 from .builder import Builder, is_float
-from .forward import Forward
+from .forward import Forward, label
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 
@@ -77,7 +77,7 @@ def require_rules(path: Path, opsets: dict[str, int]) -> None:
     missing: dict[str, list[str]] = defaultdict(list)
     for node in path.nodes:
         if registry.find(node, opsets) is None:
-            missing[_describe(node, opsets)].append(f"'{node.name}'")
+            missing[_describe(node, opsets)].append(f"'{label(node)}'")
     if missing:
         lines = "".join(f"\n  {what}: {_shorten(names)}" for what, names in sorted(missing.items()))
         raise UnsupportedOpError(
@@ -116,7 +116,7 @@ def walk_back(
     for value, seed in seeds.items():
         pending[value].append(seed)
     for node in progress(path.nodes[::-1]):
-        op.prefix = f"{node.name}_grad"
+        op.prefix = f"{label(node)}_grad"
         dys = [op.accumulate(pending.pop(y)) if y in pending and y in path.active else None for y in node.outputs]
         if all(dy is None for dy in dys):
             continue
@@ -141,7 +141,7 @@ def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value |
         raise UnsupportedError(
             "a gradient arrives at another than the first output; the rule handles the first only",
             op_type=node.op_type,
-            node=node.name,
+            node=label(node),
         )
     else:
         grads = rule.function(op, node, dys[0])
@@ -152,7 +152,7 @@ def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value |
 
 def explain_unreached(name: str, of: Sequence[str], path: Path, *, argument: str = "wrt") -> InvalidArgumentError:
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
-    reasons = "; ".join(f"{n.op_type} '{n.name}' stops it ({why})" for n, why in list(path.stops.items())[:4])
+    reasons = "; ".join(f"{n.op_type} '{label(n)}' stops it ({why})" for n, why in list(path.stops.items())[:4])
     return InvalidArgumentError(
         f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")

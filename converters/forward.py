@@ -10,6 +10,11 @@ import onnx_ir as ir
 from ..opset.errors import InvalidModelError, UnsupportedAttributeError
 
 
+def label(node: ir.Node) -> str:
+    """What to call a node in messages: its name, or that of its first output."""
+    return node.name or next((str(v.name) for v in node.outputs if v.name), "")
+
+
 class Forward:
     """A forward node: its values, attributes, constants, and which input gradients are wanted."""
 
@@ -24,7 +29,7 @@ class Forward:
 
     @property
     def name(self) -> str:
-        return self.node.name or ""
+        return label(self.node)
 
     @property
     def inputs(self) -> Sequence[ir.Value | None]:

@@ -21,7 +21,7 @@ spatial axes and (in + P + E - EK) // S + 1 = out, EK = (K-1)·D + 1. Several le
 of diff_src must be given: dst_shape is the full shape (N, C and spatial, in data_format order) of this operator's
 *output*, the convolution's source.
 
-Units: strides, dilations and pads count cells.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
 
 Edge cases: an empty batch gives an empty gradient.
 

@@ -17,12 +17,13 @@ from .shapes import Dims, merge, require_at_least, require_length, require_rank,
 MATHS = """
 dx = W_Dᵀ · W_Hᵀ · W_Wᵀ · dy, one matrix W (O rows, I columns) per spatial axis
 
-Row o of W places its taps at the source coordinate x of destination index o:
-half_pixel x = (o + 1/2)·I/O - 1/2; align_corners x = o·(I-1)/(O-1), and 0 when O = 1. The scale is always O/I, taken
-from the two shapes, never from `scales`.
-nearest: one tap of weight 1 at x rounded, ties up (towards the higher index).
-linear (bilinear and trilinear are the same, for any number of axes): with x clamped to [0, I-1], weight
-1 - frac(x) at floor(x) and frac(x) at floor(x) + 1. There is no antialiasing.
+I is the source length, O the destination length. Row o of W places its taps at the source coordinate x of destination
+index o: half_pixel x = (o + 1/2)·I/O - 1/2; align_corners x = o·(I-1)/(O-1), and 0 when O = 1. The scale is always O/I,
+taken from the two shapes, never from `scales`.
+
+- nearest: one tap of weight 1 at x rounded, ties up (towards the higher index).
+- linear (bilinear and trilinear are the same, for any number of axes): with x clamped to [0, I-1], weight
+  1 - frac(x) at floor(x) and frac(x) at floor(x) + 1. There is no antialiasing.
 """
 
 

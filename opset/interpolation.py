@@ -71,7 +71,7 @@ def _one_tap(index: NDArray[np.number], length: int) -> Taps:
     return Taps(column, np.ones(column.shape), length)
 
 
-def _two_taps(left: NDArray[np.number], weight: Float64Array, length: int) -> Taps:
+def _two_taps(left: NDArray[np.number], weight: NDArray[np.floating], length: int) -> Taps:
     first = left.astype(np.intp)
     second = np.minimum(first + 1, length - 1)
     return Taps(np.stack((first, second), axis=1), np.stack((1 - weight, weight), axis=1), length)
@@ -86,15 +86,17 @@ def matrix(taps: Taps) -> Float64Array:
 
 
 def apply(taps: Taps, x: Float64Array, axis: int) -> Float64Array:
-    """Y = W·x along one axis."""
+    """y = W·x along one axis."""
     shape = [1] * x.ndim
     shape[axis] = -1
-    columns = zip(taps.indices.T, taps.weights.T, strict=True)
-    return sum(x.take(column, axis=axis) * weight.reshape(shape) for column, weight in columns)
+    y = np.zeros((*x.shape[:axis], len(taps.indices), *x.shape[axis + 1 :]))
+    for column, weight in zip(taps.indices.T, taps.weights.T, strict=True):
+        y += x.take(column, axis=axis) * weight.reshape(shape)
+    return y
 
 
 def apply_transpose(taps: Taps, dy: Float64Array, axis: int) -> Float64Array:
-    """Dx = Wᵀ·dy along one axis: each source pixel sums, in a fixed order, the runs of dy that read it."""
+    """dx = Wᵀ·dy along one axis: each source pixel sums, in a fixed order, the runs of dy that read it."""
     dx = np.zeros((*dy.shape[:axis], taps.length, *dy.shape[axis + 1 :]))
     shape = [1] * dy.ndim
     shape[axis] = -1

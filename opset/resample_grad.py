@@ -16,8 +16,9 @@ OutputGradient = W_0ᵀ · W_1ᵀ · … · InputGradient, one matrix W (O rows,
 
 I is the length of output_gradient (the forward input), O that of input_gradient (the forward output). Row o of W
 places its taps at x = (o - OutputPixelOffset) / Scale - InputPixelOffset.
-NEAREST_NEIGHBOR: one tap of weight 1 at ceil(x - 1/2), that is x rounded, ties down.
-LINEAR: weight 1 - frac(x) at floor(x) and frac(x) at floor(x) + 1.
+
+- NEAREST_NEIGHBOR: one tap of weight 1 at ceil(x - 1/2), that is x rounded, ties down.
+- LINEAR: weight 1 - frac(x) at floor(x) and frac(x) at floor(x) + 1.
 
 Columns outside [0, I-1] are moved to the nearest edge. The scales are used as given, never recomputed from the
 lengths: if Scale·I > O the surplus is cropped, if smaller the edge repeats.

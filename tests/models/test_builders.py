@@ -88,7 +88,7 @@ def test_the_seed_decides_the_weights(example: Example) -> None:
 
 @every_example
 def test_gradients_are_the_slopes_of_the_loss(example: Example) -> None:
-    """<d loss / d p, v> against (loss(p + h·v) - loss(p - h·v)) / 2h, v random, for every parameter p alone."""
+    """<d loss / d p, v> against (loss(p + h·v) - loss(p - h·v)) / 2h, v random, for each parameter p."""
     graph = ob.training_graph(example.build(seed=3), loss=example.loss)
     weights = {tensor.name for tensor in example.build().graph.initializer}
     assert set(graph.parameters) == weights, "every weight learns, and nothing else does"
@@ -105,17 +105,20 @@ def test_gradients_are_the_slopes_of_the_loss(example: Example) -> None:
     gradients = run_some(session, [*graph.parameters.values()], {**feeds, **values})
     wrong = []
     for name, g in zip(graph.parameters, gradients, strict=True):
-        v = rng.standard_normal(g.shape).astype(np.float32)
-        h = np.float32(2e-3 / np.sqrt(g.size))
-        above, below = (
-            float(run_some(session, [graph.loss], {**feeds, **values, name: values[name] + s * v})[0]) for s in (h, -h)
-        )
-        slope = (above - below) / (2 * float(h))
-        rounding = 4 * np.finfo(np.float32).eps * abs(above) / float(h)
-        expected = float(np.vdot(g, v))
-        if abs(slope - expected) > 0.02 * np.linalg.norm(g) + rounding:
-            wrong.append(f"{name}: slope {slope:.6g}, gradient {expected:.6g}, |g| {np.linalg.norm(g):.3g}")
-        assert np.linalg.norm(g) > rounding, f"{name}: the gradient is too small to be told from rounding"
+        h = 2e-3 / np.sqrt(g.size)
+        misses = []
+        for _ in range(3):
+            v = rng.standard_normal(g.shape).astype(np.float32)
+            above, below = (
+                float(run_some(session, [graph.loss], {**feeds, **values, name: values[name] + np.float32(s) * v})[0])
+                for s in (h, -h)
+            )
+            misses.append(abs((above - below) / (2 * h) - float(np.vdot(g, v))))
+        norm, rounding = float(np.linalg.norm(g)), 4 * float(np.finfo(np.float32).eps) * abs(above) / h
+        assert norm > rounding, f"{name}: a gradient of {norm:.3g} cannot be told from rounding"
+        # the median: a step over the kink of a Relu or MaxPool spoils one direction, a wrong gradient all of them
+        if np.median(misses) > 0.02 * norm + rounding:
+            wrong.append(f"{name}: |g| {norm:.3g}, slopes differ by {', '.join(f'{m:.3g}' for m in misses)}")
     assert not wrong, f"seed {SEED}: " + "; ".join(wrong)
 
 

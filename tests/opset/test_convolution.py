@@ -18,7 +18,7 @@ from tests.opset import naive
 from tests.worked_examples import GROUPED_ROWS, W, oix, row
 
 f32 = np.float32
-CASES = 70
+CASES = 120
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def case(rng: np.random.Generator, padding: str, *, transposed: bool) -> Case:
             if cells >= 1 and cells + p + e >= extent:
                 break
         for values, value in zip(
-            (kernel, strides, dilations, source, begin, end, extra), (k, s, d, cells, p, e, spare)
+            (kernel, strides, dilations, source, begin, end, extra), (k, s, d, cells, p, e, spare), strict=True
         ):
             values.append(value)
     correlation = naive.Correlation(*map(tuple, (source, kernel, strides, dilations, begin, end)), groups)

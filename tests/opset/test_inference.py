@@ -1,0 +1,419 @@
+"""Type and shape inference in onnx: what is known survives, what is unknown stays open, contradictions raise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, checker, parser, shape_inference
+
+import onnx_backprop as ob
+from onnx_backprop.opset.registry import BY_NAME
+from tests.checks import evaluate, infer, inferred, one_node_model
+from tests.opset.test_convolution import Case, case
+from tests.worked_examples import EXAMPLES, Example
+
+CONV = """strides = [2, 1], pads_begin = [1, 0], pads_end = [1, 0], dilations = [1, 1], data_format = "NCX",
+          weights_format = "OIX" """
+CONVT = CONV.replace("OIX", "IOX")
+RESAMPLE = """interpolation_mode = "LINEAR", scales = [2.0, 2.0], input_pixel_offsets = [0.5, 0.5],
+              output_pixel_offsets = [-0.5, -0.5]"""
+
+
+def model(signature: str, body: str, *, functions: str = "", imports: str = "") -> ModelProto:
+    """A text model; `signature` is what stands between the graph's name and its nodes."""
+    return parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 18, "onnx_backprop" : 1 {imports}]>
+        g {signature} {{ {body.replace("$", "onnx_backprop.")} }} {functions}""")
+
+
+STATIC = [
+    (
+        "(float[2,3,4,5] src, float[2,3,8,9] dy) => (dx)",
+        'dx = $InterpolateBackward <mode = "linear", data_format = "NCX"> (src, dy)',
+        [2, 3, 4, 5],
+    ),
+    (
+        "(float16[2,4,5,3] src, float16[2,8,9,3] dy) => (dx)",
+        'dx = $InterpolateBackprop <mode = "nearest", sizes = [8, 9]> (src, dy)',
+        [2, 4, 5, 3],
+    ),
+    (
+        "(float[8,9] dy) => (dx)",
+        f"dx = $ResampleGrad <{RESAMPLE}, output_sizes = [4, 5]> (dy)",
+        [4, 5],
+    ),
+    (
+        "(float[2,6,5,8] dy, float[6,2,3,2] w) => (dx)",
+        f"dx = $ConvolutionBackwardData <{CONV}, groups = 2, dst_shape = [2, 4, 9, 9]> (dy, w)",
+        [2, 4, 9, 9],
+    ),
+    (
+        "(float[2,4,9,9] x, float[2,6,5,8] dy) => (dw)",
+        f"dw = $ConvolutionBackwardWeights <{CONV}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
+        [6, 2, 3, 2],
+    ),
+    (
+        "(bfloat16[2,4,9,9] dy, bfloat16[6,2,3,2] w) => (dx)",
+        f"dx = $ConvTransposeBackwardData <{CONVT}, groups = 2> (dy, w)",
+        [2, 6, 5, 8],
+    ),
+    (
+        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
+        f"dw = $ConvTransposeBackwardWeights <{CONVT}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
+        [6, 2, 3, 2],
+    ),
+    (
+        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
+        'dw = $ConvTransposeBackpropFilters <filter_format = "OIX", filter_shape = [2, 6, 3, 2], groups = 2,'
+        f"{CONV.rpartition(',')[0]}> (x, dy)",
+        [2, 6, 3, 2],
+    ),
+    ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
+]
+
+
+@pytest.mark.parametrize(("signature", "body", "dims"), STATIC)
+def test_static_shapes_and_types(signature: str, body: str, dims: list[int]) -> None:
+    m = model(signature, body)
+    assert inferred(m) == dims
+    result = infer(m).graph.output[0].type.tensor_type.elem_type
+    assert result == m.graph.input[0].type.tensor_type.elem_type
+
+
+def test_static_models_cover_every_operator() -> None:
+    assert {body.partition("$")[2].split()[0] for _, body, _ in STATIC} == set(BY_NAME)
+
+
+NCX = 'data_format = "NCX"'
+INTERPOLATE = f'dx = $InterpolateBackward <mode = "linear", {NCX}>'
+DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "dims"),
+    [
+        # names stay; a number known on either side replaces the name
+        ("(float[N,C,H,W] src, float[N,C,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", ["N", "C", "H", "W"]),
+        ("(float[N,C,H,W] src, float[2,3,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", [2, 3, "H", "W"]),
+        ("(float[?,3,H,W] src, float[N,C,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", ["N", 3, "H", "W"]),
+        (
+            "(float[N,H,W,C] src, float[2,P,Q,3] dy) => (dx)",
+            'dx = $InterpolateBackward <mode = "linear"> (src, dy)',
+            [2, "H", "W", 3],
+        ),
+        ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
+        ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        # channels follow from the weights, lengths of the input from those of the output where they are numbers
+        (
+            "(float[N,C,9,W] dy, float[6,2,3,2] w) => (dx)",
+            f"dx = $ConvTransposeBackwardData <{CONVT}, groups = 2> (dy, w)",
+            ["N", 6, 5, None],
+        ),
+        (
+            "(float[N,C,9,9] dy, float[I,2,K,2] w) => (dx)",
+            f"dx = $ConvTransposeBackwardData <{CONVT}> (dy, w)",
+            ["N", "I", None, 8],
+        ),
+        # a shape that is an attribute, an initializer, a constant, or comes from Shape
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"dx = $ConvolutionBackwardData <{CONV}, dst_shape = [2, 4, 9, 9]> (dy, w)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx) <int32[4] s = {2, 4, 9, 9}>",
+            f"{DATA} (dy, w, s)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"s = Constant <value = int32[4] {{2, 4, 9, 9}}> () {DATA} (dy, w, s)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[M,4,H,W] x, float[N,C,P,Q] dy, float[6,I,3,2] w) => (dx)",
+            f"s64 = Shape (x) s = Cast <to = 6> (s64) {DATA} (dy, w, s)",
+            ["M", 4, "H", "W"],
+        ),
+        (
+            "(float[M,I,3,2] w, float[N,4,H,W] x, float[N,6,P,Q] dy) => (dw)",
+            f"s64 = Shape (w) s = Cast <to = 6> (s64) dw = $ConvolutionBackwardWeights <{CONV}> (x, dy, s)",
+            [6, 4, 3, 2],
+        ),
+        (
+            "(float[H,W] x, float[P,Q] dy) => (dx)",
+            f"s64 = Shape (x) s = Cast <to = 6> (s64) dx = $ResampleGrad <{RESAMPLE}> (dy, s)",
+            ["H", "W"],
+        ),
+        # a shape input of unknown value: the rank, and what the other tensors say
+        ("(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[4] s) => (dx)", f"{DATA} (dy, w, s)", [2, 4, None, None]),
+        ("(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[K] s) => (dx)", f"{DATA} (dy, w, s)", [2, 4, None, None]),
+        (
+            "(float[N,4,H,W] x, float[N,6,P,Q] dy, int32[4] s) => (dw)",
+            f"dw = $ConvolutionBackwardWeights <{CONV}> (x, dy, s)",
+            [6, 4, None, None],
+        ),
+        ("(float[P,Q] dy, int32[2] s) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)", [None, None]),
+        ("(float[P,Q] dy, int32[K] s) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)", [None, None]),
+    ],
+)  # fmt: skip
+def test_partly_known_shapes(signature: str, body: str, dims: list[int | str | None]) -> None:
+    assert inferred(model(signature, body)) == dims
+
+
+UNKNOWN = ', "other" : 1'
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "dims"),
+    [
+        # the type itself is unknown: nothing is claimed, nothing fails
+        ("(float[N,3,H,W] x, float[N,3,P,Q] dy) => (dx)", f"src = other.Op (x) {INTERPOLATE} (src, dy)", None),
+        (
+            "(float[N,3,H,W] src, float[N,3,P,Q] x) => (dx)",
+            f"dy = other.Op (x) {INTERPOLATE} (src, dy)",
+            ["N", 3, "H", "W"],
+        ),
+        (
+            "(float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"s = other.Op (w) {DATA} (dy, w, s)",
+            [2, 4, None, None],
+        ),
+        (
+            "(float[6,4,3,2] x) => (dx)",
+            f"dy = other.Op (x) w = other.Op (x) s = other.Op (x) {DATA} (dy, w, s)",
+            None,
+        ),
+        ("(float[6,4,3,2] x) => (db)", "dy = other.Op (x) db = $BiasAddBackward (dy)", None),
+    ],
+)
+def test_unknown_types(signature: str, body: str, dims: list[int | str | None] | None) -> None:
+    assert inferred(model(signature, body, imports=UNKNOWN)) == dims
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs", "dims"),
+    [
+        ("InterpolateBackward", {"mode": "linear"}, [None, ["N", "H", "W", 3]], None),
+        ("InterpolateBackward", {"mode": "linear"}, [["N", "H", "W", 3], None], ["N", "H", "W", 3]),
+        ("ResampleGrad", {"output_sizes": [4, 5]}, [None], [4, 5]),
+        ("ResampleGrad", {}, [None, ["K"]], None),
+        ("ResampleGrad", {}, [None, [3]], [None, None, None]),
+        ("BiasAddBackward", {}, [None], [None]),
+        ("ConvTransposeBackwardData", {}, [None, None], None),
+        ("ConvTransposeBackwardData", {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [None, 6, None, None]),
+        ("ConvolutionBackwardData", {"dst_shape": [1, 5, 5, 2]}, [None, None], [1, 5, 5, 2]),
+        ("ConvolutionBackwardWeights", {}, [None, None, [4]], [None, None, None, None]),
+    ],
+)
+def test_unknown_ranks(op: str, attributes: dict[str, object], inputs: list, dims) -> None:
+    """A tensor without a shape: onnx knows its type only."""
+    pair = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
+    empty = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
+    base = pair if "Conv" in op else empty if op == "ResampleGrad" else {}
+    m = one_node_model(op, base | attributes, [i or [] for i in inputs])
+    for value, given in zip(m.graph.input, inputs, strict=True):
+        if given is None:
+            value.type.tensor_type.ClearField("shape")
+    result = infer(m).graph.output[0].type.tensor_type
+    assert result.elem_type == TensorProto.FLOAT
+    got = [d.dim_value or d.dim_param for d in result.shape.dim] if result.HasField("shape") else None
+    assert (got and [None if str(d).startswith("unk__") else d or None for d in got]) == dims
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_contradiction_surfaces_unchanged(strict: bool) -> None:
+    """Also without strict mode, where onnx swallows its own inference errors."""
+    m = model("(float[2,3,4,5] src, float[2,4,8,9] dy) => (dx)", f"{INTERPOLATE} (src, dy)")
+    message = "^InterpolateBackward: channels of src and diff_dst must agree, got 3 and 4$"
+    with pytest.raises(ob.ShapeError, match=message):
+        shape_inference.infer_shapes(m, strict_mode=strict)
+    m.graph.output[0].type.CopyFrom(m.graph.input[0].type)
+    with pytest.raises(ob.ShapeError, match=message):
+        checker.check_model(m, full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "message"),
+    [
+        (
+            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[3] s) => (dx)",
+            f"{DATA} (dy, w, s)",
+            "ConvolutionBackwardData: dst_shape: expected rank 4, got 3 with shape (?, ?, ?)",
+        ),
+        (
+            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[2] s) => (dx)",
+            f"{DATA} (dy, w, s)",
+            "ConvolutionBackwardData: input dst_shape: expected 3 to 5 entries, got 2",
+        ),
+        (
+            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[2,2] s) => (dx)",
+            f"{DATA} (dy, w, s)",
+            "ConvolutionBackwardData: input dst_shape: expected rank 1, got 2 with shape (2, 2)",
+        ),
+        (
+            "(float[3,4,H,W] x, float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"s64 = Shape (x) s = Cast <to = 6> (s64) {DATA} (dy, w, s)",
+            "ConvolutionBackwardData: batch sizes of dst_shape and diff_dst must agree, got 3 and 2",
+        ),
+        (
+            "(float[2,C,4,Q] dy, float[6,4,3,2] w) => (dx) <int32[4] s = {2, 4, 9, 9}>",
+            f"{DATA} (dy, w, s)",
+            "ConvolutionBackwardData: spatial axis 0: dst_shape length 9 with kernel 3, stride 2, dilation 1, pads 1 "
+            "and 1 expects diff_dst length 5, got 4",
+        ),
+        (
+            "(float[N,C,4] src, float[N,C,7] dy, int32[2] s) => (dx)",
+            f"{INTERPOLATE} (src, dy, s)",
+            "InterpolateBackward: input sizes: expected 1 entries, got 2 in [None, None]",
+        ),
+        (
+            "(float[N,C,H] src, float[N,C,7] dy) => (dx)",
+            f"s = Constant <value = int32[1] {{8}}> () {INTERPOLATE} (src, dy, s)",
+            "InterpolateBackward: the spatial shape of diff_dst and input sizes must agree, got 7 and 8",
+        ),
+        (
+            "(float[P,Q] dy, int32[3] s) => (dx)",
+            f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)",
+            "ResampleGrad: output_sizes (one per axis): expected 2 entries, got 3 in [None, None, None]",
+        ),
+        (
+            "(float[N,C] src, float[N,C,P] dy) => (dx)",
+            f"{INTERPOLATE} (src, dy)",
+            "InterpolateBackward: src: expected rank 3 to 5, got 2 with shape (N, C)",
+        ),
+        ("(float[N] dy) => (db)", "db = $BiasAddBackward (dy)", "BiasAddBackward: diff_dst: expected rank 2 to 64, got 1"),
+        (
+            "(float[N,C,9,9] dy, float[6,2,3] w) => (dx)",
+            f"dx = $ConvTransposeBackwardData <{CONVT}> (dy, w)",
+            "ConvTransposeBackwardData: diff_dst: expected rank 3, got 4 with shape (N, C, 9, 9)",
+        ),
+    ],
+)  # fmt: skip
+def test_contradictions(signature: str, body: str, message: str) -> None:
+    with pytest.raises(ob.ShapeError) as e:
+        infer(model(signature, body))
+    assert str(e.value).startswith(message)
+
+
+def test_too_few_inputs() -> None:
+    """Inference may run on a model that nobody has checked."""
+    with pytest.raises(
+        ob.InvalidModelError, match=r"InterpolateBackward: expected inputs src, diff_dst, sizes\?, got 1"
+    ):
+        infer(model("(float[N,C,4] src) => (dx)", f"{INTERPOLATE} (src)"))
+    with pytest.raises(ob.InvalidModelError, match=r"expected inputs src, diff_dst, sizes\?, got 1"):
+        infer(model("(float[N,C,4] src) => (dx)", f'{INTERPOLATE} ("", src)'))
+
+
+@pytest.mark.parametrize(
+    ("signature", "node"),
+    [
+        ("(float[N,3,4] src, float16[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)"),
+        ("(double[N,3,4] src, double[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)"),
+        ("(float[N,3,4] src, float[N,3,7] dy, int64[1] s) => (dx)", f"{INTERPOLATE} (src, dy, s)"),
+        ("(int32[N,4] dy) => (db)", "db = $BiasAddBackward (dy)"),
+    ],
+)
+def test_element_types_outside_the_constraints(signature: str, node: str) -> None:
+    with pytest.raises(shape_inference.InferenceError, match="unsupported type|inconsistent type"):
+        infer(model(signature, node))
+
+
+def test_attributes_of_an_enclosing_function() -> None:
+    m = model(
+        "(float[N,3,4] src, float[N,3,7] dy) => (dx)",
+        'dx = local.Up <how = "linear", to = [7]> (src, dy)',
+        imports=', "local" : 1',
+        functions="""<opset_import: ["onnx_backprop" : 1], domain: "local"> Up <how, to> (src, dy) => (dx) {
+            dx = onnx_backprop.InterpolateBackward <mode: string = @how, sizes: ints = @to, data_format = "NCX"> (src, dy)
+        }""",
+    )
+    assert inferred(m) == ["N", 3, 4]
+    m.graph.node[0].attribute[1].ints[:] = [8]
+    with pytest.raises(
+        ob.ShapeError, match="the spatial shape of diff_dst and attribute sizes must agree, got 7 and 8"
+    ):
+        infer(m)
+
+
+def test_nodes_in_a_subgraph() -> None:
+    m = model(
+        "(bool c, float[N,3,4] a, float[N,3,7] dy) => (dx)",
+        """dx = If (c) <
+            then_branch = t () => (one) { one = $InterpolateBackward <mode = "linear", data_format = "NCX"> (a, dy) },
+            else_branch = e () => (two) { two = Identity (a) }>""",
+    )
+    assert inferred(m) == ["N", 3, 4]
+
+
+def symbolic(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str | None]:
+    """A true statement about a shape: numbers, names that stand for their number, gaps."""
+    return [[d, f"is_{d}", None][rng.choice(3, p=[0.5, 0.3, 0.2])] for d in shape]
+
+
+def assert_true_statement(dims: list[int | str | None] | None, shape: tuple[int, ...], what: object) -> None:
+    assert dims is not None, what
+    assert len(dims) == len(shape), what
+    for said, real in zip(dims, shape, strict=True):
+        assert said in (None, real, f"is_{real}"), f"{dims} of {shape}: {what}"
+
+
+def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object], list[np.ndarray | None]]]:
+    calls = [(e.op, e.attributes, e.arrays()) for e in EXAMPLES]
+    for padding in ("explicit", "VALID", "SAME_UPPER", "SAME_LOWER") * 10:
+        c: Case = case(rng, padding, transposed=False)
+        ncx = c.attributes_in(data_format="NCX", weights_format="OIX")
+        calls.append(("ConvolutionBackwardData", ncx, [c.dy, c.w, np.int32(c.x.shape)]))
+        calls.append(("ConvolutionBackwardWeights", ncx, [c.x, c.dy, np.int32(c.w.shape)]))
+        c = case(rng, padding, transposed=True)
+        ncx = c.attributes_in(data_format="NCX", weights_format="IOX")
+        calls.append(("ConvTransposeBackwardData", ncx, [c.x, c.w]))
+        calls.append(("ConvTransposeBackwardWeights", ncx, [c.dy, c.x, np.int32(c.w.shape)]))
+    return calls
+
+
+def test_inferred_shapes_are_the_executed_ones(rng: np.random.Generator) -> None:
+    """Fully known shapes give the executed shape; partly known ones never a false statement."""
+    for op, attributes, arrays in random_calls(rng):
+        executed = evaluate(op, attributes, arrays).shape
+        known = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in arrays]
+        what = (op, attributes, [None if a is None else a.shape for a in arrays])
+        assert inferred(one_node_model(op, attributes, known)) == list(executed), what
+        for _ in range(3):
+            partly = [
+                None if a is None else a if a.dtype == np.int32 and rng.random() < 0.5 else symbolic(rng, a.shape)
+                for a in arrays
+            ]
+            m = one_node_model(op, attributes, partly, output_rank=len(executed))
+            assert_true_statement(inferred(m), executed, (what, partly))
+
+
+def test_every_example_passes_the_full_check() -> None:
+    for example in EXAMPLES:
+        for element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            m = static(example, element_type)
+            checker.check_model(m, full_check=True)
+            assert infer(m).graph.output[0].type.tensor_type.elem_type == element_type
+
+
+def static(example: Example, element_type: int = TensorProto.FLOAT) -> ModelProto:
+    inputs = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in example.arrays()]
+    rank = np.ndim(example.expected)
+    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_rank=rank)
+
+
+def test_auto_pad_in_every_spelling() -> None:
+    same = next(e for e in EXAMPLES if e.id == "conv-dx-SAME_UPPER-K2")
+    for spelling in ("SAME_UPPER", "same_upper", "Same_Upper"):
+        changed = Example(same.id, same.op, same.attributes | {"auto_pad": spelling}, same.inputs, same.expected)
+        checker.check_model(static(changed), full_check=True)
+        np.testing.assert_array_equal(evaluate(changed.op, changed.attributes, changed.arrays()), same.expected)
+
+
+def test_inference_leaves_the_model_alone() -> None:
+    """Validation has no side effects on what it reads."""
+    m = model("(float[N,3,4] src, float[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)")
+    before = m.SerializeToString(deterministic=True)
+    infer(m)
+    assert m.SerializeToString(deterministic=True) == before
