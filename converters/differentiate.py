@@ -141,7 +141,7 @@ def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value |
         raise UnsupportedError(
             "a gradient arrives at another than the first output; the rule handles the first only",
             op_type=node.op_type,
-            node=label(node),
+            node=node.name,
         )
     else:
         grads = rule.function(op, node, dys[0])

@@ -72,6 +72,7 @@ def _one_tap(index: NDArray[np.number], length: int) -> Taps:
 
 
 def _two_taps(left: NDArray[np.number], weight: NDArray[np.floating], length: int) -> Taps:
+    weight = weight.astype(np.float64, copy=False)
     first = left.astype(np.intp)
     second = np.minimum(first + 1, length - 1)
     return Taps(np.stack((first, second), axis=1), np.stack((1 - weight, weight), axis=1), length)

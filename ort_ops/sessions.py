@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import onnx
 import onnxruntime
@@ -17,15 +18,20 @@ from . import numpy_route
 
 DEFAULT_KERNELS = "numpy"
 
+_registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
+
 
 def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
     """Register the kernels with session options of your own; returns the same options.
 
-    Needed for every session on a model with kernels="numpy". The operators run in the Python process that calls
+    Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
+    a model with kernels="numpy". The operators run in the Python process that calls
     this, under its interpreter lock.
     """
     numpy_route.register()
-    session_options.register_custom_ops_library(get_library_path())
+    if session_options not in _registered:
+        session_options.register_custom_ops_library(get_library_path())
+        _registered.add(session_options)
     return session_options
 
 
