@@ -47,7 +47,7 @@ def operators_markdown() -> str:
 
 
 def _section(schema: OpSchema, attributes: Sequence[str]) -> Iterator[str]:
-    maths, *paragraphs = re.split(r"\n{2,}", schema.doc.strip())
+    maths, *paragraphs = re.split(r"\n{2,}", (schema.doc or "").strip())
     yield f"## {schema.name}\n"
     yield f"```\n{maths}\n```\n"
     yield from (f"{_paragraph(p)}\n" for p in paragraphs)

@@ -60,7 +60,7 @@ class Attribute:
             result = self.aliases.get(result.lower(), result)
         if self.choices and result not in self.choices:
             allowed = ", ".join(self.choices)
-            raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {value!r}", op_type=op)
+            raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {result!r}", op_type=op)
         return result
 
     def _convert(self, value: object) -> int | str | tuple[int, ...] | tuple[float, ...]:
@@ -77,13 +77,19 @@ class Attribute:
             raise TypeError
         if self.kind == "ints":
             return tuple(_as_int(v) for v in items)
-        return tuple(float(cast("float", v)) for v in items)
+        return tuple(_as_float(v) for v in items)
 
 
 def _as_int(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError
     return int(value)
+
+
+def _as_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError
+    return float(value)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,12 @@ CASES = [
     Case("DepthToSpace CRD", "g (float[2,8,2,3] a) => (float[2,2,4,6] y) { y = DepthToSpace<blocksize=2,mode=\"CRD\">(a) }"),
     # pooling
     Case("GlobalAveragePool", "g (float[2,3,4,5] a) => (float[2,3,1,1] y) { y = GlobalAveragePool(a) }"),
+    Case("MaxPool 1-D", "g (float[2,3,9] a) => (float[2,3,?] y) { y = MaxPool<kernel_shape=[3],strides=[2]>(a) }"),
+    Case("MaxPool 3-D", "g (float[2,2,4,5,3] a) => (float[2,2,?,?,?] y) { y = MaxPool<kernel_shape=[2,3,2]>(a) }"),
+    Case("MaxPool with its indices", "g (float[1,2,4,4] a) => (float[1,2,2,2] y, int64[1,2,2,2] i) "
+         "{ y, i = MaxPool<kernel_shape=[2,2],strides=[2,2]>(a) }"),
+    Case("AveragePool 3-D", "g (float[2,2,4,5,3] a) => (float[2,2,?,?,?] y) "
+         "{ y = AveragePool<kernel_shape=[2,3,2],pads=[1,0,0,0,1,1]>(a) }"),
     *(Case(f"MaxPool {attributes}", f"g (float[2,2,7,6] a) => (float[2,2,?,?] y) {{ y = MaxPool<{attributes}>(a) }}")
       for attributes in ("kernel_shape=[2,2],strides=[2,2]", "kernel_shape=[3,3],pads=[1,1,1,1]",
                          "kernel_shape=[3,2],strides=[2,1],ceil_mode=1", "kernel_shape=[2,2],dilations=[2,3]")),

@@ -102,7 +102,7 @@ def test_gradients_are_the_slopes_of_the_loss(example: Example) -> None:
     target = rng.random(shape, np.float32) if shape == y.shape else rng.integers(0, y.shape[1], shape)
     data_name, target_name = graph.inputs
     feeds = {data_name: x, target_name: target}
-    gradients = run_some(session, [*graph.parameters.values()], {**feeds, **values})
+    loss, *gradients = run_some(session, [graph.loss, *graph.parameters.values()], {**feeds, **values})
     wrong = []
     for name, g in zip(graph.parameters, gradients, strict=True):
         h = 2e-3 / np.sqrt(g.size)
@@ -114,7 +114,7 @@ def test_gradients_are_the_slopes_of_the_loss(example: Example) -> None:
                 for s in (h, -h)
             )
             misses.append(abs((above - below) / (2 * h) - float(np.vdot(g, v))))
-        norm, rounding = float(np.linalg.norm(g)), 4 * float(np.finfo(np.float32).eps) * abs(above) / h
+        norm, rounding = float(np.linalg.norm(g)), 4 * float(np.finfo(np.float32).eps) * abs(float(loss)) / h
         assert norm > rounding, f"{name}: a gradient of {norm:.3g} cannot be told from rounding"
         # the median: a step over the kink of a Relu or MaxPool spoils one direction, a wrong gradient all of them
         if np.median(misses) > 0.02 * norm + rounding:

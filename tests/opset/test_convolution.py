@@ -64,7 +64,9 @@ def case(rng: np.random.Generator, padding: str, *, transposed: bool) -> Case:
             (kernel, strides, dilations, source, begin, end, extra), (k, s, d, cells, p, e, spare), strict=True
         ):
             values.append(value)
-    correlation = naive.Correlation(*map(tuple, (source, kernel, strides, dilations, begin, end)), groups)
+    correlation = naive.Correlation(
+        tuple(source), tuple(kernel), tuple(strides), tuple(dilations), tuple(begin), tuple(end), groups
+    )
     attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "groups": groups}
     if padding == "explicit":
         attributes |= {"pads_begin": begin, "pads_end": end}

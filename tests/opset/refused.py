@@ -1,0 +1,386 @@
+"""Bad calls and the sentence each is refused with: one valid call per operator, and changes to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import onnx_backprop as ob
+
+Value = np.ndarray | tuple[int, ...] | None
+
+_CONV = {"strides": [2], "pads_begin": [1], "pads_end": [1], "dilations": [1], "data_format": "NCX"}
+_RESAMPLE = {
+    "interpolation_mode": "LINEAR",
+    "scales": [2.0, 2.0],
+    "input_pixel_offsets": [0.5, 0.5],
+    "output_pixel_offsets": [-0.5, -0.5],
+}
+# One valid call of each operator: attributes and the shapes of its floating-point inputs.
+VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
+    "InterpolateBackward": ({"mode": "linear", "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
+    "InterpolateBackprop": ({"mode": "nearest", "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
+    "ResampleGrad": (_RESAMPLE | {"output_sizes": [2, 3]}, [(4, 6)]),
+    "ConvolutionBackwardData": (_CONV | {"weights_format": "OIX", "dst_shape": [1, 4, 5]}, [(1, 6, 3), (6, 4, 3)]),
+    "ConvolutionBackwardWeights": (
+        _CONV | {"weights_format": "OIX", "weights_shape": [6, 4, 3]},
+        [(1, 4, 5), (1, 6, 3)],
+    ),
+    "ConvTransposeBackwardData": (_CONV | {"weights_format": "IOX"}, [(1, 4, 5), (6, 4, 3)]),
+    "ConvTransposeBackwardWeights": (
+        _CONV | {"weights_format": "IOX", "weights_shape": [6, 4, 3]},
+        [(1, 6, 3), (1, 4, 5)],
+    ),
+    "ConvTransposeBackpropFilters": (
+        _CONV | {"filter_format": "OIX", "filter_shape": [4, 6, 3]},
+        [(1, 6, 3), (1, 4, 5)],
+    ),
+    "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
+}
+
+IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "BiasAddBackward"
+CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
+TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
+CONVOLUTION_OPS = (CD, CW, TD, TW, TF)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A change of the valid call and the whole sentence behind the operator's name. None removes."""
+
+    op: str
+    message: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[int, Value] = field(default_factory=dict)
+    error: type[Exception] = ob.ShapeError
+    model_shows_it: bool = True
+
+    @property
+    def id(self) -> str:
+        return f"{self.op}-{self.attributes or ''}{self.inputs or ''}"[:90]
+
+    def call(self) -> tuple[dict[str, Any], list[Value]]:
+        attributes, inputs = VALID[self.op]
+        changed = {k: v for k, v in (attributes | self.attributes).items() if v is not None}
+        given = dict(enumerate(inputs)) | self.inputs
+        return changed, [given.get(n) for n in range(max(given) + 1)]
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def invalid(op: str, message: str, attributes: dict[str, Any], *, model_shows_it: bool = True) -> Bad:
+    return Bad(op, message, attributes, error=ob.InvalidModelError, model_shows_it=model_shows_it)
+
+
+ATTRIBUTES = [
+    # values that are not among the choices: case matters, auto_pad excepted
+    invalid(
+        IB, "attribute mode: expected one of nearest, linear, bilinear, trilinear, got 'cubic'", {"mode": "cubic"}
+    ),
+    invalid(
+        IBP, "attribute mode: expected one of nearest, linear, bilinear, trilinear, got 'Linear'", {"mode": "Linear"}
+    ),
+    invalid(
+        IB,
+        "attribute coordinate_transformation_mode: expected one of half_pixel, align_corners, got 'asymmetric'",
+        {"coordinate_transformation_mode": "asymmetric"},
+    ),
+    invalid(
+        RG,
+        "attribute interpolation_mode: expected one of NEAREST_NEIGHBOR, LINEAR, got 'CUBIC'",
+        {"interpolation_mode": "CUBIC"},
+    ),
+    *(
+        invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
+        for op in VALID
+        if op != RG
+    ),
+    *(
+        invalid(
+            op,
+            "attribute auto_pad: expected one of None, SAME_UPPER, SAME_LOWER, VALID, got 'SAME'",
+            {"auto_pad": "SAME"},
+        )
+        for op in CONVOLUTION_OPS
+    ),
+    *(
+        invalid(op, "attribute weights_format: expected one of XIO, OIX, got 'IOX'", {"weights_format": "IOX"})
+        for op in (CD, CW)
+    ),
+    *(
+        invalid(
+            op, "attribute weights_format: expected one of XOI, IOX, XIO, OIX, got 'OIHW'", {"weights_format": "OIHW"}
+        )
+        for op in (TD, TW)
+    ),
+    invalid(TF, "attribute filter_format: expected one of XOI, IOX, XIO, OIX, got 'xio'", {"filter_format": "xio"}),
+    # kinds
+    invalid(CD, "attribute groups: expected int, got 1.5", {"groups": 1.5}),
+    invalid(CD, "attribute groups: expected int, got True", {"groups": True}, model_shows_it=False),
+    invalid(CD, "attribute strides: expected ints, got 2", {"strides": 2}),
+    invalid(CD, "attribute strides: expected ints, got [1.5]", {"strides": [1.5]}),
+    invalid(IB, "attribute mode: expected string, got 3", {"mode": 3}),
+    invalid(IB, "attribute scales: expected floats, got '1.75'", {"scales": "1.75"}, model_shows_it=False),
+    invalid(IB, "attribute scales: expected floats, got ['1.75']", {"scales": ["1.75"]}, model_shows_it=False),
+    invalid(RG, "attribute dimension_count: expected int, got [2]", {"dimension_count": [2]}),
+    # names
+    invalid(
+        IB,
+        "unknown attribute axes; it takes mode, coordinate_transformation_mode, sizes, scales, data_format",
+        {"axes": [2]},
+        model_shows_it=False,
+    ),
+    invalid(BIAS, "unknown attribute axis, keepdims; it takes data_format", {"keepdims": 0, "axis": 1}, model_shows_it=False),
+    invalid(
+        CW,
+        "unknown attribute output_padding; it takes strides, pads_begin, pads_end, dilations, auto_pad, groups, "
+        "data_format, weights_format, weights_shape",
+        {"output_padding": [0]},
+        model_shows_it=False,
+    ),
+]  # fmt: skip
+
+CONVOLUTIONS = [
+    *(
+        bad
+        for op in CONVOLUTION_OPS
+        for bad in (
+            Bad(op, "attribute strides: expected values >= 1, got [0]", {"strides": [0]}),
+            Bad(op, "attribute strides: expected values >= 1, got [-2]", {"strides": [-2]}),
+            Bad(op, "attribute dilations: expected values >= 1, got [0]", {"dilations": [0]}),
+            Bad(op, "attribute pads_begin: expected values >= 0, got [-1]", {"pads_begin": [-1]}),
+            Bad(op, "attribute pads_end: expected values >= 0, got [-1]", {"pads_end": [-1]}),
+            # ignored, and checked all the same
+            Bad(
+                op,
+                "attribute pads_end: expected values >= 0, got [-1]",
+                {"pads_end": [-1], "auto_pad": "SAME_UPPER"},
+            ),
+            Bad(op, "attribute groups: expected values >= 1, got [0]", {"groups": 0}),
+            *(
+                Bad(
+                    op,
+                    f"attribute {name} (one per spatial axis): expected 1 entries, got 2 in [1, 1]",
+                    {name: [1, 1]},
+                )
+                for name in ("strides", "dilations", "pads_begin", "pads_end")
+            ),
+            Bad(
+                op,
+                "attribute strides (one per spatial axis): expected 1 entries, got 0 in []",
+                {"strides": []},
+            ),
+        )
+    ),
+    *(
+        Bad(op, "attribute output_padding: expected values >= 0, got [-1]", {"output_padding": [-1]})
+        for op in (CD, TD, TW, TF)
+    ),
+    # the shape that the lengths leave open
+    Bad(CD, "expected dst_shape as attribute or input, got neither", {"dst_shape": None}),
+    Bad(CW, "expected weights_shape as attribute or input, got neither", {"weights_shape": None}),
+    Bad(TW, "expected weights_shape as attribute or input, got neither", {"weights_shape": None}),
+    Bad(TF, "expected filter_shape as attribute or input, got neither", {"filter_shape": None}),
+    Bad(CD, "expected dst_shape as attribute or input, got neither", {"dst_shape": []}),
+    Bad(CD, "attribute dst_shape: expected 3 to 5 entries, got 1", {"dst_shape": [5]}),  # spatial only
+    Bad(CD, "input dst_shape: expected 3 to 5 entries, got 1", inputs={2: ints(5)}),
+    Bad(CD, "dst_shape: expected rank 3, got 4 with shape (1, 4, 5, 5)", {"dst_shape": [1, 4, 5, 5]}),
+    Bad(CD, "attribute dst_shape: expected values >= 0, got [1, 4, -1]", {"dst_shape": [1, 4, -1]}),
+    Bad(CD, "input dst_shape: expected values >= 0, got [1, 4, -1]", inputs={2: ints(1, 4, -1)}),
+    Bad(CD, "input dst_shape: expected 3 to 5 entries, got 0", inputs={2: ints()}),
+    # batch, channels, groups
+    Bad(CD, "batch sizes of dst_shape and diff_dst must agree, got 2 and 1", {"dst_shape": [2, 4, 5]}),
+    Bad(
+        CD,
+        "channels of dst_shape and groups (1) × channels per group of weights must agree, got 5 and 4",
+        {"dst_shape": [1, 5, 5]},
+    ),
+    Bad(CD, "channels of diff_dst and of weights must agree, got 7 and 6", inputs={0: (1, 7, 3)}),
+    Bad(
+        CD,
+        "channels of dst_shape and groups (2) × channels per group of weights must agree, got 4 and 8",
+        {"groups": 2},
+    ),
+    Bad(
+        CD,
+        "channels of diff_dst: expected a multiple of groups 4, got 6",
+        {"groups": 4},
+        {1: (6, 1, 3)},
+    ),
+    # a forgotten layout turns channels into lengths
+    Bad(CD, "batch sizes of dst_shape and diff_dst must agree, got 4 and 1", {"dst_shape": [4, 1, 5]}),
+    Bad(CD, "channels of diff_dst and of weights must agree, got 3 and 6", {"data_format": "NXC"}),
+    Bad(CW, "batch sizes of src and diff_dst must agree, got 1 and 2", inputs={1: (2, 6, 3)}),
+    Bad(CW, "channels of diff_dst and of weights_shape must agree, got 6 and 5", {"weights_shape": [5, 4, 3]}),
+    Bad(
+        CW,
+        "channels of src and groups (1) × channels per group of weights_shape must agree, got 4 and 2",
+        {"weights_shape": [6, 2, 3]},
+    ),
+    Bad(
+        TD,
+        "channels of diff_dst and groups (2) × channels per group of weights must agree, got 4 and 8",
+        {"groups": 2},
+    ),
+    Bad(TD, "channels of diff_src: expected a multiple of groups 4, got 6", {"groups": 4}, {1: (6, 1, 3)}),
+    Bad(TW, "batch sizes of diff_dst and src must agree, got 2 and 1", inputs={1: (2, 4, 5)}),
+    # O is what the groups divide, not I: (2, 4, 3) is refused where (4, 2, 3) is right
+    Bad(
+        TW,
+        "channels of src and of weights_shape must agree, got 4 and 2",
+        {"groups": 2, "weights_shape": [2, 4, 3]},
+        {0: (1, 4, 3)},
+    ),
+    Bad(
+        TF,
+        "channels of input_forward and of filter_shape must agree, got 6 and 4",
+        {"filter_shape": [6, 4, 3]},
+    ),
+    # geometry
+    *(
+        Bad(
+            CD,
+            f"spatial axis 0: dst_shape length {length} with kernel 3, stride 2, dilation 1, pads 1 and 1 expects "
+            f"diff_dst length {natural}, got 3",
+            {"dst_shape": [1, 4, length]},
+        )
+        for length, natural in ((4, 2), (7, 4))
+    ),
+    Bad(
+        CD,
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded dst_shape, got 5 + 1 + 1",
+        {"dilations": [4]},
+    ),
+    # a division that truncates toward zero would let this through with one destination cell
+    Bad(
+        CD,
+        "spatial axis 0: the kernel (3, dilation 1) covers 3 cells, expected at most the padded dst_shape, got 2 + 0 + 0",
+        {"dst_shape": [1, 4, 2], "pads_begin": [0], "pads_end": [0]},
+        {0: (1, 6, 1)},
+    ),
+    Bad(CD, "weights, spatial axis 0: expected a kernel length >= 1, got 0", inputs={1: (6, 4, 0)}),
+    Bad(
+        CW,
+        "spatial axis 0: src length 8 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 4, got 3",
+        inputs={0: (1, 4, 8)},
+    ),
+    Bad(
+        CW,
+        "spatial axis 0: src length 5 with kernel 3, stride 2, dilation 1, pads 0 and 0 expects diff_dst length 2, got 3",
+        {"auto_pad": "valid"},
+    ),
+    Bad(CW, "weights_shape, spatial axis 0: expected a kernel length >= 1, got 0", {"weights_shape": [6, 4, 0]}),
+    Bad(
+        TW,
+        "spatial axis 0: diff_dst length 7 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects src length 4, got 3",
+        inputs={1: (1, 4, 7)},
+    ),
+    # an output_padding of a whole stride is another input cell
+    Bad(
+        TW,
+        "spatial axis 0: diff_dst length 7 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects src length 4, got 3",
+        {"output_padding": [2]},
+        {1: (1, 4, 7)},
+    ),
+    Bad(
+        TF,
+        "spatial axis 0: output_delta length 7 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects input_forward "
+        "length 4, got 3",
+        inputs={1: (1, 4, 7)},
+    ),
+    Bad(
+        TD,
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded diff_dst, got 5 + 1 + 1",
+        {"dilations": [4]},
+    ),
+    # output_padding that the lengths do not bear out
+    Bad(
+        CD,
+        "attribute output_padding, spatial axis 0: expected 0 (dst_shape length 5 minus 5), got 1",
+        {"output_padding": [1]},
+    ),
+    Bad(
+        TD,
+        "attribute output_padding, spatial axis 0: expected 0 (diff_dst length 5 minus 5), got 1",
+        {"output_padding": [1]},
+    ),
+    Bad(
+        TW,
+        "attribute output_padding, spatial axis 0: expected 1 (diff_dst length 6 minus 5), got 0",
+        {"output_padding": [0]},
+        {1: (1, 4, 6)},
+    ),
+    Bad(
+        TF,
+        "attribute output_padding, spatial axis 0: expected 1 (output_delta length 6 minus 5), got 0",
+        {"output_padding": [0]},
+        {1: (1, 4, 6)},
+    ),
+    # ranks
+    Bad(CD, "diff_dst: expected rank 3 to 5, got 2 with shape (6, 3)", inputs={0: (6, 3)}),
+    Bad(CD, "weights: expected rank 3, got 4 with shape (6, 4, 3, 3)", inputs={1: (6, 4, 3, 3)}),
+    Bad(CW, "src: expected rank 3 to 5, got 6 with shape (1, 4, 5, 5, 5, 5)", inputs={0: (1, 4, 5, 5, 5, 5)}),
+    Bad(TD, "diff_dst: expected rank 3 to 5, got 2 with shape (4, 5)", inputs={0: (4, 5)}),
+    Bad(BIAS, "diff_dst: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,)}),
+]  # fmt: skip
+
+INTERPOLATION = [
+    Bad(IB, "expected sizes or scales, got both. Remove one", {"sizes": [7], "scales": [1.75]}),
+    Bad(IBP, "expected sizes or scales, got both. Remove one", {"sizes": [7], "scales": [1.75]}),
+    # sizes is the destination's shape; the source's is the classical mistake
+    Bad(IB, "the spatial shape of diff_dst and attribute sizes must agree, got 7 and 4", {"sizes": [4]}),
+    Bad(IBP, "the spatial shape of output_delta and attribute sizes must agree, got 7 and 4", {"sizes": [4]}),
+    Bad(IB, "the spatial shape of diff_dst and input sizes must agree, got 7 and 4", inputs={2: ints(4)}),
+    Bad(
+        IB, "the spatial shape of diff_dst and input sizes must agree, got 7 and 8", {"sizes": [7]}, inputs={2: ints(8)}
+    ),
+    Bad(IB, "attribute sizes: expected 1 entries, got 3 in [1, 2, 7]", {"sizes": [1, 2, 7]}),
+    Bad(IB, "input sizes: expected 1 entries, got 3 in [1, 2, 7]", inputs={2: ints(1, 2, 7)}),
+    Bad(IB, "attribute sizes: expected values >= 1, got [0]", {"sizes": [0]}, {1: (1, 2, 0)}),
+    Bad(IB, "attribute sizes: expected values >= 1, got [-7]", {"sizes": [-7]}),
+    Bad(IB, "input sizes: expected values >= 0, got [-7]", inputs={2: ints(-7)}),
+    Bad(IB, "attribute scales: expected 1 entries, got 2 in [1.75, 1.75]", {"scales": [1.75, 1.75]}),
+    *(
+        Bad(IB, f"attribute scales: expected positive numbers, got [{scale}]", {"scales": [scale]})
+        for scale in (0.0, -1.75, float("inf"), float("nan"))
+    ),
+    Bad(IB, "attribute scales, spatial axis 0: 4 × 1.5 expects diff_dst length 6, got 7", {"scales": [1.5]}),
+    Bad(IB, "attribute scales, spatial axis 0: 4 × 2.0 expects diff_dst length 8, got 7", {"scales": [2.0]}),
+    Bad(IB, "batch sizes of src and diff_dst must agree, got 1 and 3", inputs={1: (3, 2, 7)}),
+    Bad(IB, "channels of src and diff_dst must agree, got 2 and 3", inputs={1: (1, 3, 7)}),
+    Bad(IBP, "channels of input_forward and output_delta must agree, got 2 and 3", inputs={1: (1, 3, 7)}),
+    # a forgotten data_format
+    Bad(IB, "channels of src and diff_dst must agree, got 4 and 7", {"data_format": None}),
+    Bad(IB, "diff_dst: expected rank 3, got 4 with shape (1, 2, 7, 7)", inputs={1: (1, 2, 7, 7)}),
+    Bad(IB, "src: expected rank 3 to 5, got 2 with shape (2, 4)", inputs={0: (2, 4)}),
+    Bad(IB, "diff_dst: expected rank 3 to 5, got 6 with shape (1, 2, 1, 1, 1, 7)", inputs={1: (1, 2, 1, 1, 1, 7)}),
+    Bad(IB, "src: expected spatial lengths >= 1, got [0]", inputs={0: (1, 2, 0)}),
+    Bad(RG, "expected output_sizes as attribute or input, got neither", {"output_sizes": None}),
+    Bad(RG, "expected output_sizes as attribute or input, got neither", {"output_sizes": []}),
+    Bad(RG, "attribute and input output_sizes must agree, got 3 and 4", inputs={1: ints(2, 4)}),
+    Bad(RG, "input output_sizes: expected 2 entries, got 1 in [2]", inputs={1: ints(2)}),
+    Bad(RG, "output_sizes (one per axis): expected 2 entries, got 1 in [3]", {"output_sizes": [3]}),
+    Bad(RG, "output_sizes: expected values >= 0, got [2, -3]", {"output_sizes": [2, -3]}),
+    Bad(RG, "output_sizes: expected values >= 1, got [2, 0]", {"output_sizes": [2, 0]}),
+    Bad(RG, "attribute dimension_count: expected 2, got 4", {"dimension_count": 4}),
+    *(
+        Bad(RG, f"attribute {name} (one per axis): expected 2 entries, got 3 in [1.0, 1.0, 1.0]", {name: [1.0] * 3})
+        for name in ("scales", "input_pixel_offsets", "output_pixel_offsets")
+    ),
+    *(
+        Bad(RG, f"attribute scales: expected positive numbers, got [2.0, {scale}]", {"scales": [2.0, scale]})
+        for scale in (0.0, -0.5, float("inf"), float("nan"))
+    ),
+    *(
+        Bad(RG, f"attribute {name}: expected finite numbers, got [0.5, {offset}]", {name: [0.5, offset]})
+        for name in ("input_pixel_offsets", "output_pixel_offsets")
+        for offset in (float("inf"), float("nan"))
+    ),
+    Bad(RG, "input_gradient: expected rank 1 to 32, got 0 with shape ()", inputs={0: ()}),
+]  # fmt: skip
+
+REFUSED = (*ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION)

@@ -1,0 +1,317 @@
+"""Every operator has every facet, and its registered schema is the one its specification describes.
+
+The table is written from the specification texts, not from the package: names, kinds, defaults, what is required.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, ModelProto, TensorProto, checker, helper
+from onnx.defs import OpSchema, get_schema
+
+import onnx_backprop as ob
+from onnx_backprop import opset
+from onnx_backprop.opset import OPS
+from onnx_backprop.opset.op import Attributes
+from onnx_backprop.opset.registry import BY_NAME
+from onnx_backprop.opset.schema import register
+from tests.checks import one_node_model
+from tests.worked_examples import EXAMPLES
+
+REQUIRED = object()
+T1 = {"tensor(float)", "tensor(float16)", "tensor(bfloat16)"}
+T2 = {"tensor(int32)"}
+INT, INTS, FLOATS, STRING = (
+    OpSchema.AttrType.INT,
+    OpSchema.AttrType.INTS,
+    OpSchema.AttrType.FLOATS,
+    OpSchema.AttrType.STRING,
+)
+
+
+class Schema(NamedTuple):
+    """Attributes {name: (kind, REQUIRED, a default or None)}; inputs {name: (type, optional)}; the output, a T1."""
+
+    attributes: dict[str, tuple[OpSchema.AttrType, object]]
+    inputs: dict[str, tuple[str, bool]]
+    output: str
+
+
+def interpolate(src: str, diff_dst: str, diff_src: str) -> Schema:
+    return Schema(
+        {
+            "mode": (STRING, REQUIRED),
+            "coordinate_transformation_mode": (STRING, "half_pixel"),
+            "sizes": (INTS, None),
+            "scales": (FLOATS, None),
+            "data_format": (STRING, "NXC"),
+        },
+        {src: ("T1", False), diff_dst: ("T1", False), "sizes": ("T2", True)},
+        diff_src,
+    )
+
+
+CONVOLUTION: dict[str, tuple[OpSchema.AttrType, object]] = {
+    "strides": (INTS, REQUIRED),
+    "pads_begin": (INTS, REQUIRED),
+    "pads_end": (INTS, REQUIRED),
+    "dilations": (INTS, REQUIRED),
+    "auto_pad": (STRING, "None"),
+    "groups": (INT, 1),
+    "data_format": (STRING, "NXC"),
+}
+SPECIFICATION: dict[str, Schema] = {
+    "InterpolateBackprop": interpolate("input_forward", "output_delta", "input_delta"),
+    "InterpolateBackward": interpolate("src", "diff_dst", "diff_src"),
+    "ResampleGrad": Schema(
+        {
+            "interpolation_mode": (STRING, REQUIRED),
+            "scales": (FLOATS, REQUIRED),
+            "input_pixel_offsets": (FLOATS, REQUIRED),
+            "output_pixel_offsets": (FLOATS, REQUIRED),
+            "dimension_count": (INT, None),
+            "output_sizes": (INTS, None),
+        },
+        {"input_gradient": ("T1", False), "output_sizes": ("T2", True)},
+        "output_gradient",
+    ),
+    "ConvolutionBackwardData": Schema(
+        CONVOLUTION | {"output_padding": (INTS, None), "weights_format": (STRING, "XIO"), "dst_shape": (INTS, None)},
+        {"diff_dst": ("T1", False), "weights": ("T1", False), "dst_shape": ("T2", True)},
+        "diff_src",
+    ),
+    "ConvolutionBackwardWeights": Schema(
+        CONVOLUTION | {"weights_format": (STRING, "XIO"), "weights_shape": (INTS, None)},
+        {"src": ("T1", False), "diff_dst": ("T1", False), "weights_shape": ("T2", True)},
+        "diff_weights",
+    ),
+    "ConvTransposeBackwardData": Schema(
+        CONVOLUTION | {"output_padding": (INTS, None), "weights_format": (STRING, "XOI")},
+        {"diff_dst": ("T1", False), "weights": ("T1", False)},
+        "diff_src",
+    ),
+    "ConvTransposeBackwardWeights": Schema(
+        CONVOLUTION
+        | {"output_padding": (INTS, None), "weights_format": (STRING, "XOI"), "weights_shape": (INTS, None)},
+        {"src": ("T1", False), "diff_dst": ("T1", False), "weights_shape": ("T2", True)},
+        "diff_weights",
+    ),
+    "ConvTransposeBackpropFilters": Schema(
+        CONVOLUTION | {"output_padding": (INTS, None), "filter_format": (STRING, "XIO"), "filter_shape": (INTS, None)},
+        {"input_forward": ("T1", False), "output_delta": ("T1", False), "filter_shape": ("T2", True)},
+        "filter_delta",
+    ),
+    "BiasAddBackward": Schema({"data_format": (STRING, "NXC")}, {"diff_dst": ("T1", False)}, "diff_bias"),
+}
+# What each string attribute takes; auto_pad also in lower case, and NOTSET.
+CHOICES = {
+    "mode": {"nearest", "linear", "bilinear", "trilinear"},
+    "coordinate_transformation_mode": {"half_pixel", "align_corners"},
+    "interpolation_mode": {"NEAREST_NEIGHBOR", "LINEAR"},
+    "data_format": {"NXC", "NCX"},
+    "auto_pad": {"None", "SAME_UPPER", "SAME_LOWER", "VALID"},
+    "weights_format": {"XIO", "OIX"},
+    "filter_format": {"XIO", "OIX", "XOI", "IOX"},
+}
+CONV_TRANSPOSE_FORMATS = {"XIO", "OIX", "XOI", "IOX"}
+
+each_op = pytest.mark.parametrize("name", list(SPECIFICATION))
+
+
+def schema(name: str) -> OpSchema:
+    return get_schema(name, ob.OPSET_VERSION, ob.DOMAIN)
+
+
+def test_the_operators() -> None:
+    assert sorted(op.name for op in OPS) == sorted(SPECIFICATION)
+    assert len({op.name for op in OPS}) == len(OPS)
+    assert sorted(c.__name__ for c in ob.reference_ops()) == sorted(SPECIFICATION)
+    registered = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ob.DOMAIN}
+    assert registered == set(SPECIFICATION)
+
+
+@each_op
+def test_attributes(name: str) -> None:
+    expected = SPECIFICATION[name].attributes
+    got = schema(name).attributes
+    assert set(got) == set(expected)
+    for attribute, (kind, default) in expected.items():
+        stated = got[attribute]
+        assert stated.type == kind, attribute
+        assert stated.required == (default is REQUIRED), attribute
+        assert stated.description.rstrip().endswith("."), attribute
+        if default is REQUIRED or default is None:
+            assert stated.default_value.type == AttributeProto.UNDEFINED, attribute
+        else:
+            value = helper.get_attribute_value(stated.default_value)
+            assert (value.decode() if isinstance(value, bytes) else value) == default, attribute
+
+
+@each_op
+def test_defaults_at_run_time_are_those_of_the_schema(name: str) -> None:
+    """A node without optional attributes means what the schema says."""
+    expected = SPECIFICATION[name].attributes
+    required = {a.name: example_attributes(name)[a.name] for a in BY_NAME[name].attributes if a.required}
+    assert set(required) == {a for a, (_, default) in expected.items() if default is REQUIRED}
+    bound = Attributes(BY_NAME[name], required)
+    assert {a: v for a, v in bound.items() if a not in required} == {
+        a: default for a, (_, default) in expected.items() if default is not REQUIRED
+    }
+
+
+@each_op
+def test_inputs_outputs_and_types(name: str) -> None:
+    expected, got = SPECIFICATION[name], schema(name)
+    optional = OpSchema.FormalParameterOption.Optional
+    assert {i.name: (i.type_str, i.option == optional) for i in got.inputs} == expected.inputs
+    assert [i.name for i in got.inputs] == list(expected.inputs)
+    assert [(o.name, o.type_str) for o in got.outputs] == [(expected.output, "T1")]
+    assert (got.min_input, got.max_input) == (sum(not o for _, o in expected.inputs.values()), len(expected.inputs))
+    constraints = {c.type_param_str: set(c.allowed_type_strs) for c in got.type_constraints}
+    assert constraints == {"T1": T1} | ({"T2": T2} if any(t == "T2" for t, _ in expected.inputs.values()) else {})
+    assert all(formal.description.rstrip().endswith(".") for formal in (*got.inputs, *got.outputs))
+
+
+@each_op
+def test_choices(name: str) -> None:
+    for attribute in BY_NAME[name].attributes:
+        if attribute.kind != "string":
+            assert not attribute.choices
+            continue
+        transposed = name.startswith("ConvTranspose") and attribute.name == "weights_format"
+        expected = CONV_TRANSPOSE_FORMATS if transposed else CHOICES[attribute.name]
+        assert set(attribute.choices) == expected
+        spellings = set(attribute.choices)
+        if attribute.name == "auto_pad":
+            spellings |= {"none", "same_upper", "same_lower", "valid", "NOTSET", "notset"}
+        for spelling in spellings:
+            assert attribute.normalise(spelling, name) in expected
+            assert attribute.normalise(spelling.encode(), name) in expected
+        with pytest.raises(ob.InvalidModelError):
+            attribute.normalise("other", name)
+
+
+@each_op
+def test_documentation_of_the_schema(name: str) -> None:
+    """The formula first, then shapes, errors and the source."""
+    doc = schema(name).doc or ""
+    formula, *rest = doc.split("\n\n")
+    assert " = " in formula
+    assert len(formula.splitlines()) == 1
+    for label in ("Shapes", "Edge cases", "Errors", "Source"):
+        assert any(re.match(rf"{label}( \(|:)", paragraph) for paragraph in rest), label
+    assert BY_NAME[name].source in doc
+    # every input, and the output or its symbol, is spoken of
+    for formal in SPECIFICATION[name].inputs:
+        assert formal in doc
+
+
+@each_op
+def test_the_module_is_named_after_the_operator(name: str) -> None:
+    stem = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    module = import_module(f"onnx_backprop.opset.{stem}")
+    assert module.OP is BY_NAME[name]
+    assert (module.__doc__ or "").startswith(f"{name}: ")
+
+
+def test_every_module_of_an_operator_is_in_the_list() -> None:
+    """An `OP` that nobody listed would be a dead file."""
+    assert opset.__file__ is not None
+    modules = [p for p in Path(opset.__file__).parent.glob("*.py") if re.search(r"^OP = ", p.read_text("utf-8"), re.M)]
+    assert sorted(import_module(f"onnx_backprop.opset.{p.stem}").OP.name for p in modules) == sorted(SPECIFICATION)
+
+
+def test_a_second_registration_is_refused() -> None:
+    for op in OPS:
+        with pytest.raises(
+            ob.RegistrationError, match=f"^{op.name}: a schema for onnx_backprop::{op.name} exists already"
+        ):
+            register([op])
+
+
+# ----- What onnx's checker makes of the schemas -----------------------------------------------------------------------
+
+
+def example_attributes(name: str) -> dict[str, object]:
+    return dict(next(e for e in EXAMPLES if e.op == name).attributes)
+
+
+def example_model(name: str) -> ModelProto:
+    example = next(e for e in EXAMPLES if e.op == name)
+    inputs = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in example.arrays()]
+    return one_node_model(name, example.attributes, inputs, output_rank=np.ndim(example.expected))
+
+
+@each_op
+def test_checker_accepts_the_example_and_demands_what_is_required(name: str) -> None:
+    model = example_model(name)
+    checker.check_model(model, full_check=True)
+    attributes = SPECIFICATION[name].attributes
+    for attribute in [a for a, (_, default) in attributes.items() if default is REQUIRED]:
+        without = ModelProto()
+        without.CopyFrom(model)
+        node = without.graph.node[0]
+        kept = [a for a in node.attribute if a.name != attribute]
+        assert len(kept) < len(node.attribute)
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        with pytest.raises(checker.ValidationError, match=f"Required attribute '{attribute}' is missing"):
+            checker.check_model(without)
+        given = {k: v for k, v in example_attributes(name).items() if k != attribute}
+        with pytest.raises(ob.InvalidModelError, match=f"^{name}: required attribute {attribute} is missing$"):
+            Attributes(BY_NAME[name], given)
+
+
+@each_op
+def test_checker_refuses_unknown_attributes_and_wrong_kinds(name: str) -> None:
+    model = example_model(name)
+    model.graph.node[0].attribute.append(helper.make_attribute("group", 1))
+    with pytest.raises(checker.ValidationError, match=f"Unrecognized attribute: group for operator {name}"):
+        checker.check_model(model)
+    with pytest.raises(ob.InvalidModelError, match=f"^{name}: unknown attribute group; it takes "):
+        Attributes(BY_NAME[name], example_attributes(name) | {"group": 1})
+    for attribute in SPECIFICATION[name].attributes:
+        model = example_model(name)
+        node = model.graph.node[0]
+        kept = [a for a in node.attribute if a.name != attribute]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(attribute, 0.5)])
+        with pytest.raises(checker.ValidationError, match=f"Mismatched attribute type in 'the_node : {attribute}'"):
+            checker.check_model(model)
+        with pytest.raises(ob.InvalidModelError, match=f"^{name}: attribute {attribute}: expected .*, got 0.5$"):
+            Attributes(BY_NAME[name], example_attributes(name) | {attribute: 0.5})
+
+
+@each_op
+def test_checker_counts_inputs_and_outputs(name: str) -> None:
+    expected = SPECIFICATION[name].inputs
+    model = example_model(name)
+    node = model.graph.node[0]
+    first = node.input[0]
+    del node.input[:]
+    node.input.extend([first] * (len(expected) + 1))
+    with pytest.raises(checker.ValidationError, match="has input size"):
+        checker.check_model(model)
+    del node.input[:]
+    with pytest.raises(checker.ValidationError, match="has input size 0 not in range"):
+        checker.check_model(model)
+    node.input.extend([first] * sum(not optional for _, optional in expected.values()))
+    node.output.append("more")
+    with pytest.raises(checker.ValidationError, match="has output size 2 not in range"):
+        checker.check_model(model)
+
+
+@each_op
+def test_double_is_outside_the_type_constraint(name: str) -> None:
+    model = example_model(name)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    with pytest.raises(onnx.shape_inference.InferenceError, match="unsupported type: tensor\\(double\\)"):
+        checker.check_model(model, full_check=True)
