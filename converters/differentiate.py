@@ -55,6 +55,12 @@ def find_path(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) 
     stops: dict[ir.Node, str] = {}
     for node in graph:
         read = inputs_of(node) & influenced
+        flowing = registry.FLOWING_INPUTS.get((node.domain, node.op_type))
+        if read and flowing is not None:
+            reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
+            if not reached:
+                stops[node] = "no gradient flows to that input"
+            read = {value for value in reached if value is not None}
         if not read:
             continue
         reason = registry.stops(node)

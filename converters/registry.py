@@ -29,13 +29,23 @@ class Rule:
 
 
 RULES: dict[Key, Rule] = {}
+FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
 NO_GRADIENT: dict[tuple[str, str], str] = {}  # (domain, operator) -> why nothing flows through it
 
 
 def gradient(
-    op_type: str, *, versions: Sequence[int], domain: str = "", all_outputs: bool = False
+    op_type: str,
+    *,
+    versions: Sequence[int],
+    domain: str = "",
+    all_outputs: bool = False,
+    inputs: Sequence[int] | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """Register the decorated function as the gradient rule of an operator, for the versions named."""
+    """Register the decorated function as the gradient rule of an operator, for the versions named.
+
+    `inputs`: the indices of the inputs that gradients flow to, where a float input (as Resize's scales) gets none
+    whatever it is. A node reached through another input alone is not on a path.
+    """
 
     def register(function: RuleFunction) -> RuleFunction:
         for version in versions:
@@ -45,6 +55,8 @@ def gradient(
             if (domain, op_type) in NO_GRADIENT:
                 raise RegistrationError("a gradient rule for an operator listed as without gradient", op_type=op_type)
             RULES[key] = Rule(function, all_outputs)
+        if inputs is not None:
+            FLOWING_INPUTS[domain, op_type] = frozenset(inputs)
         return function
 
     return register

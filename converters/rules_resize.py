@@ -79,7 +79,7 @@ class Mode:
 ANY = Meaning(frozenset(SPEC_COORDINATES), (1.0, *HALF_PIXEL_OFFSETS))
 
 
-@gradient("Resize", versions=(18, 19))
+@gradient("Resize", versions=(18, 19), inputs=(0,))
 def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy.
 

@@ -244,13 +244,16 @@ def _markdown(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    script = Path(__file__).resolve().parent.parent / "models" / "super_resolution.py"
-    if not script.is_file():
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "models" / "super_resolution.py").is_file():
         raise InvalidArgumentError(
             "the demo is a script of the source tree, models/super_resolution.py, which an installed package does not "
             f"hold. Get the source of {PROGRAM} {__version__} and run `make demo` in its top folder"
         )
-    return subprocess.run([sys.executable, str(script), *arguments.rest], check=False).returncode
+    # as a module: models/ is a folder of scripts that import each other, found through the path
+    command = [sys.executable, "-m", "models.super_resolution", *arguments.rest]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from tests.adjoint import adjoint_mismatches, forward_session
@@ -206,4 +206,19 @@ def test_a_scale_that_two_libraries_read_differently_is_refused() -> None:
     model = resize([1, 1, 3], scales=[1, 1, 5 / 3], mode="linear")
     assert np.asarray(forward_session(model).run(None, {"x": np.ones((1, 1, 3), np.float32)})[0]).shape == (1, 1, 5)
     with pytest.raises(ob.UnsupportedError, match="makes 4 pixels of 3 by onnx's shape inference, 5 by onnxruntime"):
+        ob.backward(model, wrt=["x"])
+
+
+def test_scales_beside_trainable_weights_are_left_alone() -> None:
+    """Scales are a float initializer too; a Resize that only they reach needs no gradient, so may be of any kind."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[1,1,4] x) => (float[1,1,8] y) <float[3] s = {1,1,2}, float[1] w = {3}> {
+            [skip] r = Resize <mode="cubic"> (x, , s)
+            y = Mul (r, w)
+        }""")
+    assert [o.name for o in ob.backward(model).graph.output] == ["y", "w_grad"]
+    with pytest.raises(ob.InvalidArgumentError, match="'s' does not influence y .*Resize 'skip' stops it"):
+        ob.backward(model, wrt=["s"])
+    with pytest.raises(ob.UnsupportedAttributeError, match="Resize 'skip': .*got 'cubic'"):
         ob.backward(model, wrt=["x"])
