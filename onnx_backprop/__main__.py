@@ -250,8 +250,8 @@ def _demo(arguments: argparse.Namespace) -> int:
             "the demo is a script of the source tree, models/super_resolution.py, which an installed package does not "
             f"hold. Get the source of {PROGRAM} {__version__} and run `make demo` in its top folder"
         )
-    # as a module: models/ is a folder of scripts that import each other, found through the path
-    command = [sys.executable, "-m", "models.super_resolution", *arguments.rest]
+    # as a module, since the scripts import each other; -P, or a folder `models` where the user stands would win
+    command = [sys.executable, "-P", "-m", "models.super_resolution", *arguments.rest]
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
