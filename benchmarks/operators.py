@@ -25,7 +25,7 @@ Work = tuple[str, Callable[[], object]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time the operators of the domain.")
     parser.add_argument("--kernels", default="numpy", help="kernel route to time (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each row (default: %(default)s)")
     arguments = parser.parse_args()
