@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
+
+import numpy as np
 import onnx_ir as ir
 
 from .builder import Builder, dims, element_type
@@ -10,7 +13,7 @@ HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def work_type(value: ir.Value) -> ir.DataType:
-    """The type to sum in: float32 for a half type, which would lose small terms and counts, else the value's own."""
+    """The type to sum and count in: float32 for the half types, which lose small terms, else the value's own."""
     own = element_type(value)
     return ir.DataType.FLOAT if own in HALF_TYPES else own
 
@@ -21,7 +24,7 @@ def cast(op: Builder, value: ir.Value, source: ir.DataType, target: ir.DataType)
 
 
 def widen(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
-    """The value, of the type of `like`, in the type to sum in."""
+    """The value, which has the type of `like`, in the type to sum in."""
     return cast(op, value, element_type(like), work_type(like))
 
 
@@ -31,46 +34,63 @@ def narrow(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
 
 
 def length(op: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """The length of one axis (negative counts from the end) as a 1-D int64 tensor of one entry."""
+    """The length of one axis (negative counts from the end), a 1-D int64 tensor of one entry."""
     known = dims(value)
-    if known is not None:
-        n = known[axis]
-        if isinstance(n, int):
-            return op.ints([n])
-    return op.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
+    n = None if known is None else known[axis]
+    if isinstance(n, int):
+        return op.ints([n])
+    return op.Shape(value, start=axis, end=None if axis == -1 else axis + 1)
 
 
 def lengths_from(op: Builder, value: ir.Value, start: int) -> ir.Value:
-    """The lengths of the axes from `start` on, 1-D int64."""
+    """The lengths of the axes from `start` on, a 1-D int64 tensor."""
     known = dims(value)
     if known is not None and all(isinstance(n, int) for n in known[start:]):
         return op.ints([n for n in known[start:] if isinstance(n, int)])
     return op.Shape(value, start=start)
 
 
+def size(op: Builder, value: ir.Value) -> ir.Value:
+    """The number of elements, a 1-D int64 tensor of one entry."""
+    known = dims(value)
+    if known is not None and all(isinstance(n, int) for n in known):
+        return op.ints([prod(n for n in known if isinstance(n, int))])
+    return op.Reshape(op.Size(value), op.ints([1]))
+
+
+def size_ratio(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
+    """The number of elements of `part` over that of `whole`, 0-D, in the type to sum in."""
+    wide = work_type(whole)
+    counts = [dims(part), dims(whole)]
+    if all(shape is not None and all(isinstance(n, int) for n in shape) for shape in counts):
+        few, many = (prod(n for n in shape or () if isinstance(n, int)) for shape in counts)
+        return op.constant(np.array(few / max(many, 1)).astype(wide.numpy()))
+    return op.Div(op.Cast(op.Size(part), to=wide.value), op.Cast(op.Size(whole), to=wide.value))
+
+
 def positions(op: Builder, value: ir.Value) -> ir.Value:
-    """A tensor of the shape of `value` whose entries are their own positions in row-major order, int64.
+    """An int64 tensor of the shape of `value` whose entries are their own row-major positions.
 
-    An operator that only moves or copies elements, run on this, says where each element of its output came from.
+    An operator that only moves or copies elements, run on this, tells where each element of its output came from.
     """
-    flat = op.Range(op.constant_int(0), op.Size(value), op.constant_int(1))
-    return op.Reshape(flat, op.shape(value), allowzero=1)
+    zero, one = op.constant(np.array(0)), op.constant(np.array(1))
+    return op.Reshape(op.Range(zero, op.Size(value), one), op.shape(value), allowzero=1)
 
 
-def scatter_add(op: Builder, shape: ir.Value, indices: ir.Value, g: ir.Value, *, like: ir.Value, axis: int) -> ir.Value:
-    """Zeros of the given shape with g added at `indices` along `axis` (as ScatterElements has it), typed as `like`.
+def scatter_add(
+    op: Builder, shape: ir.Value, indices: ir.Value, g: ir.Value, *, like: ir.Value, axis: int = 0
+) -> ir.Value:
+    """Zeros of a given shape, with g (typed as `like`) added at `indices` along `axis`, as ScatterElements has it.
 
-    ScatterElements, not ScatterND: onnxruntime's ScatterND adds repeated indices in parallel and loses some.
-    It adds no half types, hence the detour by float32, which sums better anyway.
+    Not ScatterND, which in onnxruntime adds to a repeated index from several threads at once and loses terms; and not
+    in a half type, which onnxruntime's ScatterElements cannot add.
     """
-    zeros = op.ConstantOfShape(shape, value=ir.tensor(work_type(like).numpy().type(0).reshape(1)))
-    summed = op.ScatterElements(zeros, indices, widen(op, g, like), axis=axis, reduction="add")
-    return narrow(op, summed, like)
+    zeros = op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, work_type(like).numpy())))
+    return narrow(op, op.ScatterElements(zeros, indices, widen(op, g, like), axis=axis, reduction="add"), like)
 
 
 def put_back(op: Builder, x: ir.Value, origins: ir.Value, g: ir.Value) -> ir.Value:
-    """The gradient of a copy: every element of g added in x's shape at its origin, a position in row-major order."""
-    flat, all_of_it = op.Size(x), op.ints([-1])
-    shape = op.Reshape(flat, op.ints([1]))
-    summed = scatter_add(op, shape, op.Reshape(origins, all_of_it), op.Reshape(g, all_of_it), like=x, axis=0)
+    """The gradient of a copy out of x: each element of g added at its origin, a row-major position in x."""
+    flat = op.ints([-1])
+    summed = scatter_add(op, size(op, x), op.Reshape(origins, flat), op.Reshape(g, flat), like=x)
     return op.Reshape(summed, op.shape(x), allowzero=1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from . import (
+    rules_activation,
     rules_conv,
     rules_elementwise,
+    rules_indexing,
     rules_loss,
     rules_matmul,
     rules_none,
@@ -16,8 +18,10 @@ from . import (
 )
 
 __all__ = [
+    "rules_activation",
     "rules_conv",
     "rules_elementwise",
+    "rules_indexing",
     "rules_loss",
     "rules_matmul",
     "rules_none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..opset.errors import UnsupportedError
+from ..opset.shapes import Dims
 from .builder import Builder, dims
 from .forward import Forward
 from .registry import Grads, gradient
@@ -12,74 +13,98 @@ from .registry import Grads, gradient
 
 @gradient("MatMul", versions=(13,))
 def matmul(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = A · B  =>  dA = dY · Bᵀ, dB = Aᵀ · dY, summed over the batch axes that were broadcast.
+    """Y = A · B  =>  dA = dY · Bᵀ, dB = Aᵀ · dY, each summed over the batch axes it was broadcast along.
 
-    A vector on the left is a row, one on the right a column, as in the forward.
+    Shapes: A (…, M, K), B (…, K, N), Y (…, M, N). A 1-D A is one row, a 1-D B one column, and Y lacks that axis.
+    Raises: UnsupportedError where a rank is unknown at conversion.
     """
     a, b = node.input(0), node.input(1)
-    rank_a, rank_b = _rank(node, a), _rank(node, b)
-    if rank_b == 1:
-        dy = op.Unsqueeze(dy, op.ints([-1]))
-    if rank_a == 1:
+    shape_a, shape_b = _known_rank(node, 0), _known_rank(node, 1)
+    if len(shape_a) == len(shape_b) == 1:
+        return op.Mul(dy, b) if node.wants(0) else None, op.Mul(dy, a) if node.wants(1) else None
+    if len(shape_a) == 1:
         dy = op.Unsqueeze(dy, op.ints([-2]))
-    row = op.Unsqueeze(a, op.ints([0])) if rank_a == 1 else a
-    column = op.Unsqueeze(b, op.ints([1])) if rank_b == 1 else b
-    da = db = None
-    if node.wants(0):
-        da = _sum_batch(op, op.MatMul(dy, _transposed(op, column, max(rank_b, 2))), a, rank_a, rank_b)
-    if node.wants(1):
-        db = _sum_batch(op, op.MatMul(_transposed(op, row, max(rank_a, 2)), dy), b, rank_b, rank_a)
-    return (da, db)
+    if len(shape_b) == 1:
+        dy = op.Unsqueeze(dy, op.ints([-1]))
+    return (
+        _gradient_a(op, node, dy, shape_a, shape_b) if node.wants(0) else None,
+        _gradient_b(op, node, dy, shape_a, shape_b) if node.wants(1) else None,
+    )
+
+
+def _gradient_a(op: Builder, node: Forward, dy: ir.Value, shape_a: Dims, shape_b: Dims) -> ir.Value:
+    a, b = node.input(0), node.input(1)
+    column = len(shape_b) == 1
+    transposed = op.Unsqueeze(b, op.ints([0])) if column else op.Transpose(b, perm=_swapped(len(shape_b)))
+    da = op.MatMul(dy, transposed)
+    if len(shape_a) > 1 and len(shape_b) <= 2:
+        return da  # B has no batch axes, so A was not broadcast
+    return op.unbroadcast(da, a, _batched(node, da, shape_a, shape_b, rows=shape_a))
+
+
+def _gradient_b(op: Builder, node: Forward, dy: ir.Value, shape_a: Dims, shape_b: Dims) -> ir.Value:
+    a, b = node.input(0), node.input(1)
+    if len(shape_a) > 1 and len(shape_b) == 2:
+        return op.Gemm(op.Flatten(a, axis=-1), op.Flatten(dy, axis=-1), transA=1)  # sums over the batch too
+    if len(shape_a) == 1:
+        return op.MatMul(op.Unsqueeze(a, op.ints([-1])), dy)  # A has no batch axes, so B was not broadcast
+    db = op.MatMul(op.Transpose(a, perm=_swapped(len(shape_a))), dy)
+    if len(shape_b) == 1:
+        db = op.Squeeze(db, op.ints([-1]))
+    return op.unbroadcast(db, b, _batched(node, db, shape_a, shape_b, rows=shape_b))
+
+
+def _batched(node: Forward, g: ir.Value, shape_a: Dims, shape_b: Dims, *, rows: Dims) -> ir.Value:
+    """Note on g the shape it has: the batch axes of Y before the last axes of the input it belongs to."""
+    shape_y = dims(node.output())
+    if shape_y is not None:
+        batch = shape_y[: len(shape_y) - (len(shape_a) > 1) - (len(shape_b) > 1)]
+        if rows is shape_a and len(shape_a) == 1:
+            tail: Dims = (1, *shape_a)
+        else:
+            tail = rows[-2:]
+        g.shape = ir.Shape((*batch, *tail))
+    return g
+
+
+def _swapped(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _known_rank(node: Forward, index: int) -> Dims:
+    shape = dims(node.input(index))
+    if shape is None:
+        raise UnsupportedError(
+            f"the gradient needs the rank of input {index} ({node.input(index).name!r}) at conversion, and shape "
+            "inference does not find it. Give that value a shape",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    return shape
 
 
 @gradient("Gemm", versions=(13,))
 def gemm(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = alpha · A' · B' + beta · C  =>  dA' = alpha · dY · B'ᵀ, dB' = alpha · A'ᵀ · dY, dC = beta · dY.
+    """Y = α · A' · B' + β · C  =>  dA' = α · dY · B'ᵀ, dB' = α · A'ᵀ · dY, dC = β · dY, summed as C was broadcast.
 
-    A' is A, or its transpose with transA; then dA is the transpose of dA'. Likewise B.
+    A' is A, transposed where transA says so; B' likewise.
     """
-    a, b = node.input(0), node.input(1)
-    alpha, beta = node.float("alpha", 1.0), node.float("beta", 1.0)
+    a, b, y = node.input(0), node.input(1), node.output()
     trans_a, trans_b = node.int("transA", 0), node.int("transB", 0)
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
+    alpha, beta = node.float("alpha", 1.0), node.float("beta", 1.0)
+    da = db = dc = None
     if node.wants(0):
         if trans_a:
-            grads[0] = op.Gemm(b, dy, alpha=alpha, transA=trans_b, transB=1)
+            da = op.Gemm(b, dy, alpha=alpha, transA=trans_b, transB=1)
         else:
-            grads[0] = op.Gemm(dy, b, alpha=alpha, transB=1 - trans_b)
+            da = op.Gemm(dy, b, alpha=alpha, transB=1 - trans_b)
     if node.wants(1):
         if trans_b:
-            grads[1] = op.Gemm(dy, a, alpha=alpha, transA=1, transB=trans_a)
+            db = op.Gemm(dy, a, alpha=alpha, transA=1, transB=trans_a)
         else:
-            grads[1] = op.Gemm(a, dy, alpha=alpha, transA=1 - trans_a)
+            db = op.Gemm(a, dy, alpha=alpha, transA=1 - trans_a)
     if node.wants(2):
-        dc = dy if beta == 1 else op.Mul(dy, op.scalar(beta, a))
-        grads[2] = op.unbroadcast(dc, node.input(2), node.output())
-    return grads
-
-
-def _rank(node: Forward, value: ir.Value) -> int:
-    known = dims(value)
-    if known is None:
-        raise UnsupportedError(
-            f"the rank of {value.name!r} is unknown; give it a shape", op_type=node.op_type, node=node.name
-        )
-    return len(known)
-
-
-def _transposed(op: Builder, value: ir.Value, rank: int) -> ir.Value:
-    """The last two axes exchanged."""
-    return op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
-def _sum_batch(op: Builder, grad: ir.Value, like: ir.Value, rank: int, other_rank: int) -> ir.Value:
-    """The gradient in the shape of `like`: batch axes that `like` lacks, or has with length 1, summed.
-
-    `like` is a vector (then grad is a stack of rows or columns), a matrix, or a stack of matrices.
-    """
-    if rank == 1:
-        stack = op.Reshape(grad, op.Concat(op.ints([-1]), op.shape(like), axis=0))
-        return op.ReduceSum(stack, op.ints([0]), keepdims=0)
-    if rank == 2:
-        return op.ReduceSum(grad, op.ints(range(other_rank - 2)), keepdims=0) if other_rank > 2 else grad
-    return op.unbroadcast(grad, like, grad) if other_rank > 2 else grad
+        dc = op.unbroadcast(dy, node.input(2), y)
+        if beta != 1.0:
+            dc = op.Mul(dc, op.scalar(beta, y))
+    return (da, db, dc)[: len(node.inputs)]

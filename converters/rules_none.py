@@ -1,31 +1,42 @@
-"""Operators through which no gradient flows, and why. A missing rule is something else: that is an error."""
+"""Operators through which no gradient flows, each with the reason. Absent and zero are different answers.
+
+Only operators whose derivative is zero almost everywhere, or which have none, belong here. An operator that merely
+has no rule yet does not: it must be refused, not passed over.
+"""
 
 from __future__ import annotations
 
 from .registry import no_gradient
 
+no_gradient("its output depends on the shape of its input only, not on the values", "Shape", "Size", "EyeLike")
+no_gradient("its output depends on a shape only", "ConstantOfShape")
 no_gradient(
-    "it reads the shape, not the values",
-    "Shape",
-    "Size",
-    "ConstantOfShape",
-    "EyeLike",
-    "RandomNormalLike",
-    "RandomUniformLike",
+    "its output is random and does not depend on the values of its input", "RandomNormalLike", "RandomUniformLike"
 )
+no_gradient("its output is drawn at random, which has no derivative", "Bernoulli", "Multinomial")
+no_gradient("it has no inputs", "Constant", "RandomNormal", "RandomUniform")
+
 no_gradient(
-    "it answers true or false",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "IsInf",
-    "IsNaN",
-    "Not",
-    "And",
-    "Or",
-    "Xor",
+    "it is piecewise constant: its derivative is zero almost everywhere", "Ceil", "Floor", "Round", "Sign", "Hardmax"
 )
-no_gradient("it answers with indices", "ArgMax", "ArgMin", "NonZero")
-no_gradient("it is constant almost everywhere", "Ceil", "Floor", "Round", "Sign")
+no_gradient("it rounds: its derivative is zero almost everywhere", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
+
+no_gradient("its output is boolean", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+no_gradient("its output is boolean", "IsInf", "IsNaN", "OptionalHasElement")
+no_gradient("its inputs and output are boolean", "And", "Not", "Or", "Xor")
+no_gradient("its output is integer indices", "ArgMax", "ArgMin", "NonMaxSuppression", "NonZero")
+no_gradient("its output is an integer", "SequenceLength")
+no_gradient(
+    "its inputs and output are integers",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseNot",
+    "BitwiseOr",
+    "BitwiseXor",
+    "ConvInteger",
+    "MatMulInteger",
+)
+no_gradient("its input is an integer length", "BlackmanWindow", "HammingWindow", "HannWindow")
+no_gradient("its input is text", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit")
+no_gradient("its input is bytes", "ImageDecoder")
+no_gradient("its input is integers or text", "TfIdfVectorizer")

@@ -1,81 +1,71 @@
-"""Gradients of softmax, of normalisation with given statistics, and of Dropout at inference."""
+"""Gradients of normalisations."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ..opset.errors import UnsupportedError
-from .builder import Builder, dims
+from .builder import Builder, dims, element_type
 from .forward import Forward
+from .idioms import cast, work_type
 from .registry import Grads, gradient
 
 
 @gradient("Softmax", versions=(13,))
 def softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = softmax(x, axis)  =>  dx = y · (dy - Σ_axis dy · y)."""
-    y = node.output()
-    total = op.ReduceSum(op.Mul(dy, y), op.ints([node.int("axis", -1)]), keepdims=1)
-    return (op.Mul(y, op.Sub(dy, total)),)
+    """Y = e^x / Σ e^x along an axis  =>  dx = Y · (dy - Σ Y · dy)."""
+    y, axis = node.output(), op.ints([node.int("axis", -1)])
+    return (op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(y, dy), axis, keepdims=1))),)
 
 
 @gradient("LogSoftmax", versions=(13,))
 def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = ln softmax(x, axis)  =>  dx = dy - e^y · Σ_axis dy."""
-    total = op.ReduceSum(dy, op.ints([node.int("axis", -1)]), keepdims=1)
-    return (op.Sub(dy, op.Mul(op.Exp(node.output()), total)),)
+    """Y = x - ln Σ e^x along an axis  =>  dx = dy - e^Y · Σ dy."""
+    y, axis = node.output(), op.ints([node.int("axis", -1)])
+    return (op.Sub(dy, op.Mul(op.Exp(y), op.ReduceSum(dy, axis, keepdims=1))),)
 
 
 @gradient("BatchNormalization", versions=(15,))
 def batch_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = scale · x̂ + bias, x̂ = (x - mean) · r, r = 1/√(var + epsilon), with given mean and var (inference).
+    """Y = s · (x - m) · r + b, r = 1/√(v + ε)  =>  dx = dy · s · r, ds = Σ dy · (x - m) · r, db = Σ dy,
+    dm = -s · r · Σ dy, dv = -s · r² · ds / 2, Σ over all axes but the channels'.
 
-    dx = dy · scale · r, dscale = Σ dy · x̂, dbias = Σ dy, dmean = -scale · r · Σ dy, dvar = -scale · r² / 2 · Σ dy · x̂,
-    the sums over every axis but the channels. training_mode 1 is refused.
+    The statistics m and v are inputs like the others; training_mode = 1, which takes them from x, is refused.
+    Shapes: x (N, C, …), the others (C). Half types are computed in float32.
     """
     if node.int("training_mode", 0):
-        raise node.refuse("training_mode", 1, "0 (frozen statistics)")
-    x, scale, mean, var = (node.input(n) for n in (0, 1, 3, 4))
-    known = dims(x)
+        raise node.refuse("training_mode", 1, "of 0 only (frozen statistics)")
+    known = dims(node.input(0))
     if known is None:
-        raise UnsupportedError("the rank of X is unknown; give it a shape", op_type=node.op_type, node=node.name)
-    rank = len(known)
-    others = op.ints([axis for axis in range(rank) if axis != 1])
-    per_channel = op.ints(range(1, rank - 1))  # (C) -> (C, 1, …), which broadcasts against (N, C, …)
+        raise UnsupportedError(
+            "the gradient needs the rank of X at conversion, and shape inference does not find it",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    inputs = [node.input(n) for n in range(5)]
+    own = [element_type(value) for value in inputs]
+    wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in own else work_type(inputs[0])
+    x, scale, _, mean, variance = (cast(op, value, t, wide) for value, t in zip(inputs, own, strict=True))
+    dy = cast(op, dy, own[0], wide)
+    epsilon = op.constant(np.array(node.float("epsilon", 1e-5), wide.numpy()))
+    per_channel = op.ints([-1] + [1] * (len(known) - 2))
+    others = op.ints([axis for axis in range(len(known)) if axis != 1])
 
-    def along(v: ir.Value) -> ir.Value:
-        return op.Unsqueeze(v, per_channel) if rank > 2 else v
-
-    def total(v: ir.Value) -> ir.Value:
-        return op.ReduceSum(v, others, keepdims=0) if rank > 1 else v
-
-    r = op.Reciprocal(op.Sqrt(op.Add(var, op.scalar(node.float("epsilon", 1e-5), var))))
-    slope = op.Mul(scale, op.CastLike(r, scale))
-    dx = op.Mul(dy, along(op.CastLike(slope, x))) if node.wants(0) else None
-    dscale = dbias = dmean = dvar = None
-    if node.wants(1) or node.wants(4):
-        centred = op.Sub(x, along(op.CastLike(mean, x)))
-        dscale = op.Mul(op.CastLike(total(op.Mul(dy, centred)), r), r)
+    rate = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+    slope = op.Mul(scale, rate)
+    grads: list[ir.Value | None] = [None] * 5
+    if node.wants(0):
+        grads[0] = op.Mul(dy, op.Reshape(slope, per_channel))
     if node.wants(2) or node.wants(3):
-        dbias = op.CastLike(total(dy), node.input(2))
-    if node.wants(3):
-        dmean = op.Neg(op.Mul(op.CastLike(slope, mean), op.CastLike(dbias, mean)))
-    if node.wants(4):
-        half = op.Mul(op.CastLike(scale, var), op.Mul(op.Mul(r, r), op.scalar(-0.5, var)))
-        dvar = op.Mul(half, op.CastLike(dscale, var))
-    return (
-        dx,
-        op.CastLike(dscale, scale) if node.wants(1) else None,
-        dbias if node.wants(2) else None,
-        dmean,
-        dvar,
-    )
-
-
-@gradient("Dropout", versions=(13, 22))
-def dropout(_op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x (inference)  =>  dx = dy. A training_mode that is true, or known to the run only, is refused."""
-    mode = node.constant(2)
-    if node.has(2) and (mode is None or bool(mode)):
-        got = "an input" if mode is None else "true"
-        raise node.refuse("training_mode", got, "false")
-    return (dy, *(None,) * (len(node.inputs) - 1))
+        grads[2] = op.ReduceSum(dy, others, keepdims=0)
+        grads[3] = op.Neg(op.Mul(slope, grads[2]))
+    if node.wants(1) or node.wants(4):
+        centred = op.Sub(x, op.Reshape(mean, per_channel))
+        grads[1] = op.Mul(rate, op.ReduceSum(op.Mul(dy, centred), others, keepdims=0))
+        half = op.constant(np.array(-0.5, wide.numpy()))
+        grads[4] = op.Mul(half, op.Mul(op.Mul(slope, rate), grads[1]))
+    return [
+        cast(op, g, wide, t) if g is not None and node.wants(n) else None
+        for n, (g, t) in enumerate(zip(grads, own, strict=True))
+    ]

@@ -1,4 +1,4 @@
-"""Gradients of operators that move or repeat elements: their adjoint moves them back, adding up copies."""
+"""Gradients of operators that move elements between shapes: each is undone by another of its kind."""
 
 from __future__ import annotations
 
@@ -7,179 +7,117 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..opset.errors import UnsupportedError
 from .builder import Builder, dims
 from .forward import Forward
+from .idioms import length, lengths_from
 from .registry import Grads, gradient
-
-SINCE_13 = (13, 21, 23, 24, 25)
-
-
-def _alone(node: Forward, dx: ir.Value) -> Grads:
-    """dx for the first input, nothing for the shapes, axes and indices behind it."""
-    return (dx, *(None,) * (len(node.inputs) - 1))
-
-
-def _like_input(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """dy in the shape of x: the adjoint of everything that only changes the shape."""
-    return _alone(node, op.Reshape(dy, op.shape(node.input(0)), allowzero=1))
 
 
 @gradient("Reshape", versions=(14, 19, 21, 23, 24, 25))
 def reshape(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x in another shape  =>  dx = dy in the shape of x."""
-    return _like_input(op, node, dy)
+    """Y = x in another shape  =>  dx = dy in the shape of x."""
+    return _as_input(op, node, dy), None
 
 
-@gradient("Flatten", versions=SINCE_13)
+@gradient("Flatten", versions=(13, 21, 23, 24, 25))
 def flatten(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x as a matrix  =>  dx = dy in the shape of x."""
-    return _like_input(op, node, dy)
+    """Y = x as a matrix  =>  dx = dy in the shape of x."""
+    return (_as_input(op, node, dy),)
 
 
-@gradient("Squeeze", versions=SINCE_13)
+@gradient("Squeeze", versions=(13, 21, 23, 24, 25))
 def squeeze(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x without axes of length 1  =>  dx = dy in the shape of x."""
-    return _like_input(op, node, dy)
+    """Y = x without some axes of length 1  =>  dx = dy in the shape of x."""
+    return (_as_input(op, node, dy), None)[: len(node.inputs)]
 
 
-@gradient("Unsqueeze", versions=SINCE_13)
+@gradient("Unsqueeze", versions=(13, 21, 23, 24, 25))
 def unsqueeze(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x with more axes of length 1  =>  dx = dy in the shape of x."""
-    return _like_input(op, node, dy)
+    """Y = x with further axes of length 1  =>  dx = dy in the shape of x."""
+    return _as_input(op, node, dy), None
 
 
-@gradient("Transpose", versions=SINCE_13)
+def _as_input(op: Builder, node: Forward, dy: ir.Value) -> ir.Value:
+    return op.Reshape(dy, op.shape(node.input(0)), allowzero=1)
+
+
+@gradient("Transpose", versions=(13, 21, 23, 24, 25))
 def transpose(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x with axes in the order perm  =>  dx = dy with axes in the inverse order; without perm, reversed again."""
+    """Y = x with its axes permuted by perm  =>  dx = dy permuted by the inverse of perm (absent: reversed)."""
     perm = node.ints("perm")
-    return (op.Transpose(dy, perm=None if perm is None else [int(i) for i in np.argsort(perm)]),)
-
-
-@gradient("Expand", versions=(13,))
-def expand(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x repeated to a shape  =>  dx = Σ dy over the copies."""
-    return _alone(node, op.unbroadcast(dy, node.input(0), node.output()))
+    return (op.Transpose(dy, perm=None if perm is None else [int(axis) for axis in np.argsort(perm)]),)
 
 
 @gradient("Concat", versions=(13,))
 def concat(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = a, b, … along an axis  =>  each gets its part of dy."""
-    axis = node.int("axis", 0)
-    wanted = [n for n in range(len(node.inputs)) if node.wants(n)]
-    lengths = [_length(op, node.input(n), axis) for n in range(len(node.inputs))]
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    start = op.ints([0])
-    for n, length in enumerate(lengths[: wanted[-1] + 1]):
-        end = op.Add(start, length)
-        if n in wanted:
-            grads[n] = op.Slice(dy, start, end, op.ints([axis]))
-        start = end
-    return grads
-
-
-def _length(op: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """The length of one axis as a 1-D int64 tensor of one element."""
-    known = dims(value)
-    if known is not None and isinstance(known[axis], int):
-        return op.ints([int(str(known[axis]))])
-    return op.Gather(op.shape(value), op.ints([axis]))
+    """Y = [x_0, x_1, …] along an axis  =>  dx_i = the part of dy where x_i went."""
+    axis, inputs = node.int("axis", 0), [node.input(n) for n in range(len(node.inputs))]
+    if len(inputs) == 1:
+        return (dy,)
+    lengths = [length(op, x, axis) for x in inputs]
+    known = [None if shape is None else shape[axis] for shape in map(dims, inputs)]
+    numbers = [n for n in known if isinstance(n, int)]
+    sizes = op.ints(numbers) if len(numbers) == len(inputs) else op.Concat(*lengths, axis=0)
+    parts = op.emit("Split", [dy, sizes], {"axis": axis}, outputs=len(inputs))
+    return [part if node.wants(n) else None for n, part in enumerate(parts)]
 
 
 @gradient("Split", versions=(18,), all_outputs=True)
 def split(op: Builder, node: Forward, dys: Sequence[ir.Value | None]) -> Grads:
-    """y_1, y_2, … = parts of x along an axis  =>  dx = dy_1, dy_2, … joined, zeros for a part nobody used."""
-    parts = [op.zeros(op.shape(node.output(n)), node.input(0)) if dy is None else dy for n, dy in enumerate(dys)]
-    return _alone(node, op.Concat(*parts, axis=node.int("axis", 0)))
+    """Y_0, Y_1, … = parts of x along an axis  =>  dx = [dy_0, dy_1, …], zeros for an output nothing depends on."""
+    parts = []
+    for n, dy in enumerate(dys):
+        y = node.output(n)
+        parts.append(op.zeros(op.shape(y), y) if dy is None else dy)
+    return (op.Concat(*parts, axis=node.int("axis", 0)), None)[: len(node.inputs)]
 
 
-@gradient("Slice", versions=(13,))
-def slice_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x[start:end:step]  =>  dx = dy at the places read, 0 elsewhere.
-
-    The places are found by slicing the running number of each element in the same way, which covers negative
-    starts and steps, clamping, and bounds that only the run knows.
-    """
-    x = node.input(0)
-    count = op.Size(x)
-    numbers = op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
-    places = op.Slice(op.Reshape(numbers, op.shape(x), allowzero=1), *node.inputs[1:])
-    return _alone(node, scatter_back(op, x, places, dy))
-
-
-@gradient("Gather", versions=(13,))
-def gather(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x[…, indices, …] along an axis  =>  dx[…, i, …] = Σ dy over the places whose index is i."""
-    x = node.input(0)
-    axis = node.int("axis", 0)
-    numbers = op.Range(op.constant(np.array(0)), op.Size(x), op.constant(np.array(1)))
-    places = op.Gather(op.Reshape(numbers, op.shape(x), allowzero=1), node.input(1), axis=axis)
-    return _alone(node, scatter_back(op, x, places, dy))
-
-
-def scatter_back(op: Builder, x: ir.Value, places: ir.Value, dy: ir.Value) -> ir.Value:
-    """Zeros shaped as x, with dy added at `places`, running numbers of elements of x."""
-    flat = op.zeros(op.Reshape(op.Size(x), op.ints([1])), x)
-    everything = op.ints([-1])
-    added = op.ScatterElements(
-        flat, op.Reshape(places, everything), op.Reshape(dy, everything), axis=0, reduction="add"
-    )
-    return op.Reshape(added, op.shape(x), allowzero=1)
-
-
-@gradient("Pad", versions=(18, 19, 21, 23, 24, 25))
-def pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x between constants  =>  dx = dy without them; a negative pad cut x, where dx is 0.
-
-    The constant gets Σ dy over the border. Other modes than constant are refused.
-    """
-    mode = node.string("mode", "constant")
-    if mode != "constant":
-        raise node.refuse("mode", mode, "constant")
-    pads = op.Neg(node.input(1))
-    axes = [node.input(3)] if node.has(3) else []
-    dx = op.Pad(dy, pads, None, *axes, mode="constant")
-    grads: list[ir.Value | None] = [dx if node.wants(0) else None, *[None] * (len(node.inputs) - 1)]
-    if node.wants(2):
-        value = node.input(2)
-        inside = op.fill(op.shape(node.input(0)), 0.0, value)
-        border = op.Pad(inside, node.input(1), op.fill(op.ints([]), 1.0, value), *axes, mode="constant")
-        grads[2] = op.Reshape(op.ReduceSum(op.Mul(dy, border), keepdims=0), op.shape(value), allowzero=1)
-    return grads
+@gradient("Expand", versions=(13,))
+def expand(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x broadcast to a shape  =>  dx = dy summed over the axes that were broadcast."""
+    return op.unbroadcast(dy, node.input(0), node.output()), None
 
 
 @gradient("Tile", versions=(13,))
 def tile(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x repeated along each axis  =>  dx = Σ dy over the repeats."""
-    known = dims(node.input(0))
+    """Y = x repeated r_i times along axis i  =>  dx = Σ over the repeats of dy.
+
+    dy is seen in the shape (r_0, n_0, r_1, n_1, …), where the sum runs over every other axis.
+    """
+    x, column = node.input(0), op.ints([1])
+    pairs = op.Concat(op.Unsqueeze(node.input(1), column), op.Unsqueeze(op.shape(x), column), axis=1)
+    known = dims(x)
     if known is None:
-        raise UnsupportedError("the rank of the input is unknown; give it a shape", op_type="Tile", node=node.name)
-    rank = len(known)
-    if rank == 0:
-        return _alone(node, dy)
-    # (r0·d0, r1·d1, …) seen as (r0, d0, r1, d1, …), summed over the r
-    pairs = op.Concat(
-        op.Unsqueeze(node.input(1), op.ints([1])), op.Unsqueeze(op.shape(node.input(0)), op.ints([1])), axis=1
-    )
-    unfolded = op.Reshape(dy, op.Reshape(pairs, op.ints([-1])), allowzero=1)
-    return _alone(node, op.ReduceSum(unfolded, op.ints(range(0, 2 * rank, 2)), keepdims=0))
-
-
-@gradient("DepthToSpace", versions=(13,))
-def depth_to_space(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x with channels moved into blocks of pixels  =>  dx = dy with the blocks moved back."""
-    size = node.int("blocksize", 0)
-    back = op.SpaceToDepth(dy, blocksize=size)
-    if node.string("mode", "DCR") == "DCR":
-        return (back,)
-    # CRD keeps the channel outside the block, SpaceToDepth puts it inside: (b·b, c) -> (c, b·b)
-    shape = op.Shape(back)
-    n, rest = op.Slice(shape, op.ints([0]), op.ints([1])), op.Slice(shape, op.ints([2]), op.ints([4]))
-    split_channels = op.Reshape(back, op.Concat(n, op.ints([size * size, -1]), rest, axis=0))
-    return (op.Reshape(op.Transpose(split_channels, perm=[0, 2, 1, 3, 4]), shape),)
+        rank = op.Size(op.shape(x))
+        zero, two = op.constant(np.array(0)), op.constant(np.array(2))
+        axes = op.Range(zero, op.Mul(rank, two), two)
+    else:
+        axes = op.ints(range(0, 2 * len(known), 2))
+    repeats = op.Reshape(dy, op.Reshape(pairs, op.ints([-1])), allowzero=1)
+    return op.ReduceSum(repeats, axes, keepdims=0, noop_with_empty_axes=1), None
 
 
 @gradient("SpaceToDepth", versions=(13,))
 def space_to_depth(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x with blocks of pixels moved into channels  =>  dx = dy with the channels moved back."""
+    """Y = b × b blocks moved into channels  =>  dx = DepthToSpace(dy) with the same b, mode DCR."""
     return (op.DepthToSpace(dy, blocksize=node.int("blocksize", 0), mode="DCR"),)
+
+
+@gradient("DepthToSpace", versions=(13,))
+def depth_to_space(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = channels moved into b × b blocks  =>  dx = SpaceToDepth(dy), for CRD with its channels reordered.
+
+    SpaceToDepth leaves channel (i, j, c) of block cell (i, j); CRD wants them as (c, i, j).
+    """
+    mode, block = node.string("mode", "DCR"), node.int("blocksize", 0)
+    dx = op.SpaceToDepth(dy, blocksize=block)
+    if mode == "DCR":
+        return (dx,)
+    if mode != "CRD":
+        raise node.refuse("mode", mode, "DCR and CRD")
+    x = node.input(0)
+    cells = op.ints([block * block])
+    channels = op.Div(length(op, x, 1), cells)
+    cells_first = op.Concat(length(op, x, 0), cells, channels, lengths_from(op, x, 2), axis=0)
+    dx = op.Transpose(op.Reshape(dx, cells_first, allowzero=1), perm=[0, 2, 1, 3, 4])
+    return (op.Reshape(dx, op.shape(x), allowzero=1),)

@@ -283,12 +283,12 @@ def test_bad_input_in_a_process(folder: Path) -> None:
 
 def test_missing_rules_are_a_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = onnx.load("small.onnx")
-    model.graph.node[1].op_type = "Hardmax"
+    model.graph.node[1].op_type = "Shrink"
     onnx.save(model, "hard.onnx")
     assert command.main(["convert", "hard.onnx", "-o", "out.onnx", "--wrt", "weight"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("onnx-backprop: error: no gradient rule for 1 operator(s)")
-    assert "\n  Hardmax: 'relu'\n" in err
+    assert "\n  Shrink: 'relu'\n" in err
     assert "Traceback" not in err
     assert not Path("out.onnx").exists()
 

@@ -224,6 +224,13 @@ def test_same_padding_keeps_ceil_of_length_over_stride() -> None:
         assert convolution.conv_same_pads(length + 1, extent + 1, stride + 1, upper=False) == pads[::-1]
 
 
+def test_same_padding_of_an_unknown_length() -> None:
+    """A kernel of one cell needs none whatever the length is; any other waits for it."""
+    assert convolution.conv_same_pads("N", 1, 3, upper=True) == (0, 0)
+    assert convolution.conv_same_pads("N", 2, 3, upper=True) is None
+    assert convolution.conv_same_pads(None, 3, 1, upper=False) is None
+
+
 def test_pads_end_never_enters_an_index() -> None:
     """More zeros at the end than the last window needs change nothing."""
     shared = {"strides": [2], "dilations": [1], "pads_begin": [1], "data_format": "NCX", "weights_format": "OIX"}

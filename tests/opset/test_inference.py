@@ -273,6 +273,11 @@ def test_a_contradiction_surfaces_unchanged(strict: bool) -> None:
             "InterpolateBackward: the spatial shape of diff_dst and input sizes must agree, got 7 and 8",
         ),
         (
+            "(float[N,C,H] src, float[N,C,P] dy) => (dx) <int32[1] s = {8}>",
+            f"{INTERPOLATE.replace('>', ', sizes = [7]>')} (src, dy, s)",
+            "InterpolateBackward: attribute sizes and input sizes must agree, got 7 and 8",
+        ),
+        (
             "(float[P,Q] dy, int32[3] s) => (dx)",
             f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)",
             "ResampleGrad: output_sizes (one per axis): expected 2 entries, got 3 in [None, None, None]",
