@@ -36,10 +36,15 @@ def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
     if any(d > 1 for d in node.ints("dilations") or ()):
         # a dilated window may step over x altogether: its value is then the lowest number and its index means nothing
-        reached = op.Greater(y, op.scalar(float(work_type(x).min), x))
+        reached = op.Greater(y, op.scalar(_lowest(x), x))
         winners = op.Where(reached, winners, op.constant(np.array(0)))
         dy = op.Where(reached, dy, op.scalar(0.0, x))
     return (put_back(op, x, winners, dy),)
+
+
+def _lowest(x: ir.Value) -> float:
+    """The lowest finite number of the type of x, which onnxruntime's pool starts from."""
+    return float((x.dtype or work_type(x)).min)
 
 
 @gradient("AveragePool", versions=(11, 19, 22))

@@ -73,7 +73,7 @@ class Case:
         shapes = ",".join("x".join(map(str, array.shape)) or "0d" for array in self.inputs.values())
         text = re.sub(r"\s+|^y=", "", self.nodes)
         values = "".join(f"_{name}{array.tolist()}" for name, array in self.constants.items())
-        name = f"{text}-{shapes}{values}-{self.note}@{self.since}"
+        name = f"{text}-{shapes}{values}-d{''.join(self.wrt)}-{self.note}@{self.since}"
         return name.replace("[", "(").replace("]", ")").replace(" ", "")
 
 
