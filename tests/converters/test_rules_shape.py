@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from tests.gradient_checks import LINEAR, VARIANTS, Case, case, check_case
 SHAPE = (2, 3, 4)
 
 
-def moved(nodes: str, **given: object) -> Case:
-    return case(nodes, oracle=LINEAR, **given)  # pyright: ignore[reportArgumentType]
+def moved(nodes: str, **given: Any) -> Case:
+    return case(nodes, oracle=LINEAR, **given)
 
 
 CASES = [
