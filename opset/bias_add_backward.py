@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import conv_spec as spec
+from .body import Body, Tensor
 from .layout import data_to_ncx
 from .op import Arg, Attributes, Float64Array, Input, Op
 from .shapes import Dims, permute, require_rank
@@ -42,6 +43,15 @@ def reference(attrs: Attributes, _out: tuple[int, ...], diff_dst: Float64Array) 
     return diff_dst.sum(axis=tuple(axis for axis in range(diff_dst.ndim) if axis != channels))
 
 
+def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor) -> str:
+    """The sum over all axes but one; an unknown rank is found at run time."""
+    if diff_dst.dims is None:
+        channels = 1 if attrs["data_format"] == "NCX" else -1
+        return b.ReduceSum(diff_dst, b.other_axes(diff_dst, channels), keepdims=0)
+    channels = _channel_axis(attrs, diff_dst.rank)
+    return b.ReduceSum(diff_dst, b.ints([axis for axis in range(diff_dst.rank) if axis != channels]), keepdims=0)
+
+
 OP = Op(
     name="BiasAddBackward",
     doc=DOC,
@@ -52,4 +62,5 @@ OP = Op(
     output_doc="Gradient with respect to the bias, 1-D.",
     shape=shape,
     reference=reference,
+    body=body,
 )

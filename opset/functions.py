@@ -7,49 +7,37 @@ the graph stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    helper,
-    numpy_helper,
-)
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from .errors import InvalidArgumentError, InvalidModelError, KernelError, OnnxBackpropError
-from .op import DOMAIN, OPSET_VERSION, Attribute, Attributes, Op
+from .function_protos import present_inputs
+from .knowledge import Scope, domain_nodes, infer_missing
+from .numpy_body import numpy_body
+from .op import DOMAIN, OPSET_VERSION, Attributes, Op
 from .registry import BY_NAME
 from .schema import attributes_of
+from .standard_body import standard_body
 
-NUMPY_DOMAIN = "onnx_backprop.numpy"
-CHECK_DOMAIN = "ai.onnx.contrib"
-CHECK_OP = "OnnxBackpropCheck"
-
-KERNELS = ("numpy",)
-_PLANNED = {"onnx": "bodies in standard ONNX operators", "numba": "native kernels"}
+KERNELS = ("onnx", "numpy")
+DEFAULT_KERNELS = "numpy"  # what files carry
+_PLANNED = {"numba": "native kernels"}
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
 MIN_IR_VERSION = 10  # function overloads
-
-# What an absent optional attribute looks like inside a body: no int64 attribute of the domain can mean this.
-ABSENT_INT = -(2**63)
-# An absent optional input: the shape-carrying inputs are 1-D, so a 2-D empty tensor is none of them.
-ABSENT_INPUT = np.zeros((0, 0), np.int32)
 
 
 def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     """Return a copy of the model whose domain nodes run on the given kernels.
 
-    kernels: "numpy" runs the float64 references as Python operators; the session needs `register_ops`.
+    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numpy" runs the
+    float64 references as Python operators, and the session needs `register_ops`.
     Errors: InvalidArgumentError for an unknown name, KernelError for a route this version does not have,
-    InvalidModelError for a node that its operator's schema refuses (operator, node and reason in the message).
+    InvalidModelError for a node that its operator's schema refuses (operator, node and reason in the message),
+    ShapeError for shapes that contradict each other.
     """
     check_kernels(kernels)
     result = ModelProto()
@@ -57,25 +45,65 @@ def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     kept = [f for f in result.functions if f.domain != DOMAIN]
     del result.functions[:]
     result.functions.extend(kept)
-    bodies: dict[tuple[str, str], FunctionProto] = {}
-    opset = max(_default_opset(result), MIN_BODY_OPSET)
-    for node in _domain_nodes(result):
+    for node, _ in domain_nodes(result):
+        node.overload = ""
+    if kernels == "onnx":
+        infer_missing(result, BY_NAME)
+    bodies = _Bodies(_BUILDERS[kernels], max(_default_opset(result), MIN_BODY_OPSET))
+    for node, scope in domain_nodes(result):
         op = check_node(node)
-        present = _present(op, node)
-        overload = _overload(op, present)
-        node.overload = overload
-        bodies.setdefault((op.name, overload), numpy_body(op, present, overload, opset))
-    if bodies:
+        try:
+            node.overload = bodies.overload(op, node, scope)
+        except OnnxBackpropError as e:
+            raise type(e)(e.message, op_type=op.name, node=node.name) from e
+    if bodies.functions:
         _require_opset(result)
-        result.functions.extend(bodies.values())
+        for function in result.functions:
+            if any(n.domain == DOMAIN for n in function.node):
+                _import(function, DOMAIN, OPSET_VERSION)
+        result.functions.extend(bodies.functions)
         result.ir_version = max(result.ir_version, MIN_IR_VERSION)
         _import(result, DOMAIN, OPSET_VERSION)
     return result
 
 
+class _Bodies:
+    """The bodies of one model, each once; nodes that need different ones call different overloads."""
+
+    def __init__(self, build: Callable[[Op, NodeProto, Scope, int], FunctionProto], opset: int) -> None:
+        self.functions: list[FunctionProto] = []
+        self._build = build
+        self._opset = opset
+        self._overloads: dict[bytes, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def overload(self, op: Op, node: NodeProto, scope: Scope) -> str:
+        """The overload that a node has to call."""
+        function = self._build(op, node, scope, self._opset)
+        key = function.SerializeToString(deterministic=True)
+        if key not in self._overloads:
+            if not function.overload:
+                count = self._counts[op.name] = self._counts.get(op.name, 0) + 1
+                function.overload = f"variant_{count}" if count > 1 else ""
+            self._overloads[key] = function.overload
+            self.functions.append(function)
+        return self._overloads[key]
+
+
+def _numpy(op: Op, node: NodeProto, _scope: Scope, opset: int) -> FunctionProto:
+    return numpy_body(op, present_inputs(op, node), opset)
+
+
+def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
+    return standard_body(op, Attributes(op, attributes_of(node)), scope.args(op, node), opset)
+
+
+_BUILDERS = {"numpy": _numpy, "onnx": _standard}
+
+
 def check_kernels(kernels: str) -> None:
     """Raise unless `kernels` names a route that this version has."""
-    if kernels in _PLANNED and kernels not in KERNELS:
+    if kernels in _PLANNED:
         raise KernelError(
             f"kernels {kernels!r} ({_PLANNED[kernels]}) are not part of this version. "
             f"Use {', '.join(map(repr, KERNELS))}"
@@ -105,33 +133,6 @@ def check_node(node: NodeProto) -> Op:
     return op
 
 
-def _present(op: Op, node: NodeProto) -> tuple[bool, ...]:
-    return tuple(n < len(node.input) and bool(node.input[n]) for n in range(len(op.inputs)))
-
-
-def _overload(op: Op, present: tuple[bool, ...]) -> str:
-    """A function cannot have optional inputs: each pattern of present ones is an overload of its own."""
-    absent = [i.name for i, there in zip(op.inputs, present, strict=True) if not there]
-    return f"without_{'_'.join(absent)}" if absent else ""
-
-
-def _domain_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    def walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-        for node in nodes:
-            if node.domain == DOMAIN:
-                yield node
-            for attribute in node.attribute:
-                graphs: list[GraphProto] = [attribute.g, *attribute.graphs]
-                for graph in graphs:
-                    yield from walk(graph.node)
-
-    yield from walk(model.graph.node)
-    for function in model.functions:
-        yield from walk(function.node)
-        if any(n.domain == DOMAIN for n in function.node):
-            _import(function, DOMAIN, OPSET_VERSION)
-
-
 def _import(target: ModelProto | FunctionProto, domain: str, version: int) -> None:
     if all(o.domain != domain for o in target.opset_import):
         target.opset_import.append(helper.make_opsetid(domain, version))
@@ -151,78 +152,3 @@ def _require_opset(model: ModelProto) -> None:
             f"kernel bodies need opset {MIN_BODY_OPSET} or later, got a model of opset {version}. "
             f"Convert it with onnx.version_converter.convert_version(model, {MIN_BODY_OPSET}) first"
         )
-
-
-def numpy_body(op: Op, present: tuple[bool, ...], overload: str, opset: int) -> FunctionProto:
-    """The body of route "numpy": everything becomes a tensor, one Python operator computes in float64.
-
-    Floating-point inputs are cast to float32 and the result back, so that f16 and bf16 are rounded once; of an
-    input whose values do not matter only the shape is passed on. The Python operator answers (data, shape,
-    message); a non-empty message fails the run in the check node, for a Python exception there would end the
-    process.
-    """
-    nodes: list[NodeProto] = []
-    feeds: list[str] = []
-    for spec, there in zip(op.inputs, present, strict=True):
-        feed = f"input_{spec.name}"
-        feeds.append(feed)
-        if not there:
-            nodes.append(helper.make_node("Constant", [], [feed], value=numpy_helper.from_array(ABSENT_INPUT)))
-        elif spec.shape_only:
-            nodes.append(helper.make_node("Shape", [spec.name], [feed]))
-        elif spec.type_name == "T1":
-            nodes.append(helper.make_node("Cast", [spec.name], [feed], to=TensorProto.FLOAT))
-        else:
-            nodes.append(helper.make_node("Identity", [spec.name], [feed]))
-    for attribute in op.attributes:
-        if attribute.kind in ("ints", "floats"):
-            feeds.append(f"attribute_{attribute.name}")
-            constant = helper.make_node("Constant", [], [feeds[-1]])
-            constant.attribute.append(_reference(f"value_{attribute.kind}", attribute))
-            nodes.append(constant)
-    kernel = helper.make_node(op.name, feeds, ["data", "shape", "message"], domain=NUMPY_DOMAIN, name="kernel")
-    kernel.attribute.extend(_reference(a.name, a) for a in op.attributes if a.kind in ("int", "string"))
-    like = next(i.name for i in op.inputs if i.type_name == "T1" and not i.shape_only)
-    nodes += [
-        kernel,
-        helper.make_node(CHECK_OP, ["shape", "message"], ["checked"], domain=CHECK_DOMAIN, name="check"),
-        helper.make_node("Reshape", ["data", "checked"], ["result"], name="result", allowzero=1),
-        helper.make_node("CastLike", ["result", like], [op.output]),
-    ]
-    body = helper.make_function(
-        DOMAIN,
-        op.name,
-        [i.name for i, there in zip(op.inputs, present, strict=True) if there],
-        [op.output],
-        nodes,
-        [
-            helper.make_opsetid("", opset),  # the checker wants the model's own
-            helper.make_opsetid(NUMPY_DOMAIN, 1),
-            helper.make_opsetid(CHECK_DOMAIN, 1),
-        ],
-        attributes=[a.name for a in op.attributes if a.required],
-        attribute_protos=[_default(a) for a in op.attributes if not a.required],
-        overload=overload,
-    )
-    return body
-
-
-_PROTO_KIND: dict[str, Callable[[str], AttributeProto]] = {
-    "int": lambda name: helper.make_attribute(name, ABSENT_INT),
-    "string": lambda name: helper.make_attribute(name, ""),
-    "ints": lambda name: helper.make_attribute(name, [], attr_type=AttributeProto.INTS),
-    "floats": lambda name: helper.make_attribute(name, [], attr_type=AttributeProto.FLOATS),
-}
-
-
-def _default(attribute: Attribute) -> AttributeProto:
-    if attribute.default is not None:
-        return helper.make_attribute(attribute.name, attribute.default)
-    return _PROTO_KIND[attribute.kind](attribute.name)
-
-
-def _reference(name: str, attribute: Attribute) -> AttributeProto:
-    """An attribute of a body's node that takes the value of the function's attribute."""
-    proto = _PROTO_KIND[attribute.kind](name)
-    result = AttributeProto(name=name, type=proto.type, ref_attr_name=attribute.name)
-    return result

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import ml_dtypes
 import numpy as np
@@ -26,15 +26,35 @@ OPSET_VERSION = 1
 
 Array = NDArray[Any]
 Float64Array = NDArray[np.float64]
-AttributeKind = Literal["int", "ints", "floats", "string"]
+AttributeKind = Literal["int", "float", "ints", "floats", "string"]
 
 _SCHEMA_KIND = {
     "int": OpSchema.AttrType.INT,
+    "float": OpSchema.AttrType.FLOAT,
     "ints": OpSchema.AttrType.INTS,
     "floats": OpSchema.AttrType.FLOATS,
     "string": OpSchema.AttrType.STRING,
 }
 FLOAT_TYPES = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+
+
+class NumberType(NamedTuple):
+    """A type constraint: the ONNX types, what it is for, and the type its values have in a kernel."""
+
+    types: tuple[str, ...]
+    doc: str
+    dtype: type[np.generic]
+
+
+TypeName = Literal["T1", "T2", "T3", "T4"]
+NUMBER_TYPES: dict[TypeName, NumberType] = {
+    "T1": NumberType(
+        FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
+    ),
+    "T2": NumberType(("tensor(int32)",), "s32.", np.int32),
+    "T3": NumberType(("tensor(float)",), "f32, whatever T1 is.", np.float32),
+    "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
+}
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -46,7 +66,7 @@ class Attribute:
     kind: AttributeKind
     doc: str
     required: bool = False
-    default: int | str | None = None
+    default: int | float | str | None = None
     choices: tuple[str, ...] = ()
     aliases: Mapping[str, str] | None = None  # other spellings, lower case -> the one in `choices`
 
@@ -63,7 +83,7 @@ class Attribute:
             raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {result!r}", op_type=op)
         return result
 
-    def _convert(self, value: object) -> int | str | tuple[int, ...] | tuple[float, ...]:
+    def _convert(self, value: object) -> int | float | str | tuple[int, ...] | tuple[float, ...]:
         if self.kind == "string":
             if isinstance(value, bytes):
                 return value.decode()
@@ -72,6 +92,8 @@ class Attribute:
             return value
         if self.kind == "int":
             return _as_int(value)
+        if self.kind == "float":
+            return _as_float(value)
         items = cast("Sequence[object]", value)
         if isinstance(items, str | bytes):
             raise TypeError
@@ -94,10 +116,13 @@ def _as_float(value: object) -> float:
 
 @dataclass(frozen=True)
 class Input:
-    """One input. `type_name` is T1 (floating point) or T2 (int32); a shape-only input is never read."""
+    """One input. `type_name` is T1 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+
+    The values of a shape-only input are never read.
+    """
 
     name: str
-    type_name: Literal["T1", "T2"]
+    type_name: TypeName
     doc: str
     optional: bool = False
     shape_only: bool = False
@@ -140,25 +165,30 @@ class Attributes(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Arg:
-    """What is known about one input: its dimensions and, for a shape-carrying input, its value.
+    """What is known about one input: its dimensions and, for an input that carries numbers, its value.
 
-    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None.
+    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None. The value of a T3
+    input is in `numbers`.
     """
 
     dims: Dims | None = None
     value: Dims | None = None
+    numbers: tuple[float, ...] | None = None
 
 
 Given = Array | tuple[int, ...] | None
 ShapeFunction = Callable[[Attributes, Sequence["Arg | None"]], "Dims | None"]
 ReferenceFunction = Callable[..., Array]
+BodyFunction = Callable[..., str]
 
 
 @dataclass(frozen=True)
 class Op:
     """One operator. `reference(attributes, output_shape, *inputs)` gets validated float64 arrays.
 
-    An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None.
+    An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
+    carries numbers as a tuple. `body(b, attributes, output_dims, *tensors)` writes the same in standard ONNX
+    operators, float32 inside, with a `Body` and one `Tensor` per input.
     """
 
     name: str
@@ -170,12 +200,13 @@ class Op:
     output_doc: str
     shape: ShapeFunction
     reference: ReferenceFunction
+    body: BodyFunction | None = None
 
     def attribute(self, name: str) -> Attribute:
         return next(a for a in self.attributes if a.name == name)
 
     def evaluate(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> Array:
-        """Validate, compute in float64, round once into the inputs' common type.
+        """Validate, compute in float64, round to float32 and on to the inputs' common type, as sessions do.
 
         `inputs` may end early; a missing optional input is None; a shape-only input may be given as its shape
         alone. Raises InvalidModelError or ShapeError.
@@ -192,15 +223,15 @@ class Op:
             elif isinstance(given, tuple):
                 values.append(given)
                 known.append(Arg(given))
-            elif spec.type_name == "T2":
-                value = self._shape_value(spec, given)
+            elif spec.type_name != "T1":
+                value = self._numbers(spec, given)
                 values.append(value)
-                known.append(Arg(given.shape, value))
+                known.append(Arg(given.shape, numbers=value) if spec.type_name == "T3" else Arg(given.shape, value))
             else:
                 values.append(given.shape if spec.shape_only else given.astype(np.float64))
                 known.append(Arg(given.shape))
         with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN travel silently, as in any kernel
-            return self._compute(bound, known, values).astype(dtype)
+            return self._compute(bound, known, values).astype(np.float32).astype(dtype)
 
     def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Array:
         dims = self.shape(bound, known)
@@ -233,18 +264,19 @@ class Op:
             for spec, given in zip(self.inputs, args, strict=True)
             if isinstance(given, np.ndarray) and spec.type_name == "T1"
         }
-        dtype = next(iter(floats.values()))
-        if dtype not in FLOAT_DTYPES or any(d != dtype for d in floats.values()):
+        dtype = next(iter(floats.values()), None)
+        if dtype is None or dtype not in FLOAT_DTYPES or any(d != dtype for d in floats.values()):
             got = ", ".join(f"{name} {d}" for name, d in floats.items())
             raise InvalidModelError(
                 f"expected one type of float32, float16, bfloat16 for all, got {got}", op_type=self.name
             )
         return dtype
 
-    def _shape_value(self, spec: Input, array: Array) -> tuple[int, ...]:
-        if array.dtype != np.int32 or array.ndim != 1:
+    def _numbers(self, spec: Input, array: Array) -> tuple[Any, ...]:
+        dtype = NUMBER_TYPES[spec.type_name].dtype
+        if array.dtype != dtype or array.ndim != 1:
             raise InvalidModelError(
-                f"input {spec.name}: expected a 1-D int32 tensor, got {array.ndim}-D {array.dtype}",
+                f"input {spec.name}: expected a 1-D {np.dtype(dtype)} tensor, got {array.ndim}-D {array.dtype}",
                 op_type=self.name,
             )
-        return tuple(int(v) for v in array)
+        return tuple(array.tolist())

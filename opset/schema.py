@@ -12,7 +12,7 @@ from onnx.defs import OpSchema, has, register_schema
 from onnx.reference.op_run import OpRun
 
 from .errors import InvalidModelError, RegistrationError
-from .op import _SCHEMA_KIND, DOMAIN, FLOAT_TYPES, OPSET_VERSION, Arg, Array, Attribute, Attributes, Input, Op
+from .op import _SCHEMA_KIND, DOMAIN, NUMBER_TYPES, OPSET_VERSION, Arg, Array, Attribute, Attributes, Input, Op
 from .shapes import Dim, Dims
 
 
@@ -33,12 +33,8 @@ def build_schema(op: Op) -> OpSchema:
 
 
 def _type_constraints(op: Op) -> list[tuple[str, Sequence[str], str]]:
-    result: list[tuple[str, Sequence[str], str]] = [
-        ("T1", list(FLOAT_TYPES), "f32, f16 or bf16, the same for all floating-point inputs and the output.")
-    ]
-    if any(i.type_name == "T2" for i in op.inputs):
-        result.append(("T2", ["tensor(int32)"], "s32."))
-    return result
+    used = {i.type_name for i in op.inputs}
+    return [(name, list(t.types), t.doc) for name, t in NUMBER_TYPES.items() if name in used]
 
 
 def _formal(i: Input) -> OpSchema.FormalParameter:
@@ -93,9 +89,11 @@ def _arg(context: Any, n: int, spec: Input) -> Arg | None:
     dims = None
     if proto is not None and proto.tensor_type.HasField("shape"):
         dims = _dims(proto.tensor_type.shape)
-    if spec.type_name != "T2":
+    if spec.type_name == "T1":
         return Arg(dims)
     data = context.get_input_data(n)
+    if data is not None and spec.type_name == "T3":
+        return Arg(dims, numbers=tuple(float(v) for v in numpy_helper.to_array(data).reshape(-1)))
     if data is not None:
         return Arg(dims, tuple(int(v) for v in numpy_helper.to_array(data).reshape(-1)))
     symbolic = context.get_symbolic_input(n)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from onnxruntime_extensions import PyCustomOpDef, get_library_path, onnx_op
 
 from ..opset.errors import OnnxBackpropError
-from ..opset.functions import ABSENT_INPUT, ABSENT_INT, CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
+from ..opset.function_protos import ABSENT_INT, ABSENT_SHAPE
+from ..opset.numpy_body import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
 from ..opset.op import Attribute, Given, Input, Op
 from ..opset.registry import OPS
 from . import c_abi
@@ -55,7 +56,7 @@ def register() -> None:
 
 
 def _register_kernel(op: Op) -> None:
-    lists = [a for a in op.attributes if a.kind in ("ints", "floats")]
+    lists = [a for a in op.attributes if a.kind in ("float", "ints", "floats")]
     scalars = [a for a in op.attributes if a.kind in ("int", "string")]
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
 
@@ -80,19 +81,29 @@ def _register_kernel(op: Op) -> None:
     )(compute)
 
 
+_INPUT_TYPES = {
+    "T1": PyCustomOpDef.dt_float,
+    "T2": PyCustomOpDef.dt_int32,
+    "T3": PyCustomOpDef.dt_float,
+    "T4": PyCustomOpDef.dt_int64,
+}
+
+
 def _input_type(spec: Input) -> int:
     if spec.shape_only:
         return PyCustomOpDef.dt_int64
-    return PyCustomOpDef.dt_float if spec.type_name == "T1" else PyCustomOpDef.dt_int32
+    return _INPUT_TYPES[spec.type_name]
 
 
 def _input(spec: Input, feed: Array) -> Given:
-    if spec.optional and feed.shape == ABSENT_INPUT.shape:
+    if spec.optional and feed.shape == ABSENT_SHAPE:
         return None
     return tuple(int(d) for d in feed) if spec.shape_only else feed
 
 
-def _list(attribute: Attribute, feed: Array) -> Sequence[int] | Sequence[float]:
+def _list(attribute: Attribute, feed: Array) -> float | Sequence[int] | Sequence[float]:
+    if attribute.kind == "float":
+        return float(feed)
     return [int(v) for v in feed] if attribute.kind == "ints" else [float(v) for v in feed]
 
 

@@ -19,6 +19,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 
+NUMBER_ELEMENTS: dict[str, int] = {"T2": TensorProto.INT32, "T3": TensorProto.FLOAT, "T4": TensorProto.INT64}
+
 Shape = Sequence[int | str | None]
 
 
@@ -46,9 +48,9 @@ def one_node_model(
     element_type: int = TensorProto.FLOAT,
     output_rank: int | None = None,
 ) -> ModelProto:
-    """One node. A shape makes a graph input of it, an int32 array an initializer, None an absent input.
+    """One node. A shape makes a graph input of it, an array an initializer, None an absent input.
 
-    An int32 graph input is written as a shape too: which inputs are int32 is the operator's own statement.
+    A graph input that carries numbers is written as a shape too: their type is the operator's own statement.
     """
     node_inputs, graph_inputs, initializers = [], [], []
     for spec, given in zip(BY_NAME[op].inputs, inputs, strict=False):
@@ -56,7 +58,7 @@ def one_node_model(
         if isinstance(given, np.ndarray):
             initializers.append(numpy_helper.from_array(given, spec.name))
         elif given is not None:
-            element = TensorProto.INT32 if spec.type_name == "T2" else element_type
+            element = NUMBER_ELEMENTS.get(spec.type_name, element_type)
             graph_inputs.append(helper.make_tensor_value_info(spec.name, element, given))
     while node_inputs and not node_inputs[-1]:
         node_inputs.pop()

@@ -23,20 +23,20 @@ def model(
     node_name: str = "the_node",
     opset: int = 18,
 ) -> ModelProto:
-    """Graph inputs are float32 or int32; floats are cast to `dtype` before the node and back behind it.
+    """Tensors are float32 graph inputs, cast to `dtype` before the node and back behind it.
 
     All dimensions of the graph inputs are symbolic, so that nothing but the run knows the shapes.
     """
-    names = [i.name for i in BY_NAME[op_type].inputs]
     nodes, graph_inputs, node_inputs = [], [], []
-    for name, array in zip(names, inputs, strict=False):
+    for spec, array in zip(BY_NAME[op_type].inputs, inputs, strict=False):
+        name = spec.name
         if array is None:
             node_inputs.append("")
             continue
         shape = [f"{name}_{axis}" for axis in range(array.ndim)]
-        element = TensorProto.INT32 if array.dtype == np.int32 else TensorProto.FLOAT
+        element = helper.np_dtype_to_tensor_dtype(array.dtype)
         graph_inputs.append(helper.make_tensor_value_info(name, element, shape))
-        if array.dtype == np.int32 or dtype == "f32":
+        if spec.type_name != "T1" or dtype == "f32":
             node_inputs.append(name)
         else:
             nodes.append(helper.make_node("Cast", [name], [f"{name}_cast"], to=ELEMENT_TYPES[dtype]))

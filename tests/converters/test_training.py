@@ -296,7 +296,7 @@ REFUSED = {
     "integer prediction": ({"loss": "mse", "prediction": "size"}, "prediction: 'size' has type INT64"),
     "loss of many elements": ({}, r"'y' is the loss and must have one element, got shape \(N, 2, H, W\)"),
     "unknown loss": ({"loss": "MSE"}, "loss: expected None or one of 'mse'"),
-    "unknown kernels": ({"loss": "mse", "kernels": "nump"}, "kernels: expected one of 'numpy'"),
+    "unknown kernels": ({"loss": "mse", "kernels": "nump"}, "kernels: expected one of 'onnx', 'numpy'"),
 }
 
 

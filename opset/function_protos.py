@@ -1,0 +1,81 @@
+"""What the function bodies of all routes have in common: the interface of an operator as a FunctionProto.
+
+A function has no optional inputs, so each pattern of absent ones is an overload of its own, and an attribute that may
+be absent needs a default that nobody can mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, NodeProto, helper
+
+from .op import DOMAIN, Attribute, Op
+
+# What an absent optional attribute looks like inside a body: no int64 attribute of the domain can mean this.
+ABSENT_INT = -(2**63)
+# An absent optional input: inputs that carry numbers are 1-D, so a 2-D empty tensor is none of them.
+ABSENT_SHAPE = (0, 0)
+
+Present = tuple[bool, ...]
+
+_PROTO_KIND: dict[str, Callable[[str], AttributeProto]] = {
+    "int": lambda name: helper.make_attribute(name, ABSENT_INT),
+    "float": lambda name: helper.make_attribute(name, float("nan")),
+    "string": lambda name: helper.make_attribute(name, ""),
+    "ints": lambda name: helper.make_attribute(name, [], attr_type=AttributeProto.INTS),
+    "floats": lambda name: helper.make_attribute(name, [], attr_type=AttributeProto.FLOATS),
+}
+
+
+def present_inputs(op: Op, node: NodeProto) -> Present:
+    """Which inputs of the operator a node connects."""
+    return tuple(n < len(node.input) and bool(node.input[n]) for n in range(len(op.inputs)))
+
+
+def function(
+    op: Op,
+    present: Present,
+    nodes: Sequence[NodeProto],
+    *,
+    overload: str,
+    opset: int,
+    domains: Mapping[str, int] | None = None,
+) -> FunctionProto:
+    """The FunctionProto of an operator with the given inputs present and nodes inside.
+
+    opset: of the default domain; the checker wants the model's own. domains: further opset imports.
+    """
+    return helper.make_function(
+        DOMAIN,
+        op.name,
+        [i.name for i, there in zip(op.inputs, present, strict=True) if there],
+        [op.output],
+        nodes,
+        [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in (domains or {}).items())],
+        attributes=[a.name for a in op.attributes if a.required],
+        attribute_protos=[_default(a) for a in op.attributes if not a.required],
+        overload=overload,
+    )
+
+
+def _default(attribute: Attribute) -> AttributeProto:
+    if attribute.default is not None:
+        return helper.make_attribute(attribute.name, attribute.default)
+    return _PROTO_KIND[attribute.kind](attribute.name)
+
+
+def reference(name: str, attribute: Attribute) -> AttributeProto:
+    """An attribute of a body's node that takes the value of the function's attribute."""
+    return AttributeProto(name=name, type=_PROTO_KIND[attribute.kind](name).type, ref_attr_name=attribute.name)
+
+
+def result_type(op: Op) -> str:
+    """The input whose element type the output has."""
+    return next(i.name for i in op.inputs if i.type_name == "T1" and not i.shape_only)
+
+
+def absent(dtype: type[np.generic]) -> np.ndarray:
+    """What stands for an absent optional input of a type."""
+    return np.zeros(ABSENT_SHAPE, dtype)
