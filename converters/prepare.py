@@ -40,6 +40,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes."""
     proto = ModelProto()
     proto.CopyFrom(load(model))
+    _shapes_of_outputs(proto)
     _check(proto)
     _initializers_are_constants(proto)
     proto = _inline(proto)
@@ -55,6 +56,18 @@ def infer(proto: ModelProto) -> ModelProto:
         raise
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
+
+
+def _shapes_of_outputs(proto: ModelProto) -> None:
+    """Some exporters leave the shape of an output out; onnxruntime does not mind, the checker does."""
+    if all(output.type.tensor_type.HasField("shape") for output in proto.graph.output):
+        return
+    try:
+        inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:  # noqa: BLE001 - the checker, which is next, says better what is wrong
+        return
+    for output, known in zip(proto.graph.output, inferred.graph.output, strict=True):
+        output.CopyFrom(known)
 
 
 def _check(proto: ModelProto) -> None:
