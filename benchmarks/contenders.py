@@ -1,0 +1,198 @@
+"""Who is timed: each contender makes of a case a function that computes one gradient once.
+
+Every one runs in a process of its own (`worker.py`) and imports its library there. None stands for a case that it
+cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from .cases import Case, Convolution, Interpolation
+
+Run = Callable[[], object]
+
+
+def ours(kernels: str) -> Callable[[Case, str, int], Run | None]:
+    """A session on one node of our domain, inputs and output bound."""
+
+    def prepare(case: Case, gradient: str, threads: int) -> Run | None:
+        import onnx_backprop as ob
+
+        node, feeds = _convolution_node(case, gradient) if isinstance(case, Convolution) else _interpolation_node(case)
+        options = _options(threads)
+        session = ob.session(_model([node], feeds), kernels=kernels, session_options=options)
+        return _bound(session, feeds)
+
+    return prepare
+
+
+def _convolution_node(case: Convolution, gradient: str) -> tuple[NodeProto, dict[str, np.ndarray]]:
+    arrays, axes = case.arrays(), len(case.lengths)
+    attributes: dict[str, object] = {
+        "strides": [case.stride] * axes,
+        "dilations": [case.dilation] * axes,
+        "pads_begin": [case.pad] * axes,
+        "pads_end": [case.pad] * axes,
+        "groups": case.groups,
+        "data_format": "NCX",
+        "weights_format": "IOX" if case.transposed else "OIX",
+    }
+    family = "ConvTranspose" if case.transposed else "Convolution"
+    if gradient == "weights":
+        attributes["weights_shape"] = case.w_shape
+        return _node(f"{family}BackwardWeights", ["x", "dy"], attributes), {"x": arrays["x"], "dy": arrays["dy"]}
+    if not case.transposed:
+        attributes["dst_shape"] = case.x_shape
+    return _node(f"{family}BackwardData", ["dy", "w"], attributes), {"dy": arrays["dy"], "w": arrays["w"]}
+
+
+def _interpolation_node(case: Interpolation) -> tuple[NodeProto, dict[str, np.ndarray]]:
+    arrays = {name: _to_last(a) if case.channels_last else a for name, a in case.arrays().items()}
+    if case.mode == "cubic":
+        axes = [1, 2] if case.channels_last else [2, 3]
+        arrays["sizes"] = np.array(case.outs, np.int64)
+        attributes: dict[str, object] = {"mode": "cubic", "axes": axes}
+        return _node("ResizeGrad", ["dy", "x", "", "", "sizes"], attributes), arrays
+    attributes = {"mode": case.mode, "sizes": case.outs, "data_format": "NXC" if case.channels_last else "NCX"}
+    return _node("InterpolateBackward", ["x", "dy"], attributes), arrays
+
+
+def _to_last(a: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(a, 1, -1))
+
+
+def _node(op_type: str, inputs: Sequence[str], attributes: dict[str, Any]) -> NodeProto:
+    import onnx_backprop as ob
+
+    return helper.make_node(op_type, inputs, ["result"], domain=ob.DOMAIN, **attributes)
+
+
+def _model(nodes: Sequence[NodeProto], feeds: dict[str, np.ndarray], output: str = "result") -> ModelProto:
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for name, a in feeds.items()
+    ]
+    result = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "benchmark", infos, [result])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("onnx_backprop", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def _options(threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return options
+
+
+def _bound(session: Any, feeds: dict[str, np.ndarray]) -> Run:
+    """A run with everything bound, so that neither feeding nor fetching is timed."""
+    import onnxruntime
+
+    accepted = {i.name for i in session.get_inputs()}
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(a) for name, a in feeds.items() if name in accepted}
+    (output,) = [o.name for o in session.get_outputs()]
+    first = session.run([output], {name: feeds[name] for name in values})[0]
+    result = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(first))
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_ortvalue_output(output, result)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def onnxsim(case: Case, gradient: str, threads: int) -> Run | None:
+    """onnxsim's graph_grad in a stock session; it knows no Resize and no ConvTranspose."""
+    if not isinstance(case, Convolution) or case.transposed:
+        return None
+    import onnxruntime
+
+    graph_grad, qat_graph = import_module("onnxsim.graph_grad"), import_module("onnxsim.qat_graph")
+
+    axes, arrays = len(case.lengths), case.arrays()
+    forward = helper.make_node(
+        "Conv",
+        ["x", "w"],
+        ["y"],
+        strides=[case.stride] * axes,
+        dilations=[case.dilation] * axes,
+        pads=[case.pad] * 2 * axes,
+        group=case.groups,
+        kernel_shape=[case.kernel] * axes,
+    )
+    target = "x" if gradient == "data" else "w"
+    builder = qat_graph.GraphBuilder()
+    shapes = {"x": case.x_shape, "w": case.w_shape, "y": case.y_shape, "dy": case.y_shape}
+    try:
+        found = graph_grad.build_backward(builder, [forward], shapes, {"y": "dy"}, [target])
+    except graph_grad.UnsupportedOpError:
+        return None
+    model = _model(builder.nodes, arrays, found[target])
+    model.graph.initializer.extend(builder.initializer)
+    model.opset_import[0].version = 17
+    used = {name for node in model.graph.node for name in node.input}
+    kept = [i for i in model.graph.input if i.name in used]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), _options(threads), providers=["CPUExecutionProvider"]
+    )
+    return _bound(session, arrays)
+
+
+def torch(*, channels_last: bool) -> Callable[[Case, str, int], Run | None]:
+    """PyTorch's own backward operators on the CPU."""
+
+    def prepare(case: Case, gradient: str, threads: int) -> Run | None:
+        library = import_module("torch")
+        library.set_num_threads(threads)
+        rank = len(case.x_shape)
+        if channels_last and rank == 3:
+            return None
+        layout = library.contiguous_format
+        if channels_last:
+            layout = library.channels_last if rank == 4 else library.channels_last_3d
+        tensors = {n: library.from_numpy(a).contiguous(memory_format=layout) for n, a in case.arrays().items()}
+        if isinstance(case, Convolution):
+            return _torch_convolution(library, case, gradient, tensors)
+        return _torch_interpolation(library, case, tensors)
+
+    return prepare
+
+
+def _torch_convolution(library: Any, case: Convolution, gradient: str, tensors: dict[str, Any]) -> Run:
+    axes = len(case.lengths)
+    mask = [gradient == "data", gradient == "weights", False]
+    backward = library.ops.aten.convolution_backward
+    rest = ([case.stride] * axes, [case.pad] * axes, [case.dilation] * axes, case.transposed, [0] * axes, case.groups)
+    return lambda: backward(tensors["dy"], tensors["x"], tensors["w"], None, *rest, mask)
+
+
+def _torch_interpolation(library: Any, case: Interpolation, tensors: dict[str, Any]) -> Run:
+    sizes = (list(case.outs), list(case.x_shape))
+    if case.mode == "nearest":
+        nearest = library.ops.aten._upsample_nearest_exact2d_backward
+        return lambda: nearest(tensors["dy"], *sizes, None, None)
+    smooth = {
+        "linear": library.ops.aten.upsample_bilinear2d_backward,
+        "cubic": library.ops.aten.upsample_bicubic2d_backward,
+    }[case.mode]
+    return lambda: smooth(tensors["dy"], *sizes, False, None, None)
+
+
+CONTENDERS: dict[str, Callable[[Case, str, int], Run | None]] = {
+    "numba": ours("numba"),
+    "onnx": ours("onnx"),
+    "numpy": ours("numpy"),
+    "PyTorch": torch(channels_last=False),
+    "PyTorch channels_last": torch(channels_last=True),
+    "onnxsim": onnxsim,
+}
