@@ -45,12 +45,16 @@ def function(
 ) -> FunctionProto:
     """The FunctionProto of an operator with the given inputs present and nodes inside.
 
+    An absent input before a present one keeps its place, or the node's inputs would arrive shifted; the body must not
+    read it.
+
     opset: of the default domain; the checker wants the model's own. domains: further opset imports.
     """
+    last = max(n for n, there in enumerate(present) if there)
     return helper.make_function(
         DOMAIN,
         op.name,
-        [i.name for i, there in zip(op.inputs, present, strict=True) if there],
+        [i.name for i in op.inputs[: last + 1]],
         [op.output],
         nodes,
         [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in (domains or {}).items())],
@@ -58,6 +62,11 @@ def function(
         attribute_protos=[_default(a) for a in op.attributes if not a.required],
         overload=overload,
     )
+
+
+def last_present(present: Present) -> int:
+    """How many inputs there are up to the last one that is present."""
+    return max((n for n, there in enumerate(present, start=1) if there), default=0)
 
 
 def _default(attribute: Attribute) -> AttributeProto:
