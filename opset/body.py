@@ -7,16 +7,16 @@ is cast once on the way in and once on the way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from .shapes import Dim, Dims
 
-FLOAT, INT64 = 1, 7  # TensorProto.FLOAT, TensorProto.INT64
+FLOAT, INT64, BOOL, DOUBLE = 1, 7, 9, 11  # of TensorProto
 # A length factor that no two lengths can make up for: `checked` asks for a shape of too many cells with it
 MISMATCH = 7919
 
@@ -73,6 +73,15 @@ class Body:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return name if count == 1 else f"{name} {count}"
 
+    def needed(self, output: str) -> list[NodeProto]:
+        """The nodes that an output depends on, in order."""
+        wanted, result = {output}, []
+        for node in reversed(self.nodes):
+            if not wanted.isdisjoint(node.output):
+                result.append(node)
+                wanted.update(_reads(node))
+        return result[::-1]
+
     def constant(self, array: np.ndarray) -> str:
         """A constant tensor; equal ones share a node."""
         key = (array.dtype.name, array.shape, array.tobytes())
@@ -91,6 +100,10 @@ class Body:
     def float_scalar(self, value: float) -> str:
         """A 0-D float32 constant."""
         return self.constant(np.array(value, np.float32))
+
+    def doubles(self, values: Sequence[float]) -> str:
+        """A 1-D float64 constant."""
+        return self.constant(np.array(values, np.float64))
 
     def shape(self, x: Tensor) -> str:
         """The shape of x, 1-D int64: a constant where it is known."""
@@ -124,10 +137,17 @@ class Body:
         """
         if x.dims is not None and x.dims == dims and all(isinstance(d, int) for d in dims):
             return x
-        same = self.ReduceMin(self.Cast(self.Equal(self.Shape(x), expected), to=INT64), keepdims=1)
+        shape = self.Shape(x) if x.dims is not None else self.entries(self.Shape(x), len(dims), message)
+        same = self.ReduceMin(self.Cast(self.Equal(shape, expected), to=INT64), keepdims=1)
         factor = self.Sub(self.ints([MISMATCH]), self.Mul(same, self.ints([MISMATCH - 1])))
-        named = self.Reshape(x, self.Concat(expected, factor, axis=0), allowzero=1, name=f"{self.op}: {message}")
+        # an entry of 0 or below would let an empty tensor through
+        wanted = self.Where(self.Cast(same, to=BOOL), expected, self.Max(expected, self.ints([1])))
+        named = self.Reshape(x, self.Concat(wanted, factor, axis=0), allowzero=1, name=f"{self.op}: {message}")
         return Tensor(self.Reshape(named, expected, allowzero=1), dims)
+
+    def entries(self, values: str, count: int, message: str) -> str:
+        """Values, proven to be 1-D with `count` entries; a run with another number of them fails, as above."""
+        return self.Reshape(values, self.ints([count]), name=f"{self.op}: {message}")
 
     def require(self, condition: str, message: str) -> str:
         """0 (1-D int64, one entry); a run where a condition (bool, any shape) does not hold everywhere fails.
@@ -137,6 +157,30 @@ class Body:
         """
         bad = self.ReduceMax(self.Cast(self.Not(condition), to=INT64), keepdims=0)
         return self.Gather(self.ints([0]), self.Reshape(bad, self.ints([1])), name=f"{self.op}: {message}")
+
+    def choose(self, condition: str, then: Callable[[Body], str], otherwise: Callable[[Body], str]) -> str:
+        """What `then` writes where the condition (bool, one entry) holds, else what `otherwise` writes: float32.
+
+        Only the one of the two that is needed runs.
+        """
+        return self.If(condition, then_branch=self._branch(then), else_branch=self._branch(otherwise))
+
+    def _branch(self, write: Callable[[Body], str]) -> GraphProto:
+        inner = Body(self.op)
+        inner._counts = self._counts  # names are unique over all levels
+        inner._constants = dict(self._constants)
+        result = write(inner)
+        output = helper.make_tensor_value_info(result, FLOAT, None)
+        return helper.make_graph(inner.needed(result), "branch", [], [output])
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """The names that a node and the graphs inside it read."""
+    yield from node.input
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            for inner in attribute.g.node:
+                yield from _reads(inner)
 
 
 def _name(operand: Operand) -> str:

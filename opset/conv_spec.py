@@ -50,7 +50,8 @@ DATA_FORMAT = Attribute(
 )
 OUTPUT_PADDING_DOC = (
     "Extra length of the transposed convolution's output along each spatial axis, >= 0. Only checked against the "
-    "lengths when given: they already say where the output ends."
+    "lengths when given: they already say where the output ends. Whether it is given decides what SAME means in the "
+    "gradients of ConvTranspose."
 )
 OUTPUT_PADDING = Attribute("output_padding", "ints", OUTPUT_PADDING_DOC)
 
@@ -74,7 +75,11 @@ CONV_AUTO_PAD = auto_pad(
     "max(EK - (in mod stride or stride), 0), so that out = ceil(in / stride)"
 )
 CONV_TRANSPOSE_AUTO_PAD = auto_pad(
-    "with EK = (K-1)·dilation + 1, total = max(EK - stride, 0), the rule of the forward ConvTranspose"
+    "with EK = (K-1)·dilation + 1 and len the length of the ConvTranspose's output: where output_padding is given, "
+    "total = max(EK - stride, 0), the rule of the forward ConvTranspose; otherwise total = "
+    "max(EK - (len mod stride or stride), 0), the same number whenever len is what a ConvTranspose makes without "
+    "output_padding, and else the padding with which it makes len from ceil(len / stride) cells (ONNX's output_shape). "
+    "Where the length of the ConvTranspose's input is known and only the former total leads to it, that is taken"
 )
 
 

@@ -34,4 +34,5 @@ OP = Op(
     output_doc="Gradient with respect to the filter, shaped filter_shape.",
     shape=NAMES.shape,
     reference=NAMES.reference,
+    body=NAMES.body,
 )

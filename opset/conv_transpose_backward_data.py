@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import conv_body
 from . import conv_spec as spec
+from .body import Body, Tensor
 from .convolution import Resolved, forward, geometry, require_output_padding, resolve
 from .layout import conv_transpose_weights_to_canonical
 from .op import Arg, Attributes, Float64Array, Input, Op
@@ -39,6 +41,7 @@ def _resolve(attrs: Attributes, diff_dst: Arg | None, weights: Arg | None) -> Re
         weights=None if w is None or order is None else permute(w, order),
         names=("diff_dst", "diff_src", "weights"),
         transposed=True,
+        infers_destination=True,
     )
     if resolved is not None:
         require_output_padding(attrs, resolved.source, resolved.destination, resolved, "diff_dst")
@@ -59,6 +62,16 @@ def reference(attrs: Attributes, out: tuple[int, ...], diff_dst: Float64Array, w
     lengths = [int(d) for d in lengths[2:] if isinstance(d, int)]
     dx = forward(spec.ncx_array(attrs, diff_dst), w, lengths, geometry(attrs, resolved))
     return spec.from_ncx_array(attrs, dx)
+
+
+def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, weights: Tensor) -> str:
+    """A convolution of diff_dst."""
+    order = conv_transpose_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
+    w = conv_body.transpose(b, conv_body.ranked(b, attrs, weights, "weights"), order)
+    x = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, diff_dst, "diff_dst"))
+    c = conv_body.correlation(b, attrs, conv_body.shape(b, x), conv_body.shape(b, w), transposed=True)
+    zero = conv_body.conditions(c, conv_body.shape(b, w).take([1]), ("diff_dst", "diff_src", "weights"))
+    return conv_body.from_ncx(b, attrs, conv_body.forward(c, conv_body.guarded(c, x, zero), w))
 
 
 OP = Op(
@@ -84,4 +97,5 @@ OP = Op(
     output_doc="Gradient with respect to the ConvTranspose's input.",
     shape=shape,
     reference=reference,
+    body=body,
 )

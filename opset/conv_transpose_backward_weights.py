@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from . import conv_body
 from . import conv_spec as spec
+from .body import Body, Tensor
+from .conv_body_weights import backward_weights as backward_weights_body
 from .convolution import Resolved, backward_weights, geometry, require_output_padding, resolve
 from .layout import conv_transpose_weights_to_canonical, inverse
 from .op import Arg, Attributes, Float64Array, Input, Op
@@ -82,6 +85,28 @@ class Names:
         dw = backward_weights(spec.ncx_array(attrs, diff_dst), spec.ncx_array(attrs, src), kernel, geo)
         return dw.transpose(inverse(order))
 
+    def body(
+        self,
+        b: Body,
+        attrs: Attributes,
+        _out: Dims | None,
+        src: Tensor,
+        diff_dst: Tensor,
+        weights_shape: Tensor | None,
+    ) -> str:
+        """Matrix products of src with the cells of diff_dst that each kernel cell meets."""
+        order = self.order(attrs, len(attrs["strides"]) + 2)
+        target = conv_body.stated(b, attrs, self.weights_shape, weights_shape, order)
+        x = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, diff_dst, self.diff_dst))
+        y = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, src, self.src))
+        short = conv_body.shape(b, y).take(range(2, len(order)))
+        c = conv_body.correlation(b, attrs, conv_body.shape(b, x), target, transposed=True, short=short)
+        zero = conv_body.conditions(c, target.take([1]), (self.diff_dst, self.src, self.weights_shape))
+        message = f"{self.src} does not fit {self.diff_dst}, {self.weights_shape}, strides, dilations and pads"
+        y = conv_body.checked_destination(c, y, zero, message)
+        dw = backward_weights_body(c, conv_body.guarded(c, x, zero), y)
+        return conv_body.transpose(b, Tensor(dw), inverse(order)).name
+
     def attributes(self, default_format: str) -> tuple[spec.Attribute, ...]:
         return (
             spec.STRIDES,
@@ -120,4 +145,5 @@ OP = Op(
     output_doc="Gradient with respect to the weights, shaped weights_shape.",
     shape=NAMES.shape,
     reference=NAMES.reference,
+    body=NAMES.body,
 )

@@ -74,6 +74,28 @@ def conv_transpose_same_pads(extent: int, stride: int, *, upper: bool) -> tuple[
     return _split(max(extent - stride, 0), upper=upper)
 
 
+def conv_transpose_backward_same_pads(
+    length: Dim, extent: int, stride: int, *, upper: bool, short: Dim, output_padding: bool, infers_short: bool
+) -> tuple[int, int] | None:
+    """Pads of auto_pad SAME_* of the gradients of a transposed convolution that made `length` cells from `short`.
+
+    The forward rule when output_padding is given. Without it the padding is that of the convolution that takes
+    `length` cells to ceil(length / stride), unless `short` is known and only the forward rule leads to it (the two
+    rules never lead to the same `short` with different padding). `infers_short`: nothing states `short`, it follows.
+    None while an unknown length leaves it open.
+    """
+    forward_rule = conv_transpose_same_pads(extent, stride, upper=upper)
+    if output_padding:
+        return forward_rule
+    conv_rule = conv_same_pads(length, extent, stride, upper=upper)
+    if infers_short or conv_rule is None or conv_rule == forward_rule:
+        return conv_rule
+    if not isinstance(short, int) or not isinstance(length, int):
+        return None
+    leads_there = output_length(length, extent, stride, forward_rule) == short
+    return forward_rule if leads_there else conv_rule
+
+
 def _split(total: int, *, upper: bool) -> tuple[int, int]:
     """The odd cell goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
     return (total // 2, total - total // 2) if upper else (total - total // 2, total // 2)
@@ -93,11 +115,14 @@ def resolve(
     weights: Dims | None,
     names: tuple[str, str, str],
     transposed: bool = False,
+    infers_destination: bool = False,
 ) -> Resolved | None:
     """Check everything that is known against everything else and complete what follows from it.
 
     `names` are the operator's names of source, destination and weights, for messages. At most one of the
-    three may be wholly unknown. Returns None while the rank is unknown; raises ShapeError or on contradiction.
+    three may be wholly unknown. `transposed`: the operator is a gradient of a transposed convolution, from which
+    follows what SAME means; `infers_destination`: it has no input that states the destination's lengths.
+    Returns None while the rank is unknown; raises ShapeError on contradiction.
     """
     op = attrs.op
     # a tensor's rank before that of a stated shape, so that a message blames the statement
@@ -117,7 +142,8 @@ def resolve(
     lengths: list[Dim] = []
     for axis in range(rank - 2):
         length, kernel = source[axis + 2], weights[axis + 2]
-        pad = _axis_pads(attrs, axis, length, kernel, transposed=transposed)
+        out = None if infers_destination else destination[axis + 2]
+        pad = _axis_pads(attrs, axis, (length, out, kernel), transposed=transposed, infers=infers_destination)
         pads.append(pad)
         lengths.append(_meet_lengths(attrs, axis, length, destination[axis + 2], kernel, pad, names))
     destination = (*destination[:2], *lengths)
@@ -156,20 +182,26 @@ def _meet_channels(
     return (batch, s, *source[2:]), (batch, d, *destination[2:]), (d, per_group, *weights[2:])
 
 
-def _axis_pads(attrs: Attributes, axis: int, length: Dim, kernel: Dim, *, transposed: bool) -> tuple[int, int] | None:
-    auto_pad, stride = attrs["auto_pad"], attrs["strides"][axis]
-    if auto_pad == "VALID":
+def _axis_pads(
+    attrs: Attributes, axis: int, lengths: tuple[Dim, Dim, Dim], *, transposed: bool, infers: bool
+) -> tuple[int, int] | None:
+    """The pads of one axis with `lengths` of source, destination and kernel; None while they are open."""
+    if attrs["auto_pad"] == "VALID":
         return (0, 0)
-    if auto_pad == "None":
+    if attrs["auto_pad"] == "None":
         begin, end = attrs["pads_begin"], attrs["pads_end"]
         return (begin[axis] if begin else 0, end[axis] if end else 0)
+    length, out, kernel = lengths
     if not isinstance(kernel, int):
         return None
-    extent = (kernel - 1) * attrs["dilations"][axis] + 1
-    upper = auto_pad == "SAME_UPPER"
-    if transposed:
-        return conv_transpose_same_pads(extent, stride, upper=upper)
-    return conv_same_pads(length, extent, stride, upper=upper)
+    extent, stride = (kernel - 1) * attrs["dilations"][axis] + 1, attrs["strides"][axis]
+    upper = attrs["auto_pad"] == "SAME_UPPER"
+    if not transposed:
+        return conv_same_pads(length, extent, stride, upper=upper)
+    given = attrs["output_padding"] is not None
+    return conv_transpose_backward_same_pads(
+        length, extent, stride, upper=upper, short=out, output_padding=given, infers_short=infers
+    )
 
 
 def _meet_lengths(

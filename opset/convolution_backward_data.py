@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import conv_body
 from . import conv_spec as spec
+from .body import Body, Tensor
 from .convolution import Resolved, backward_data, geometry, require_output_padding, resolve
-from .layout import conv_weights_to_canonical
+from .layout import conv_weights_to_canonical, data_to_ncx
 from .op import Arg, Attributes, Float64Array, Input, Op
 from .shapes import Dims, permute
 
@@ -68,6 +70,22 @@ def reference(
     return spec.from_ncx_array(attrs, dx)
 
 
+def body(
+    b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, weights: Tensor, dst_shape: Tensor | None
+) -> str:
+    """A convolution with the kernel turned round, or a transposed convolution, cut to dst_shape."""
+    rank = len(attrs["strides"]) + 2
+    weights = conv_body.ranked(b, attrs, weights, "weights")
+    diff_dst = conv_body.ranked(b, attrs, diff_dst, "diff_dst")
+    w = conv_body.transpose(b, weights, conv_weights_to_canonical(attrs["weights_format"], rank))
+    target = conv_body.stated(b, attrs, "dst_shape", dst_shape, data_to_ncx(attrs["data_format"], rank))
+    c = conv_body.correlation(b, attrs, target, conv_body.shape(b, w))
+    zero = conv_body.conditions(c, conv_body.shape(b, w).take([1]), ("dst_shape", "diff_dst", "weights"))
+    message = "diff_dst does not fit dst_shape, weights, strides, dilations and pads"
+    dy = conv_body.checked_destination(c, conv_body.ncx(b, attrs, diff_dst), zero, message)
+    return conv_body.from_ncx(b, attrs, conv_body.backward_data(c, dy, conv_body.guarded(c, w, zero)))
+
+
 OP = Op(
     name="ConvolutionBackwardData",
     doc=DOC,
@@ -93,4 +111,5 @@ OP = Op(
     output_doc="Gradient with respect to the convolution's source, shaped dst_shape.",
     shape=shape,
     reference=reference,
+    body=body,
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import conv_body
 from . import conv_spec as spec
+from .body import Body, Tensor
+from .conv_body_weights import backward_weights as backward_weights_body
 from .convolution import Resolved, backward_weights, geometry, resolve
 from .layout import conv_weights_to_canonical, inverse
 from .op import Arg, Attributes, Float64Array, Input, Op
@@ -66,6 +69,22 @@ def reference(
     return dw.transpose(inverse(order))
 
 
+def body(
+    b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor, weights_shape: Tensor | None
+) -> str:
+    """Matrix products of diff_dst with the source cells that each kernel cell meets."""
+    order = conv_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
+    target = conv_body.stated(b, attrs, "weights_shape", weights_shape, order)
+    x = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, src, "src"))
+    y = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, diff_dst, "diff_dst"))
+    c = conv_body.correlation(b, attrs, conv_body.shape(b, x), target)
+    zero = conv_body.conditions(c, target.take([1]), ("src", "diff_dst", "weights_shape"))
+    message = "diff_dst does not fit src, weights_shape, strides, dilations and pads"
+    y = conv_body.checked_destination(c, y, zero, message)
+    dw = backward_weights_body(c, conv_body.guarded(c, x, zero), y)
+    return conv_body.transpose(b, Tensor(dw), inverse(order)).name
+
+
 OP = Op(
     name="ConvolutionBackwardWeights",
     doc=DOC,
@@ -90,4 +109,5 @@ OP = Op(
     output_doc="Gradient with respect to the weights, shaped weights_shape.",
     shape=shape,
     reference=reference,
+    body=body,
 )

@@ -82,6 +82,7 @@ def _code(text: str) -> str:
 def _kind(attribute: OpSchema.Attribute) -> str:
     return {
         OpSchema.AttrType.INT: "int",
+        OpSchema.AttrType.FLOAT: "float",
         OpSchema.AttrType.INTS: "ints",
         OpSchema.AttrType.FLOATS: "floats",
         OpSchema.AttrType.STRING: "string",

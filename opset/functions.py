@@ -23,7 +23,7 @@ from .schema import attributes_of
 from .standard_body import standard_body
 
 KERNELS = ("onnx", "numpy")
-DEFAULT_KERNELS = "numpy"  # what files carry
+DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
 _PLANNED = {"numba": "native kernels"}
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on

@@ -17,4 +17,5 @@ OP = Op(
     output_doc="Gradient with respect to the input, shaped as input_forward.",
     shape=NAMES.shape,
     reference=NAMES.reference,
+    body=NAMES.body,
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import conv_spec as spec
+from . import interpolation_body_spec
+from .body import Body, Tensor
 from .convolution import MAX_RANK, MIN_RANK
 from .errors import ShapeError
 from .interpolation import apply_transpose, spec_taps
@@ -78,6 +80,11 @@ class Names:
             taps = spec_taps(mode, attrs["coordinate_transformation_mode"], out[axis], dx.shape[axis])
             dx = apply_transpose(taps, dx, axis)
         return dx
+
+    def body(
+        self, b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor, sizes: Tensor | None
+    ) -> str:
+        return interpolation_body_spec.body(b, attrs, (self.src, self.diff_dst), src, diff_dst, sizes)
 
     def inputs(self) -> tuple[Input, ...]:
         return (
@@ -168,4 +175,5 @@ OP = Op(
     output_doc="Gradient with respect to the source, shaped as src.",
     shape=NAMES.shape,
     reference=NAMES.reference,
+    body=NAMES.body,
 )

@@ -11,6 +11,7 @@ that ran.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ COORDINATES = (
 )
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 MODES = ("nearest", "linear", "cubic")
+POLICIES = ("stretch", "not_larger", "not_smaller")
 
 # onnxruntime takes x for a tie when it is this close to one (found on all lengths up to 63, where it is exact)
 TIE_TOLERANCE = np.float32(1e-6)
@@ -39,7 +41,11 @@ Float32Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ResizeAxis:
-    """One axis of one Resize: lengths, scale and the attributes that place the taps. `roi` is (start, end)."""
+    """One axis of one Resize: lengths, scale and the attributes that place the taps. `roi` is (start, end).
+
+    `copied`: the forward copies the axis as it keeps its length, whatever the scale; only what lies outside the roi of
+    tf_crop_and_resize is overwritten.
+    """
 
     length: int
     out: int
@@ -51,6 +57,7 @@ class ResizeAxis:
     exclude_outside: bool = False
     antialias: bool = False
     roi: tuple[float, float] = (0.0, 1.0)
+    copied: bool = False
 
 
 def coordinates(axis: ResizeAxis) -> Float32Array:
@@ -82,12 +89,22 @@ def coordinates(axis: ResizeAxis) -> Float32Array:
     raise AssertionError(axis.coordinates)
 
 
+def policy_scale(policy: str, ratios: Sequence[np.float32]) -> np.float32:
+    """The scale that keeps the aspect ratio: the smallest (not_larger) or largest (not_smaller) of sizes / lengths."""
+    return min(ratios) if policy == "not_larger" else max(ratios)
+
+
+def policy_length(scale: float, length: int) -> int:
+    """The length that this scale leads to: rounded, halves away from 0."""
+    return int(np.floor(np.float32(scale) * np.float32(length) + np.float32(0.5)))
+
+
 def resize_taps(axis: ResizeAxis) -> Taps:
     """The taps of one axis: row o of the forward's matrix W."""
-    x = coordinates(axis)
-    if axis.scale == 1 and axis.length == axis.out and axis.coordinates != "tf_crop_and_resize":
-        x = np.arange(axis.out, dtype=np.float32)
-    if axis.mode == "nearest":
+    x = np.arange(axis.out, dtype=np.float32) if axis.scale == 1 else coordinates(axis)
+    if axis.copied:
+        taps = Taps(np.arange(axis.out)[:, None], np.ones((axis.out, 1)), axis.length)
+    elif axis.mode == "nearest":
         index = np.clip(_nearest(x, axis.nearest_mode), 0, axis.length - 1)
         taps = Taps(index.astype(np.intp)[:, None], np.ones((axis.out, 1)), axis.length)
     else:
@@ -117,7 +134,8 @@ def _weighted(axis: ResizeAxis, x: Float64Array) -> Taps:
     """Linear and cubic: kernel weights of the neighbours, normalised, then moved inside the source.
 
     With q = min(s, 1) when antialiasing and 1 otherwise, a tap at i weighs k((i - x)·q). exclude_outside drops taps
-    beyond the source before normalising; otherwise they read the edge pixel.
+    beyond the source before normalising; otherwise they read the edge pixel, except that with antialias onnxruntime
+    makes 0 of a row none of whose taps lies inside.
     """
     narrow = min(axis.scale, 1.0) if axis.antialias else 1.0
     radius = (1 if axis.mode == "linear" else 2) / narrow
@@ -132,8 +150,19 @@ def _weighted(axis: ResizeAxis, x: Float64Array) -> Taps:
         weights = np.where((neighbours < 0) | (neighbours >= axis.length), 0.0, weights)
     total = weights.sum(axis=1, keepdims=True)
     weights = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    if axis.antialias:
+        weights[_misses(axis, x)] = 0
     indices = np.clip(neighbours, 0, axis.length - 1).astype(np.intp)
     return Taps(indices, weights, axis.length)
+
+
+def _misses(axis: ResizeAxis, x: Float64Array) -> NDArray[np.bool_]:
+    """The rows whose taps, from floor(x - r) + 1 to floor(x + r), all lie outside the source; r in float32."""
+    f = np.float32
+    radius = max(f(1) / f(axis.scale), f(1)) * f(1 if axis.mode == "linear" else 2)
+    centre = x.astype(f) + f(0.5)
+    first, end = np.floor(centre - radius + f(0.5)), np.floor(centre + radius + f(0.5))
+    return (first >= axis.length) | (end <= 0)
 
 
 def _linear_kernel(t: Float64Array) -> Float64Array:

@@ -12,6 +12,7 @@ from . import (
     interpolate_backprop,
     interpolate_backward,
     resample_grad,
+    resize_grad,
 )
 from .op import Op
 
@@ -19,6 +20,7 @@ OPS: tuple[Op, ...] = (
     interpolate_backward.OP,
     interpolate_backprop.OP,
     resample_grad.OP,
+    resize_grad.OP,
     convolution_backward_data.OP,
     convolution_backward_weights.OP,
     conv_transpose_backward_data.OP,

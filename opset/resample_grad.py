@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from . import interpolation_body_resample
+from .body import Body, Tensor
 from .errors import ShapeError
 from .interpolation import apply_transpose, resample_taps
 from .op import Arg, Attribute, Attributes, Float64Array, Input, Op
@@ -107,6 +109,10 @@ def reference(
     return dx
 
 
+def body(b: Body, attrs: Attributes, _out: Dims | None, gradient: Tensor, sizes: Tensor | None) -> str:
+    return interpolation_body_resample.body(b, attrs, gradient, sizes, DEFAULT_INPUT_OFFSET, DEFAULT_OUTPUT_OFFSET)
+
+
 OP = Op(
     name="ResampleGrad",
     doc=DOC,
@@ -148,4 +154,5 @@ OP = Op(
     output_doc="Gradient with respect to the forward input, shaped output_sizes.",
     shape=shape,
     reference=reference,
+    body=body,
 )

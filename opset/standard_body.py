@@ -30,8 +30,8 @@ def standard_body(
         elif spec.type_name == "T1" and not spec.shape_only:
             tensors.append(Tensor(b.Cast(spec.name, to=FLOAT), arg.dims))
         else:
-            tensors.append(Tensor(spec.name, arg.dims, arg.value))
+            tensors.append(Tensor(spec.name, arg.dims, arg.value if arg.numbers is None else arg.numbers))
     result = op.body(b, attributes, out, *tensors)
     b.CastLike(result, result_type(op), name=op.output)
     present = tuple(arg is not None for arg in args)
-    return function(op, present, b.nodes, overload=overload, opset=opset)
+    return function(op, present, b.needed(op.output), overload=overload, opset=opset)

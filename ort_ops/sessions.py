@@ -13,10 +13,8 @@ from onnx import ModelProto
 from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
-from ..opset.functions import use_kernels
+from ..opset.functions import DEFAULT_KERNELS, use_kernels
 from . import numpy_route
-
-DEFAULT_KERNELS = "numpy"
 
 _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 

@@ -56,7 +56,7 @@ def adjoint_mismatches(
     output = model.graph.output[0].name
     rng = np.random.default_rng(seed)
     dy = rng.standard_normal(y.shape).astype(y.dtype)
-    accepted = {i.name for i in backward.get_inputs()}
+    accepted = {i.name for i in (*backward.get_inputs(), *backward.get_overridable_initializers())}
     fed = {k: v for k, v in (feeds | {f"{output}_grad": dy}).items() if k in accepted}
     if f"{output}_grad" not in accepted:  # a one-element output is seeded with 1
         dy = np.ones_like(y)

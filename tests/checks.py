@@ -30,8 +30,12 @@ def evaluate(
     inputs: Sequence[np.ndarray | tuple[int, ...] | None],
     dtype: str = "f32",
 ) -> np.ndarray:
-    """`Op.evaluate` with the float32 inputs cast to `dtype`; every other array stays what it is."""
-    cast = [i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype == np.float32 else i for i in inputs]
+    """`Op.evaluate` with the float32 tensors cast to `dtype`; numbers and every other array stay what they are."""
+    tensors = [spec.type_name == "T1" for spec in BY_NAME[op].inputs]
+    cast = [
+        i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype == np.float32 and tensor else i
+        for i, tensor in zip(inputs, [*tensors, *[True] * len(inputs)], strict=False)
+    ]
     return BY_NAME[op].evaluate(cast, attributes)
 
 

@@ -18,11 +18,12 @@ _RESAMPLE = {
     "input_pixel_offsets": [0.5, 0.5],
     "output_pixel_offsets": [-0.5, -0.5],
 }
-# One valid call of each operator: attributes and the shapes of its floating-point inputs.
+# One valid call of each operator: attributes, the shapes of its tensors and what else it needs.
 VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     "InterpolateBackward": ({"mode": "linear", "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
     "InterpolateBackprop": ({"mode": "nearest", "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
     "ResampleGrad": (_RESAMPLE | {"output_sizes": [2, 3]}, [(4, 6)]),
+    "ResizeGrad": ({"mode": "linear"}, [(2, 7), (2, 4), None, None, np.array([2, 7], np.int64)]),
     "ConvolutionBackwardData": (_CONV | {"weights_format": "OIX", "dst_shape": [1, 4, 5]}, [(1, 6, 3), (6, 4, 3)]),
     "ConvolutionBackwardWeights": (
         _CONV | {"weights_format": "OIX", "weights_shape": [6, 4, 3]},
@@ -41,6 +42,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
 }
 
 IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "BiasAddBackward"
+RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
 CONVOLUTION_OPS = (CD, CW, TD, TW, TF)
@@ -72,6 +74,14 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+def longs(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 def invalid(op: str, message: str, attributes: dict[str, Any], *, model_shows_it: bool = True) -> Bad:
     return Bad(op, message, attributes, error=ob.InvalidModelError, model_shows_it=model_shows_it)
 
@@ -97,7 +107,7 @@ ATTRIBUTES = [
     *(
         invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
         for op in VALID
-        if op != RG
+        if op not in (RG, RZ)
     ),
     *(
         invalid(
@@ -383,4 +393,60 @@ INTERPOLATION = [
     Bad(RG, "input_gradient: expected rank 1 to 32, got 0 with shape ()", inputs={0: ()}),
 ]  # fmt: skip
 
-REFUSED = (*ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION)
+CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+RESIZE = [
+    Bad(RZ, "expected scales or sizes, got neither", inputs={4: None}),
+    Bad(RZ, "expected scales or sizes, got neither", inputs={4: longs()}),
+    Bad(RZ, "expected scales or sizes, got both. Leave one out, or empty", inputs={3: floats(1, 1.75)}),
+    Bad(RZ, "input sizes: expected 2 entries, one per listed axis, got 1", inputs={4: longs(7)}),
+    Bad(RZ, "input sizes: expected 1 entries, one per listed axis, got 2", {"axes": [1]}),
+    Bad(RZ, "input scales: expected 2 entries, one per listed axis, got 3", inputs={3: floats(1, 1, 1), 4: None}),
+    *(
+        Bad(RZ, f"input scales: expected positive numbers, got [1.0, {scale}]", inputs={3: floats(1, scale), 4: None})
+        for scale in (0.0, -1.75, float("inf"), float("nan"))
+    ),
+    Bad(RZ, "input sizes: expected values >= 0, got [2, -7]", inputs={4: longs(2, -7)}),
+    # dY is not what the forward makes; a scale may be read in two ways
+    Bad(RZ, "axis 1 of dY: expected length 8, got 7", inputs={4: longs(2, 8)}),
+    Bad(RZ, "axis 1 of dY: expected length 8, got 7", inputs={3: floats(1, 2), 4: None}),
+    Bad(RZ, "axis 1 of dY: expected length 6, got 7", {"axes": [-1]}, {3: floats(1.7), 4: None}),
+    Bad(RZ, "axis 1 of dY: expected length 4 or 5, got 7", inputs={1: (2, 3), 3: floats(1, 5 / 3), 4: None}),
+    Bad(RZ, "axis 0 of dY: expected length 4, got 2", {"keep_aspect_ratio_policy": "not_larger"}, {4: longs(4, 7)}),
+    Bad(
+        RZ,
+        "lengths of axis 0 of X and dY, which is not resized, must agree, got 2 and 3",
+        {"axes": [1]},
+        {0: (3, 7), 4: longs(7)},
+    ),
+    Bad(RZ, "axis 1 of X: expected a length >= 1 to make 7 of it, got 0", inputs={1: (2, 0)}),
+    Bad(RZ, "axes: expected values from -2 to 1, got [0, 2]", {"axes": [0, 2]}),
+    Bad(RZ, "axes: expected values from -2 to 1, got [-3, 1]", {"axes": [-3, 1]}),
+    Bad(RZ, "axes: expected every axis once, got [1, -1]", {"axes": [1, -1]}),
+    Bad(
+        RZ,
+        "keep_aspect_ratio_policy not_smaller: expected sizes, got scales. Scales say the aspect ratio already",
+        {"keep_aspect_ratio_policy": "not_smaller"},
+        {3: floats(1, 1.75), 4: None},
+    ),
+    Bad(RZ, "input roi: expected 4 entries, starts and ends, got 3", CROP, {2: floats(0, 0, 1)}),
+    Bad(RZ, "input roi: expected 4 entries, starts and ends, got 0", CROP, {2: floats()}),
+    Bad(RZ, "input roi: expected finite numbers, got [0.0, nan, 1.0, 1.0]", CROP, {2: floats(0, float("nan"), 1, 1)}),
+    Bad(RZ, "antialias: expected mode linear or cubic, got nearest", {"mode": "nearest", "antialias": 1}),
+    Bad(RZ, "attribute antialias: expected 0 or 1, got 2", {"antialias": 2}),
+    Bad(RZ, "attribute exclude_outside: expected 0 or 1, got -1", {"exclude_outside": -1}),
+    *(
+        Bad(RZ, f"attribute cubic_coeff_a: expected a finite number, got {a}", {"mode": "cubic", "cubic_coeff_a": a})
+        for a in (float("inf"), float("nan"))
+    ),
+    Bad(RZ, "dY: expected rank 1 to 32, got 0 with shape ()", inputs={0: ()}),
+    Bad(RZ, "X: expected rank 1 to 32, got 0 with shape ()", inputs={1: ()}),
+    Bad(RZ, "dY: expected rank 2, got 3 with shape (1, 2, 7)", inputs={0: (1, 2, 7)}),
+    invalid(RZ, "attribute mode: expected one of nearest, linear, cubic, got 'bilinear'", {"mode": "bilinear"}),
+    invalid(
+        RZ,
+        "attribute keep_aspect_ratio_policy: expected one of stretch, not_larger, not_smaller, got 'NOT_LARGER'",
+        {"keep_aspect_ratio_policy": "NOT_LARGER"},
+    ),
+]  # fmt: skip
+
+REFUSED = (*ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)

@@ -28,8 +28,10 @@ from tests.worked_examples import EXAMPLES
 REQUIRED = object()
 T1 = {"tensor(float)", "tensor(float16)", "tensor(bfloat16)"}
 T2 = {"tensor(int32)"}
-INT, INTS, FLOATS, STRING = (
+NUMBERS = {"T2": T2, "T3": {"tensor(float)"}, "T4": {"tensor(int64)"}}
+INT, FLOAT, INTS, FLOATS, STRING = (
     OpSchema.AttrType.INT,
+    OpSchema.AttrType.FLOAT,
     OpSchema.AttrType.INTS,
     OpSchema.AttrType.FLOATS,
     OpSchema.AttrType.STRING,
@@ -82,6 +84,21 @@ SPECIFICATION: dict[str, Schema] = {
         {"input_gradient": ("T1", False), "output_sizes": ("T2", True)},
         "output_gradient",
     ),
+    "ResizeGrad": Schema(
+        {
+            "antialias": (INT, 0),
+            "axes": (INTS, None),
+            "coordinate_transformation_mode": (STRING, "half_pixel"),
+            "cubic_coeff_a": (FLOAT, -0.75),
+            "exclude_outside": (INT, 0),
+            "extrapolation_value": (FLOAT, 0.0),
+            "keep_aspect_ratio_policy": (STRING, "stretch"),
+            "mode": (STRING, "nearest"),
+            "nearest_mode": (STRING, "round_prefer_floor"),
+        },
+        {"dY": ("T1", False), "X": ("T1", False), "roi": ("T3", True), "scales": ("T3", True), "sizes": ("T4", True)},
+        "dX",
+    ),
     "ConvolutionBackwardData": Schema(
         CONVOLUTION | {"output_padding": (INTS, None), "weights_format": (STRING, "XIO"), "dst_shape": (INTS, None)},
         {"diff_dst": ("T1", False), "weights": ("T1", False), "dst_shape": ("T2", True)},
@@ -119,6 +136,22 @@ CHOICES = {
     "auto_pad": {"None", "SAME_UPPER", "SAME_LOWER", "VALID"},
     "weights_format": {"XIO", "OIX"},
     "filter_format": {"XIO", "OIX", "XOI", "IOX"},
+}
+OWN_CHOICES = {
+    "ResizeGrad": {
+        "coordinate_transformation_mode": {
+            "half_pixel",
+            "half_pixel_symmetric",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_half_pixel_for_nn",
+            "tf_crop_and_resize",
+        },
+        "keep_aspect_ratio_policy": {"stretch", "not_larger", "not_smaller"},
+        "mode": {"nearest", "linear", "cubic"},
+        "nearest_mode": {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"},
+    }
 }
 CONV_TRANSPOSE_FORMATS = {"XIO", "OIX", "XOI", "IOX"}
 
@@ -175,7 +208,8 @@ def test_inputs_outputs_and_types(name: str) -> None:
     assert [(o.name, o.type_str) for o in got.outputs] == [(expected.output, "T1")]
     assert (got.min_input, got.max_input) == (sum(not o for _, o in expected.inputs.values()), len(expected.inputs))
     constraints = {c.type_param_str: set(c.allowed_type_strs) for c in got.type_constraints}
-    assert constraints == {"T1": T1} | ({"T2": T2} if any(t == "T2" for t, _ in expected.inputs.values()) else {})
+    used = {t for t, _ in expected.inputs.values()}
+    assert constraints == {"T1": T1} | {name: types for name, types in NUMBERS.items() if name in used}
     assert all(formal.description.rstrip().endswith(".") for formal in (*got.inputs, *got.outputs))
 
 
@@ -186,7 +220,7 @@ def test_choices(name: str) -> None:
             assert not attribute.choices
             continue
         transposed = name.startswith("ConvTranspose") and attribute.name == "weights_format"
-        expected = CONV_TRANSPOSE_FORMATS if transposed else CHOICES[attribute.name]
+        expected = CONV_TRANSPOSE_FORMATS if transposed else (CHOICES | OWN_CHOICES.get(name, {}))[attribute.name]
         assert set(attribute.choices) == expected
         spellings = set(attribute.choices)
         if attribute.name == "auto_pad":
@@ -245,7 +279,7 @@ def example_attributes(name: str) -> dict[str, object]:
 
 def example_model(name: str) -> ModelProto:
     example = next(e for e in EXAMPLES if e.op == name)
-    inputs = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in example.arrays()]
+    inputs = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in example.arrays()]
     return one_node_model(name, example.attributes, inputs, output_rank=np.ndim(example.expected))
 
 
@@ -277,16 +311,17 @@ def test_checker_refuses_unknown_attributes_and_wrong_kinds(name: str) -> None:
         checker.check_model(model)
     with pytest.raises(ob.InvalidModelError, match=f"^{name}: unknown attribute group; it takes "):
         Attributes(BY_NAME[name], example_attributes(name) | {"group": 1})
-    for attribute in SPECIFICATION[name].attributes:
+    for attribute, (kind, _) in SPECIFICATION[name].attributes.items():
         model = example_model(name)
         node = model.graph.node[0]
         kept = [a for a in node.attribute if a.name != attribute]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(attribute, 0.5)])
+        wrong = "half" if kind == FLOAT else 0.5
+        node.attribute.extend([*kept, helper.make_attribute(attribute, wrong)])
         with pytest.raises(checker.ValidationError, match=f"Mismatched attribute type in 'the_node : {attribute}'"):
             checker.check_model(model)
-        with pytest.raises(ob.InvalidModelError, match=f"^{name}: attribute {attribute}: expected .*, got 0.5$"):
-            Attributes(BY_NAME[name], example_attributes(name) | {attribute: 0.5})
+        with pytest.raises(ob.InvalidModelError, match=f"^{name}: attribute {attribute}: expected .*, got {wrong!r}$"):
+            Attributes(BY_NAME[name], example_attributes(name) | {attribute: wrong})
 
 
 @each_op

@@ -30,6 +30,7 @@ class Case:
     w: np.ndarray
     dy: np.ndarray  # the correlation's destination
     attributes: dict[str, Any]
+    output_padding: list[int]  # what a transposed convolution needs to make x's lengths
 
     def attributes_in(self, **formats: object) -> dict[str, Any]:
         return self.attributes | formats
@@ -85,6 +86,7 @@ def case(rng: np.random.Generator, padding: str, *, transposed: bool) -> Case:
         numbers(rng, d_channels, s_channels // groups, *kernel),
         numbers(rng, batch, d_channels, *correlation.out),
         attributes,
+        extra,
     )
 
 
@@ -130,7 +132,9 @@ def test_conv_transpose(padding: str, rng: np.random.Generator) -> None:
         diff_dst, src = naive.relayout(c.x, "NCX", data), naive.relayout(c.dy, "NCX", data)
         w = naive.relayout(c.w, "IOX", weights)
 
-        got = evaluate("ConvTransposeBackwardData", attributes | {"weights_format": weights}, [diff_dst, w])
+        # without it, SAME takes a length that the forward makes with output_padding only for that of another forward
+        told = {"output_padding": c.output_padding} if padding.startswith("SAME") else {}
+        got = evaluate("ConvTransposeBackwardData", attributes | told | {"weights_format": weights}, [diff_dst, w])
         expected = naive.relayout(naive.forward(c.correlation, c.x, c.w), "NCX", data)
         np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)
 
@@ -213,6 +217,31 @@ def test_same_padding_of_both_directions_agrees_without_output_padding() -> None
                     if extent >= stride:
                         assert out == length * stride
                         assert convolution.conv_same_pads(out, extent, stride, upper=upper) == pads
+
+
+@pytest.mark.parametrize("stride", range(1, 7))
+@pytest.mark.parametrize("extent", range(1, 10))
+@pytest.mark.parametrize("upper", [True, False])
+def test_same_padding_of_a_transposed_convolutions_gradients(stride: int, extent: int, upper: bool) -> None:
+    """output_padding asks for the forward rule; else the conv's, unless the input's length fits the forward's only."""
+    forward = convolution.conv_transpose_same_pads(extent, stride, upper=upper)
+
+    def pads(length: int, short: int | None, *, given: bool = False, infers: bool = False) -> tuple[int, int] | None:
+        return convolution.conv_transpose_backward_same_pads(
+            length, extent, stride, upper=upper, short=short, output_padding=given, infers_short=infers
+        )
+
+    for length in range(1, 16):
+        conv = convolution.conv_same_pads(length, extent, stride, upper=upper)
+        assert conv is not None
+        by_forward, by_conv = (convolution.output_length(length, extent, stride, p) for p in (forward, conv))
+        assert pads(length, None, given=True) == pads(length, by_conv, given=True) == forward
+        assert pads(length, None, infers=True) == conv
+        assert pads(length, by_conv) == conv
+        assert pads(length, None) == (conv if conv == forward else None)
+        if conv != forward:
+            assert by_forward == by_conv - 1, "the input's length tells the rules apart"
+            assert pads(length, by_forward) == forward
 
 
 def test_same_padding_keeps_ceil_of_length_over_stride() -> None:

@@ -43,6 +43,11 @@ STATIC = [
         [4, 5],
     ),
     (
+        "(float16[2,8,9] dy, float16[2,4,3] x) => (dx)",
+        "s = Constant <value = float[2] {3.0, 2.0}> () dx = $ResizeGrad <axes = [-1, 1]> (dy, x, , s)",
+        [2, 4, 3],
+    ),
+    (
         "(float[2,6,5,8] dy, float[6,2,3,2] w) => (dx)",
         f"dx = $ConvolutionBackwardData <{CONV}, groups = 2, dst_shape = [2, 4, 9, 9]> (dy, w)",
         [2, 4, 9, 9],

@@ -10,9 +10,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
+from onnx_backprop.opset.op import NUMBER_TYPES
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, infer, one_node_model
-from tests.opset.refused import BIAS, CD, CW, IB, IBP, REFUSED, RG, TD, TF, TW, VALID, Bad, Value, ints
+from tests.opset.refused import BIAS, CD, CW, IB, IBP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
 
 f32 = np.float32
 
@@ -61,6 +62,7 @@ def test_refusals(bad: Bad) -> None:
         (TF, ["float32", "bool"], "input_forward float32, output_delta bool"),
         (RG, ["int64"], "input_gradient int64"),
         (BIAS, ["float64"], "diff_dst float64"),
+        (RZ, ["float32", "float64", "", "", ""], "dY float32, X float64"),
     ],
 )
 def test_element_types(op: str, given: list[str], got: str) -> None:
@@ -72,20 +74,24 @@ def test_element_types(op: str, given: list[str], got: str) -> None:
     assert str(e.value) == f"{op}: expected one type of float32, float16, bfloat16 for all, got {got}"
 
 
-@pytest.mark.parametrize(("op", "position"), [(IB, 2), (IBP, 2), (RG, 1), (CD, 2), (CW, 2), (TW, 2), (TF, 2)])
-def test_types_of_shape_inputs(op: str, position: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "position"),
+    [(IB, 2), (IBP, 2), (RG, 1), (CD, 2), (CW, 2), (TW, 2), (TF, 2), (RZ, 2), (RZ, 3), (RZ, 4)],
+)
+def test_types_of_inputs_that_carry_numbers(op: str, position: int) -> None:
     attributes, inputs = VALID[op]
     target = BY_NAME[op]
-    name = target.inputs[position].name
+    name, kind = target.inputs[position].name, np.dtype(NUMBER_TYPES[target.inputs[position].type_name].dtype)
     for wrong, got in (
-        (np.ones(3, np.int64), "1-D int64"),
-        (np.ones((1, 3), np.int32), "2-D int32"),
-        (np.ones(3, f32), "1-D float32"),
-        (np.int32(3) + np.zeros((), np.int32), "0-D int32"),
+        *((np.ones(3, t), f"1-D {t}") for t in ("int32", "int64", "float32", "float64") if t != kind),
+        (np.ones((1, 3), kind), f"2-D {kind}"),
+        (np.ones((), kind), f"0-D {kind}"),
     ):
+        operands = [*arrays(inputs), *[None] * len(target.inputs)][: len(target.inputs)]
+        operands[position] = wrong
         with pytest.raises(ob.InvalidModelError) as e:
-            target.evaluate([*arrays(inputs), wrong], attributes)
-        assert str(e.value) == f"{op}: input {name}: expected a 1-D int32 tensor, got {got}"
+            target.evaluate(operands, attributes)
+        assert str(e.value) == f"{op}: input {name}: expected a 1-D {kind} tensor, got {got}"
 
 
 @pytest.mark.parametrize("op", list(VALID))
@@ -93,9 +99,9 @@ def test_number_of_inputs(op: str) -> None:
     attributes, inputs = VALID[op]
     target = BY_NAME[op]
     names = ", ".join(i.name + ("?" if i.optional else "") for i in target.inputs)
-    operands = arrays(inputs)
     required = sum(not i.optional for i in target.inputs)
-    assert required == len(operands)
+    operands = arrays(inputs)[:required]
+    assert all(given is not None for given in operands)
     many = [*operands, *[ints(1)] * (len(target.inputs) - required + 1)]
     for wrong in ([], operands[:-1], [None, *operands[1:]], many):
         with pytest.raises(ob.InvalidModelError) as e:

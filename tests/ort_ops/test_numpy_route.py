@@ -70,7 +70,9 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
 
 
 def test_a_refused_run_is_a_failed_status_with_the_reason() -> None:
-    session = ob.session(single_op.model("ConvolutionBackwardData", CONV_DATA, [DY, W, np.zeros(3, np.int32)]))
+    session = ob.session(
+        single_op.model("ConvolutionBackwardData", CONV_DATA, [DY, W, np.zeros(3, np.int32)]), kernels="numpy"
+    )
     for length in (4, 7, 2**31 - 1):
         with pytest.raises(Exception, match="ConvolutionBackwardData: .*expects diff_dst length .*, got 3") as e:
             session.run(None, {"diff_dst": DY, "weights": W, "dst_shape": np.int32([1, 1, length])})
@@ -138,7 +140,7 @@ def test_sessions_in_threads_agree() -> None:
     answers: list[np.ndarray] = []
 
     def work() -> None:
-        session = ob.session(model)
+        session = ob.session(model, kernels="numpy")
         answers.extend(np.asarray(session.run(None, {"diff_dst": DY, "weights": W})[0]) for _ in range(20))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -164,7 +166,7 @@ def test_own_session_options() -> None:
 def test_session_from_a_path(tmp_path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(single_op.model("BiasAddBackward", {"data_format": "NCX"}, [DY]), path)
-    session = ob.session(path)
+    session = ob.session(path, kernels="numpy")
     assert isinstance(session, onnxruntime.InferenceSession)
     np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), [6])
     with pytest.raises(ob.InvalidArgumentError, match="no such file"):
@@ -192,7 +194,7 @@ def test_both_presence_patterns_in_one_model() -> None:
             a = onnx_backprop.InterpolateBackward <mode="linear", data_format="NCX"> (src, dy)
             b = onnx_backprop.InterpolateBackward <mode="linear", data_format="NCX"> (src, dy, sizes)
         }""")
-    session = ob.session(model)
+    session = ob.session(model, kernels="numpy")
     feeds = {"src": np.zeros((1, 1, 3), f32), "dy": f32([[[1, 2, 3, 4, 5]]])}
     a, b = (np.asarray(x) for x in session.run(None, feeds | {"sizes": np.int32([5])}))
     np.testing.assert_allclose(a, [[[2.2, 5.4, 7.4]]], rtol=1e-6)
@@ -211,7 +213,7 @@ def test_nodes_inside_subgraphs_and_functions_get_bodies() -> None:
         }
         <opset_import: ["" : 18, "onnx_backprop" : 1], domain: "local">
         Twice (x) => (y) { s = onnx_backprop.BiasAddBackward <data_format="NCX"> (x)  y = Add (s, s) }""")
-    session = ob.session(model)
+    session = ob.session(model, kernels="numpy")
     for condition, expected in ((True, [6]), (False, [12])):
         (got,) = session.run(None, {"c": np.array(condition), "dy": DY})
         np.testing.assert_array_equal(np.asarray(got), expected)

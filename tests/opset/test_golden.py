@@ -1,0 +1,115 @@
+"""The operators give what the oneDNN library gave: as references, and in sessions on every route."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.registry import BY_NAME
+from tests import single_op
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+# of the largest value: the library sums in float32 in an order of its own, and rounds to bf16 once
+TOLERANCE = {"f32": 2e-6, "bf16": 2.0**-9}
+COUNTS = {
+    "InterpolateBackward": 96,
+    "ConvolutionBackwardData": 33,
+    "ConvolutionBackwardWeights": 82,
+    "ConvTransposeBackwardData": 39,
+    "ConvTransposeBackwardWeights": 68,
+}
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One recorded call; arrays are float32, which holds every bf16 number."""
+
+    name: str
+    op: str
+    dtype: str
+    attributes: dict[str, Any]
+    inputs: list[np.ndarray]
+    output: np.ndarray
+
+
+def load(path: Path) -> list[Golden]:
+    with np.load(path, allow_pickle=False) as arrays:
+        cases = []
+        for case in json.loads(arrays["cases"].tobytes()):
+            values = [_widen(arrays[f"{case['name']}/{what}"]) for what in (*case["inputs"], "output")]
+            assert case["inputs"] == [i.name for i in BY_NAME[case["op"]].inputs][: len(case["inputs"])]
+            assert (case["api"], case["version"]) == ("graph", "3.2.0")
+            cases.append(Golden(case["name"], case["op"], case["dtype"], case["attributes"], values[:-1], values[-1]))
+        return cases
+
+
+def _widen(array: np.ndarray) -> np.ndarray:
+    return array.view(ml_dtypes.bfloat16).astype(np.float32) if array.dtype == np.uint16 else array
+
+
+def renamed(case: Golden) -> Golden | None:
+    """The same call of the operator's older name, where it has one."""
+    if case.op == "InterpolateBackward":
+        return replace(case, op="InterpolateBackprop")
+    if case.op != "ConvTransposeBackwardWeights":
+        return None
+    attributes = dict(case.attributes)
+    old_format, axes = {"IOX": ("OIX", (0, 1)), "XOI": ("XIO", (-2, -1))}[attributes.pop("weights_format")]
+    output = case.output.swapaxes(*axes)
+    assert attributes.pop("weights_shape") == list(case.output.shape)
+    attributes |= {"filter_format": old_format, "filter_shape": list(output.shape)}
+    return replace(case, op="ConvTransposeBackpropFilters", attributes=attributes, output=output)
+
+
+RECORDED = [case for path in sorted(GOLDEN.glob("*.npz")) for case in load(path)]
+ALL = RECORDED + [old for case in RECORDED if (old := renamed(case)) is not None]
+each_case = pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.name}-{case.op}")
+
+
+def assert_agrees(case: Golden, got: np.ndarray) -> None:
+    assert got.shape == case.output.shape
+    error = float(np.abs(got.astype(np.float64) - case.output).max(initial=0))
+    largest = float(np.abs(case.output).max(initial=0))
+    assert error <= TOLERANCE[case.dtype] * largest, f"off by {error} of {largest}: {case.attributes}"
+
+
+def test_every_recorded_call_is_here() -> None:
+    assert Counter(case.op for case in RECORDED) == COUNTS
+    assert len({case.name for case in RECORDED}) == len(RECORDED) == 318
+    assert {case.dtype for case in RECORDED} == set(TOLERANCE)
+    # one sum of small whole numbers is 0
+    assert sum(not case.output.any() for case in RECORDED) == 1
+
+
+@each_case
+def test_reference(case: Golden) -> None:
+    element = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}[case.dtype]
+    inputs = [i.astype(element) if i.dtype == np.float32 else i for i in case.inputs]
+    got = BY_NAME[case.op].evaluate(inputs, case.attributes)
+    assert got.dtype == element
+    assert_agrees(case, got.astype(np.float32))
+
+
+# route "numpy" is the same function whatever is known of the shapes
+@pytest.mark.parametrize(
+    ("kernels", "shapes"),
+    [(k, shapes) for k in KERNELS for shapes in ("symbolic", "known") if (k, shapes) != ("numpy", "known")],
+)
+@each_case
+def test_session(case: Golden, kernels: str, shapes: str) -> None:
+    model = single_op.model(case.op, case.attributes, case.inputs, dtype=case.dtype)
+    if shapes == "known":
+        for graph_input, array in zip(model.graph.input, case.inputs, strict=True):
+            for dim, length in zip(graph_input.type.tensor_type.shape.dim, array.shape, strict=True):
+                dim.dim_value = length
+    session = ob.session(model, kernels=kernels)
+    assert_agrees(case, np.asarray(session.run(None, single_op.feeds(case.op, case.inputs))[0]))
