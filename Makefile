@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test lint format docs build clean
+.PHONY: help demo test conformance bench lint format docs build clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
@@ -24,6 +24,13 @@ demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolut
 
 test: lint ## lint, types, import contracts and the whole test suite
 	$(BIN)/python -m pytest
+
+conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
+	$(BIN)/python -m tests.conformance
+
+bench: $(INSTALLED) ## our kernels beside PyTorch and onnxsim, benchmarks/results/ (installs PyTorch)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check

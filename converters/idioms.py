@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .builder import Builder, dims, element_type
+from .forward import constant_value
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -75,6 +76,37 @@ def positions(op: Builder, value: ir.Value) -> ir.Value:
     """
     zero, one = op.constant(np.array(0)), op.constant(np.array(1))
     return op.Reshape(op.Range(zero, op.Size(value), one), op.shape(value), allowzero=1)
+
+
+def padded(
+    op: Builder,
+    x: ir.Value,
+    pads: ir.Value,
+    axes: ir.Value | None = None,
+    value: ir.Value | None = None,
+    mode: str | None = None,
+) -> ir.Value:
+    """Cells added before and behind along some axes (None: all); negative numbers cut.
+
+    Always with pads for all axes: onnxruntime's optimizer forgets the axes when it moves a Transpose past a Pad.
+    """
+    if axes is not None:
+        pads = _pads_of_all_axes(op, x, pads, axes)
+    return op.emit("Pad", [x, pads] if value is None else [x, pads, value], {"mode": mode})[0]
+
+
+def _pads_of_all_axes(op: Builder, x: ir.Value, pads: ir.Value, axes: ir.Value) -> ir.Value:
+    known = dims(x)
+    numbers, along = constant_value(pads), constant_value(axes)
+    if known is not None and numbers is not None and along is not None:
+        rank = len(known)
+        full = np.zeros((2, rank), np.int64)
+        full[:, along] = numbers.reshape(2, -1)
+        return op.ints(full.ravel().tolist())
+    rank = op.Shape(op.Shape(x)) if known is None else op.ints([len(known)])
+    axes = op.Mod(op.Cast(axes, to=ir.DataType.INT64.value), rank)  # counted from the front
+    none = op.ConstantOfShape(op.Mul(rank, op.ints([2])), value=ir.tensor(np.zeros(1, np.int64)))
+    return op.ScatterElements(none, op.Concat(axes, op.Add(axes, rank), axis=0), pads)
 
 
 def scatter_add(

@@ -13,6 +13,8 @@ from onnx_ir.passes.common import InlinePass
 
 from ..opset.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from ..opset.op import DOMAIN
+from .conv_lengths import infer_with_explicit_pads
+from .resize_lengths import infer_without_misread_scales
 from .upgrade import upgrade
 
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
@@ -42,10 +44,9 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     proto.CopyFrom(load(model))
     _shapes_of_outputs(proto)
     _check(proto)
-    _initializers_are_constants(proto)
+    initializers_are_constants(proto)
     proto = _inline(proto)
-    proto = upgrade(proto)
-    return infer(proto)
+    return infer_without_misread_scales(upgrade(proto), lambda p: infer_with_explicit_pads(p, infer))
 
 
 def infer(proto: ModelProto) -> ModelProto:
@@ -81,7 +82,7 @@ def _check(proto: ModelProto) -> None:
         raise InvalidModelError(f"the model does not pass onnx.checker: {e}") from e
 
 
-def _initializers_are_constants(proto: ModelProto) -> None:
+def initializers_are_constants(proto: ModelProto) -> None:
     """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
     if proto.ir_version >= 4:
         return

@@ -1,4 +1,4 @@
-"""Every Conv, ConvTranspose, Resize and Upsample case of the ONNX backend tests: right, or refused with a reason."""
+"""Every Conv, ConvTranspose, Resize and Upsample case of the ONNX backend tests is right."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
 from tests.adjoint import adjoint_mismatches
 
 OPERATORS = ("Conv", "ConvTranspose", "Resize", "Upsample")
@@ -78,28 +81,58 @@ def verdict(case: Case, *, freeze: bool, kernels: str) -> str:
     return "right"
 
 
-# What this version refuses, by what the case's name says it uses.
-REFUSED = ("cubic", "antialias", "tf_crop_and_resize")
-# With scales and sizes known only to the run, lengths alone must settle the taps.
-REFUSED_AT_RUN_TIME = (*REFUSED, "scales", "not_larger", "not_smaller", "upsample_nearest")
-
-
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("freeze", [True, False], ids=["constants", "as-shipped"])
-def test_right_or_refused(freeze: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    verdicts = {name: verdict(case, freeze=freeze, kernels="numpy") for name, case in cases().items()}
+def test_everything_is_right(freeze: bool, kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With constant and with run-time scales, sizes and regions of interest."""
+    verdicts = {name: verdict(case, freeze=freeze, kernels=kernels) for name, case in cases().items()}
     counts: dict[str, Counter[str]] = {op: Counter() for op in OPERATORS}
     for name, case in cases().items():
         counts[case.operator][verdicts[name]] += 1
     with capsys.disabled():
         inputs = "constant" if freeze else "run-time"
-        print(f"\nONNX backend cases, {inputs} scales and sizes:")
+        print(f"\nONNX backend cases, {inputs} scales and sizes, route {kernels}:")
         for operator, count in counts.items():
             print(f"  {operator}: " + ", ".join(f"{n} {what}" for what, n in sorted(count.items())))
     assert len(verdicts) >= 57, "onnx ships fewer cases than when this was written"
-    refusable = REFUSED if freeze else REFUSED_AT_RUN_TIME
-    refused = {name for name, what in verdicts.items() if what == "refused"}
-    expected = {name for name in verdicts if any(part in name for part in refusable)}
-    if not freeze:  # align_corners never looks at the scales
-        expected -= {name for name in expected if "linear_align_corners" in name}
-    assert refused == expected
-    assert set(verdicts.values()) <= {"right", "refused"}
+    assert {name: what for name, what in verdicts.items() if what != "right"} == {}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_every_convolution_is_right(kernels: str) -> None:
+    verdicts = {
+        name: verdict(case, freeze=False, kernels=kernels)
+        for name, case in cases().items()
+        if case.operator in ("Conv", "ConvTranspose")
+    }
+    assert len(verdicts) >= 17, "onnx ships fewer cases than when this was written"
+    assert set(verdicts.values()) == {"right"}, verdicts
+
+
+@cache
+def pytorch_cases() -> dict[str, tuple[ModelProto, dict[str, np.ndarray]]]:
+    """The convolutions that onnx ships as exported from PyTorch, opset 6 to 9, their weights as inputs of the run."""
+    found = {}
+    for case in (*load_model_tests(kind="pytorch-converted"), *load_model_tests(kind="pytorch-operator")):
+        assert case.model_dir is not None
+        folder = Path(case.model_dir)
+        model = onnx.load(folder / "model.onnx")
+        if not {node.op_type for node in model.graph.node} & {"Conv", "ConvTranspose"}:
+            continue
+        feeds = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        del model.graph.initializer[:]
+        for i in model.graph.input:
+            if i.name not in feeds:
+                feeds[i.name] = numpy_helper.to_array(onnx.load_tensor(folder / "test_data_set_0" / "input_0.pb"))
+        found[case.name] = (model, feeds)
+    return found
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_every_pytorch_convolution_is_right(kernels: str) -> None:
+    assert len(pytorch_cases()) >= 30
+    for name, (model, feeds) in pytorch_cases().items():
+        (y,) = model.graph.output
+        assert len(feeds) == len(model.graph.input), f"{name} has one input besides its weights"
+        wrong = adjoint_mismatches(model, feeds, list(feeds), kernels=kernels, seed=2)
+        assert not wrong, f"{name}, {y.name}: {wrong}"

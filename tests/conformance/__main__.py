@@ -1,0 +1,97 @@
+"""`make conformance`: the whole grids on every route, docs/conformance.md written anew; ends with 1 if anything is wrong.
+
+The page holds counts only, so it changes when what we do changes, and not with the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from onnx_backprop.opset import KERNELS
+
+from . import conv, resize
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}
+
+HEAD = """# Conformance
+
+Written by `make conformance`. Every configuration is a node that onnxruntime runs forward and that goes through the
+whole converter; its gradients are compared with that forward, by the adjoint identity <F(x), dy> = <x, dx> = <w, dw> or,
+where X can be an identity matrix, in every entry. All dimensions are known at conversion in one part of the
+configurations and unknown in the others. "Not run" are those that onnxruntime refuses to run forward; its reasons are
+listed below each table. Where onnxruntime departs from the text of ONNX, [readings.md](readings.md) says what is
+followed.
+"""
+
+
+class Counts(Protocol):
+    """What a grid reports of one operator or family."""
+
+    right: int
+    not_run: Counter[str]
+    refused: Mapping[str, list[str]]
+    wrong: list[str]
+
+
+def section(title: str, reports: dict[str, dict[str, Counts]]) -> str:
+    """One grid as a table over its families, on all routes."""
+    lines = [
+        f"## {title}",
+        "",
+        "| | route | right | wrong | refused by us | not run |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    reasons: Counter[str] = Counter()
+    refusals: dict[str, str] = {}
+    for kernels, families in reports.items():
+        for family, counts in families.items():
+            refused = sum(len(names) for names in counts.refused.values())
+            lines.append(
+                f"| {family} | {kernels} | {counts.right} | {len(counts.wrong)} | {refused} | {counts.not_run.total()} |"
+            )
+            refusals |= {why: names[0] for why, names in counts.refused.items()}
+            if kernels == next(iter(reports)):
+                reasons += counts.not_run
+        right = sum(counts.right for counts in families.values())
+        lines.append(f"| **all** | {kernels} | **{right}** | {sum(len(c.wrong) for c in families.values())} | | |")
+    lines += ["", *(f"- not run, {n} times: {why}" for why, n in sorted(reasons.items()))]
+    lines += [f"- refused by us: {why}, as {name}" for why, name in sorted(refusals.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=list(KERNELS), help="routes")
+    parser.add_argument("--grid", nargs="+", default=list(GRIDS), choices=list(GRIDS))
+    arguments = parser.parse_args()
+    sections, wrong = [], []
+    for title in arguments.grid:
+        reports = {}
+        for kernels in arguments.kernels:
+            start = time.perf_counter()
+            reports[kernels] = GRIDS[title].report(kernels)
+            print(f"{title}, route {kernels}: {time.perf_counter() - start:.0f} s", flush=True)
+            wrong += [what for counts in reports[kernels].values() for what in counts.wrong]
+        sections.append(section(title, reports))
+        print(sections[-1], flush=True)
+    print("\n".join(f"WRONG: {what}" for what in wrong[:50]))
+    if set(arguments.grid) == set(GRIDS) and set(arguments.kernels) == set(KERNELS):
+        with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, delete=False, encoding="utf-8") as file:
+            file.write("\n".join([HEAD, *sections]))
+        os.replace(file.name, PAGE)
+        PAGE.chmod(0o644)
+        print(f"written: {PAGE}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
