@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from .backward import backward
+from .check import check
+from .check_report import GradientReport
 from .coverage import SupportedOp, supported_ops
+from .explain import GradientExplanation, explain_gradients
 from .files import save_model
+from .gradient_operator import expand_gradients
 from .training import TrainingGraph, training_graph
 
-__all__ = ["SupportedOp", "TrainingGraph", "backward", "save_model", "supported_ops", "training_graph"]
+__all__ = [
+    "GradientExplanation",
+    "GradientReport",
+    "SupportedOp",
+    "TrainingGraph",
+    "backward",
+    "check",
+    "expand_gradients",
+    "explain_gradients",
+    "save_model",
+    "supported_ops",
+    "training_graph",
+]

@@ -11,14 +11,13 @@ from onnx import ModelProto
 
 from ..opset import DOMAIN, OPSET_VERSION, use_kernels
 from ..opset.errors import InvalidArgumentError
-from ..opset.functions import check_kernels
+from ..opset.functions import DEFAULT_KERNELS, check_kernels
 from . import rules  # noqa: F401 - registers the gradient rules
 from .builder import Builder, dims, is_float
 from .differentiate import Path as GradientPath
 from .differentiate import Progress, explain_unreached, find_path, walk_back
+from .expand import drop_unread
 from .prepare import infer, pick, prepare
-
-DEFAULT_KERNELS = "numpy"
 
 
 def backward(
@@ -27,6 +26,7 @@ def backward(
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
     kernels: str = DEFAULT_KERNELS,
+    straight_through: bool = False,
     progress: Progress = iter,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -37,6 +37,8 @@ def backward(
             `of` along a differentiable path.
         of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
         kernels: how the operators of our domain run, see `use_kernels`.
+        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type. Without
+            it such a node on the way is refused, since the derivative of rounding is zero almost everywhere.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
@@ -51,7 +53,7 @@ def backward(
     check_kernels(kernels)
     original = prepare(model)
     ir_model = ir.from_proto(original)
-    Differentiation(ir_model, wrt=wrt, of=of, progress=progress).emit()
+    Differentiation(ir_model, wrt=wrt, of=of, straight_through=straight_through, progress=progress).emit()
     return finish(ir_model, original, kernels)
 
 
@@ -73,12 +75,14 @@ class Differentiation:
         of: Sequence[str] | None,
         without: Sequence[str] = (),
         argument: str = "wrt",
+        straight_through: bool = False,
         progress: Progress = iter,
     ) -> None:
         """`without`: initializers that the default of `wrt` leaves out. `argument`: what the caller calls `wrt`."""
         self.model = model
         self.graph = model.graph
         self.progress = progress
+        self.straight_through = straight_through
         self.argument = argument
         self.given = wrt is not None
         self.without = without
@@ -144,6 +148,7 @@ class Differentiation:
     def emit(self) -> dict[str, str]:
         """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
         op = Builder(self.names)
+        op.straight_through = self.straight_through
         gradient_names = {value: self._gradient_name(value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
@@ -157,6 +162,7 @@ class Differentiation:
         outputs: list[ir.Value] = []
         for x in self.wrt:
             outputs.append(_named(op, gradients[x], gradient_names[x], like=x, taken=outputs))
+        drop_unread(op.nodes, outputs)
         self.graph.extend(op.nodes)
         self.graph.outputs.extend(outputs)
         for x in self.wrt:

@@ -39,6 +39,7 @@ class Builder:
     def __init__(self, used_names: set[str]) -> None:
         self.nodes: list[ir.Node] = []
         self.prefix = "grad"
+        self.straight_through = False  # whether rounding counts as the identity, see rules_quantize
         self.domain = _Domain(self)
         self._names = used_names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -66,6 +67,12 @@ class Builder:
             value.name = name if n == 0 else self.unique(f"{name}_{n}")
         self.nodes.append(node)
         return node.outputs
+
+    def inside(self) -> Builder:
+        """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
+        inner = Builder(self._names)
+        inner.straight_through = self.straight_through
+        return inner
 
     def unique(self, name: str) -> str:
         """`name`, with a number behind it when it is taken."""

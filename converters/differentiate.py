@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ..opset.errors import InvalidArgumentError, UnsupportedError, UnsupportedOpError
 from . import registry
 from .builder import Builder, is_float
+from .expand import Body, branch_bodies, drop_unread, function_body, settle
 from .forward import Forward, label
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
@@ -48,7 +49,7 @@ def inputs_of(node: ir.Node) -> set[ir.Value]:
     return used
 
 
-def find_path(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> Path:
+def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> Path:
     """Find the nodes on a differentiable path from a `wrt` value to an `of` value."""
     influenced = set(wrt)
     candidates: list[tuple[ir.Node, set[ir.Value]]] = []
@@ -68,7 +69,8 @@ def find_path(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) 
             stops[node] = reason
             continue
         candidates.append((node, read))
-        influenced.update(value for value in node.outputs if is_float(value) or value.dtype is None)
+        rounds = (node.domain, node.op_type) in registry.ROUNDING
+        influenced.update(value for value in node.outputs if rounds or is_float(value) or value.dtype is None)
     active = set(of) & influenced
     nodes: list[ir.Node] = []
     for node, read in reversed(candidates):
@@ -78,12 +80,33 @@ def find_path(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) 
     return Path(nodes[::-1], active, stops)
 
 
-def require_rules(path: Path, opsets: dict[str, int]) -> None:
-    """Raise one UnsupportedOpError that lists every operator on the path without a rule, with its nodes."""
+@dataclass(frozen=True)
+class Part:
+    """A copy of what a node without a rule is made of, and the path through it."""
+
+    body: Body
+    path: Path
+    steps: list[Step]  # one for each node of the path
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one node of a path is differentiated: by its rule, through its function body, or through both branches."""
+
+    node: ir.Node
+    rule: registry.Rule | None
+    version: int
+    parts: tuple[Part, ...] = ()
+
+
+def plan(path: Path, opsets: dict[str, int]) -> list[Step]:
+    """A step for every node of a path, in forward order.
+
+    Raises one UnsupportedOpError that lists every operator on the path that has neither a rule nor a function body,
+    with its nodes.
+    """
     missing: dict[str, list[str]] = defaultdict(list)
-    for node in path.nodes:
-        if registry.find(node, opsets) is None:
-            missing[_describe(node, opsets)].append(f"'{label(node)}'")
+    steps = _plan(path, opsets, missing)
     if missing:
         lines = "".join(f"\n  {what}: {_shorten(names)}" for what, names in sorted(missing.items()))
         raise UnsupportedOpError(
@@ -91,6 +114,32 @@ def require_rules(path: Path, opsets: dict[str, int]) -> None:
             "`onnx-backprop ops` lists the operators that have one; leave these nodes out of the path with `wrt` and "
             "`of`, or add a rule (CONTRIBUTING.md)"
         )
+    return steps
+
+
+def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]]) -> list[Step]:
+    steps: list[Step] = []
+    for node in path.nodes:
+        rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
+        parts: list[Part] = []
+        if rule is None or version is None:
+            bodies = _bodies(node, opsets)
+            if not bodies or version is None:
+                missing[_describe(node, opsets)].append(f"'{label(node)}'")
+                continue
+            for body in bodies:
+                of = [y for y, outer in zip(body.outputs, node.outputs, strict=True) if y and outer in path.active]
+                inside = find_path(body.nodes, of, inputs_of(node) & path.active)
+                parts.append(Part(body, inside, _plan(inside, opsets, missing)))
+        steps.append(Step(node, rule, version, tuple(parts)))
+    return steps
+
+
+def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Body]:
+    if (node.domain, node.op_type) == ("", "If"):
+        return branch_bodies(node)
+    body = function_body(node, opsets)
+    return [] if body is None else [body]
 
 
 def _describe(node: ir.Node, opsets: dict[str, int]) -> str:
@@ -101,6 +150,8 @@ def _describe(node: ir.Node, opsets: dict[str, int]) -> str:
         return f"{qualified} (not an operator onnx knows)"
     if served:
         return f"{qualified} version {version} (there are rules for version {', '.join(map(str, served))})"
+    if node.domain == "" and node.op_type in ("Loop", "Scan"):
+        return f"{qualified} (of the operators with sub-graphs only If is differentiated)"
     return qualified
 
 
@@ -117,27 +168,89 @@ def walk_back(
     progress: Progress = iter,
 ) -> dict[ir.Value, ir.Value]:
     """Emit the backward nodes; return the gradient of every active value that received one."""
-    require_rules(path, opsets)
+    return _walk_back(plan(path, opsets), path.active, seeds, op, progress)
+
+
+def _walk_back(
+    steps: list[Step],
+    active: set[ir.Value],
+    seeds: Mapping[ir.Value, ir.Value],
+    op: Builder,
+    progress: Progress = iter,
+) -> dict[ir.Value, ir.Value]:
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
     for value, seed in seeds.items():
         pending[value].append(seed)
-    for node in progress(path.nodes[::-1]):
+    step_of = {step.node: step for step in steps}
+    for node in progress([step.node for step in reversed(steps)]):
+        step = step_of[node]
         op.prefix = f"{label(node)}_grad"
-        dys = [op.accumulate(pending.pop(y)) if y in pending and y in path.active else None for y in node.outputs]
+        dys = [op.accumulate(pending.pop(y)) if y in pending and y in active else None for y in node.outputs]
         if all(dy is None for dy in dys):
             continue
-        rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
-        assert rule is not None
-        assert version is not None
         for value, dy in zip(node.outputs, dys, strict=True):
             if dy is not None:
                 pending[value] = [dy]  # kept: an intermediate value may itself be asked for
-        grads = _apply(rule, op, Forward(node, path.active, version), dys)
-        for value, grad in zip(node.inputs, grads, strict=True):
-            if grad is not None and value in path.active:
+        if step.rule is not None:
+            grads = _apply(step.rule, op, Forward(node, active, step.version), dys)
+            received = zip(node.inputs, grads, strict=True)
+        elif node.op_type == "If":
+            received = _through_branches(step, dys, op)
+        else:
+            received = _through_body(step.parts[0], node, dys, op)
+        for value, grad in received:
+            if grad is not None and value in active:
                 pending[value].append(grad)
     op.prefix = "grad"
     return {value: op.accumulate(grads) for value, grads in pending.items() if grads}
+
+
+def _through_body(
+    part: Part, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
+    op.nodes.extend(part.body.nodes)
+    seeds: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+    for y, dy in zip(part.body.outputs, dys, strict=True):
+        if y is not None and dy is not None and y in part.path.active:
+            seeds[y].append(dy)
+    summed = {y: op.accumulate(values) for y, values in seeds.items()}
+    grads = _walk_back(part.steps, part.path.active, summed, op)
+    outside = sorted(inputs_of(node) & part.path.active, key=lambda value: str(value.name))
+    result = [(value, grads[value]) for value in outside if value in grads]
+    settle(part.body, op, node)
+    return result
+
+
+def _through_branches(step: Step, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
+    """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
+
+    A branch that does not let a gradient through to x gives zeros.
+    """
+    node = step.node
+    inner = [op.inside() for _ in step.parts]
+    found: list[dict[ir.Value, ir.Value]] = []
+    for part, child in zip(step.parts, inner, strict=True):
+        child.prefix = op.prefix
+        found.append(dict(_through_body(part, node, dys, child)))
+    reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
+    if not reached:
+        return []
+    graphs: list[ir.Graph] = []
+    for branch, child, grads in zip(("then", "else"), inner, found, strict=True):
+        child.prefix = f"{op.prefix}/{branch}"
+        outputs = [
+            child.Identity(grads[value]) if value in grads else child.zeros(child.shape(value), value)
+            for value in reached
+        ]
+        for output, value in zip(outputs, reached, strict=True):
+            output.type, output.shape = value.type, value.shape
+        drop_unread(child.nodes, outputs)
+        graphs.append(ir.Graph([], outputs, nodes=child.nodes, name=child.unique(f"{op.prefix}/{branch}")))
+    results = op.emit("If", node.inputs, {"then_branch": graphs[0], "else_branch": graphs[1]}, outputs=len(reached))
+    for result, value in zip(results, reached, strict=True):
+        result.type, result.shape = value.type, value.shape
+    return list(zip(reached, results, strict=True))
 
 
 def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value | None]) -> registry.Grads:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
+import numpy as np
 import onnx_ir as ir
 
-from .builder import Builder
+from .builder import Builder, element_type
 from .forward import Forward
+from .idioms import cast, widen, work_type
 from .registry import Grads, gradient
 
 GELU_CUBIC = 0.044715  # of the tanh approximation, from the operator's definition
+SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # the operator's defaults
 GELU_SATURATED = 30.0  # beyond this |x| the slope is 0 or 1 in every float type
 
 
@@ -123,6 +126,67 @@ def _gelu_tanh(op: Builder, x: ir.Value, like: ir.Value) -> ir.Value:
     return op.Add(share, op.Mul(op.Mul(half, x), op.Mul(op.Sub(one, op.Mul(t, t)), du)))
 
 
+@gradient("Selu", versions=(6, 22))
+def selu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = γ x where x > 0, else γ α (e^x - 1)  =>  dx = γ · dy where x > 0, else dy · (Y + γ α)."""
+    x, y = node.input(0), node.output()
+    alpha, gamma = node.float("alpha", SELU_ALPHA), node.float("gamma", SELU_GAMMA)
+    slope = op.Where(op.Greater(x, op.scalar(0.0, x)), op.scalar(gamma, x), op.Add(y, op.scalar(alpha * gamma, x)))
+    return (op.Mul(dy, slope),)
+
+
+@gradient("Celu", versions=(12,))
+def celu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = max(x, 0) + min(α (e^(x/α) - 1), 0)  =>  dx = dy where x > 0, else dy · (Y/α + 1)."""
+    x, y = node.input(0), node.output()
+    one = op.scalar(1.0, x)
+    slope = op.Add(op.Div(y, op.scalar(node.float("alpha", 1.0), x)), one)
+    return (op.Mul(dy, op.Where(op.Greater(x, op.scalar(0.0, x)), one, slope)),)
+
+
+@gradient("ThresholdedRelu", versions=(10, 22))
+def thresholded_relu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x where x > α, else 0  =>  dx = dy where x > α, else 0. The jump at x = α is left out."""
+    x = node.input(0)
+    kept = op.Greater(x, op.scalar(node.float("alpha", 1.0), x))
+    return (op.Where(kept, dy, op.scalar(0.0, x)),)
+
+
+@gradient("Shrink", versions=(9,))
+def shrink(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x + β where x < -λ, x - β where x > λ, else 0  =>  dx = dy where x < -λ or x > λ, else 0."""
+    x, limit = node.input(0), node.float("lambd", 0.5)
+    kept = op.Or(op.Less(x, op.scalar(-limit, x)), op.Greater(x, op.scalar(limit, x)))
+    return (op.Where(kept, dy, op.scalar(0.0, x)),)
+
+
+@gradient("Softsign", versions=(1, 22))
+def softsign(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x / (1 + |x|)  =>  dx = dy / (1 + |x|)²."""
+    x = node.input(0)
+    share = op.Reciprocal(op.Add(op.scalar(1.0, x), op.Abs(x)))
+    return (op.Mul(op.Mul(dy, share), share),)
+
+
+@gradient("Swish", versions=(24,))
+def swish(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x · s, s = sigmoid(α x)  =>  dx = dy · (s + α · Y · (1 - s))."""
+    x = node.input(0)
+    alpha = op.scalar(node.float("alpha", 1.0), x)
+    s = op.Sigmoid(op.Mul(alpha, x))
+    rest = op.Mul(op.Mul(alpha, node.output()), op.Sub(op.scalar(1.0, x), s))
+    return (op.Mul(dy, op.Add(s, rest)),)
+
+
+@gradient("Mish", versions=(18, 22))
+def mish(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x · t, t = tanh(ln(1 + e^x))  =>  dx = dy · (t + x · sigmoid(x) · (1 - t²))."""
+    x = node.input(0)
+    t = op.Tanh(op.Softplus(x))
+    bend = op.Mul(op.Sigmoid(x), op.Sub(op.scalar(1.0, x), op.Mul(t, t)))
+    return (op.Mul(dy, op.Add(t, op.Mul(x, bend))),)
+
+
 @gradient("Identity", versions=(16, 19, 21, 23, 24, 25))
 def identity(_op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     """Y = x  =>  dx = dy."""
@@ -130,14 +194,44 @@ def identity(_op: Builder, _node: Forward, dy: ir.Value) -> Grads:
 
 
 @gradient("Dropout", versions=(13, 22))
-def dropout(_op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x outside training  =>  dx = dy, whatever the ratio.
+def dropout(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x · mask / (1 - r) in training, x outside  =>  dx = dy · mask / (1 - r), dr = Σ dy · Y / (1 - r); dx = dy.
 
-    In training mode the mask is drawn anew in every run and belongs to the forward node; that is refused.
+    The mask is the forward node's own second output, added to it where it has none, so the gradient drops what this
+    run dropped. Training may be decided at run time. Edge: dr leaves out that the mask depends on r, in steps.
     """
-    if node.has(2):
-        mode = node.constant(2)
-        if mode is None or mode.any():
-            value = "decided at run time" if mode is None else True
-            raise node.refuse("training_mode", value, "of false only; disconnect the input or make it a false constant")
-    return (dy, None, None)[: len(node.inputs)]
+    grads: list[ir.Value | None] = [None] * len(node.inputs)
+    mode = node.constant(2)
+    if not node.has(2) or (mode is not None and not mode.any()):
+        grads[0] = dy
+        return grads
+    x, y = node.input(0), node.output()
+    wide, own = work_type(x), element_type(x)
+    one, zero = (op.constant(np.array(number).astype(wide.numpy())) for number in (1, 0))
+    if node.has(1):
+        ratio = cast(op, node.input(1), element_type(node.input(1)), wide)
+    else:
+        ratio = op.constant(np.array(0.5).astype(wide.numpy()))
+    scale = op.Reciprocal(op.Sub(one, ratio))
+    training = None if mode is not None else node.input(2)
+    if node.wants(0):
+        dropped = op.Where(_mask(op, node), op.Mul(widen(op, dy, x), scale), zero)
+        dropped = cast(op, dropped, wide, own)
+        grads[0] = dropped if training is None else op.Where(training, dropped, dy)
+    if node.wants(1):
+        total = op.ReduceSum(op.Mul(op.Mul(widen(op, dy, x), widen(op, y, x)), scale), keepdims=0)
+        total = total if training is None else op.Where(training, total, zero)
+        shaped = op.Reshape(total, op.shape(node.input(1)), allowzero=1)
+        grads[1] = cast(op, shaped, wide, element_type(node.input(1)))
+    return grads
+
+
+def _mask(op: Builder, node: Forward) -> ir.Value:
+    """Dropout's second output: what it kept."""
+    if len(node.node.outputs) < 2:
+        node.node.resize_outputs(2)
+    mask = node.output(1)
+    if not mask.name:
+        mask.name = op.unique(f"{node.name}_mask")
+    mask.dtype, mask.shape = ir.DataType.BOOL, node.output().shape
+    return mask

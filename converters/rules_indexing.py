@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from .builder import Builder, dims
 from .forward import Forward
-from .idioms import lengths_from, positions, put_back, scatter_add, size
+from .idioms import lengths_from, narrow, padded, positions, put_back, scatter_add, size, widen, work_type
 from .registry import Grads, gradient
 
 
@@ -19,7 +19,7 @@ def slice_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     if node.has(4) and (steps is None or (steps != 1).any()):
         return (put_back(op, x, op.Slice(positions(op, x), *node.inputs[1:]), dy), *nothing)
     pads, axes = _around_slice(op, node, dy)
-    return (_pad(op, dy, pads, None, axes), *nothing)
+    return (padded(op, dy, pads, axes), *nothing)
 
 
 def _around_slice(op: Builder, node: Forward, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -68,29 +68,22 @@ def pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         if node.wants(0):
             pads = node.constant(1)
             back = op.Neg(node.input(1)) if pads is None else op.ints((-pads).tolist())
-            dx = _pad(op, dy, back, None, axes)
+            dx = padded(op, dy, back, axes)
         if node.wants(2):
             dvalue = _filled(op, node, dy, axes)
     elif mode in ("reflect", "edge", "wrap"):
         if node.wants(0):
-            dx = put_back(op, x, _pad(op, positions(op, x), node.input(1), None, axes, mode), dy)
+            dx = put_back(op, x, padded(op, positions(op, x), node.input(1), axes, mode=mode), dy)
     else:
         raise node.refuse("mode", mode, "constant, reflect, edge and wrap")
     return (dx, None, dvalue, None)[: len(node.inputs)]
-
-
-def _pad(
-    op: Builder, x: ir.Value, pads: ir.Value, value: ir.Value | None, axes: ir.Value | None, mode: str | None = None
-) -> ir.Value:
-    optional = [value, axes] if axes is not None else [value] if value is not None else []
-    return op.emit("Pad", [x, pads, *optional], {"mode": mode})[0]
 
 
 def _filled(op: Builder, node: Forward, dy: ir.Value, axes: ir.Value | None) -> ir.Value:
     """The sum of dy over the cells that a constant filled, in the shape of the constant."""
     x, value = node.input(0), node.input(2)
     kept = op.zeros(op.shape(x), x)
-    filled = _pad(op, kept, node.input(1), op.scalar(1.0, x), axes)
+    filled = padded(op, kept, node.input(1), axes, op.scalar(1.0, x))
     return op.Reshape(op.ReduceSum(op.Mul(dy, filled), keepdims=0), op.shape(value), allowzero=1)
 
 
@@ -139,3 +132,58 @@ def one_hot(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     zero = op.scalar(0.0, values)
     sums = [op.ReduceSum(picked, keepdims=0) for picked in (op.Where(hot, zero, dy), op.Where(hot, dy, zero))]
     return None, None, op.Concat(*(op.Reshape(s, op.ints([1])) for s in sums), axis=0)
+
+
+@gradient("TopK", versions=(11, 24))
+def top_k(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = the k largest (or smallest) of x along an axis, at the indices I  =>  dx = zeros with dy at I."""
+    x = node.input(0)
+    zeros = op.zeros(op.shape(x), x)
+    return op.ScatterElements(zeros, node.output(1), dy, axis=node.int("axis", -1)), None
+
+
+@gradient("Compress", versions=(11,))
+def compress(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x where the condition holds along an axis (absent: x in row-major order)  =>  dx = zeros with dy there."""
+    x, axis = node.input(0), node.int("axis", 0) if node.given("axis") else None
+    return put_back(op, x, op.Compress(positions(op, x), node.input(1), axis=axis), dy), None
+
+
+@gradient("Unique", versions=(11,))
+def unique(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = the different elements (or slices along an axis) of x  =>  dx = dy of the own one over how often it occurs.
+
+    Equal elements share equally. The jump in the length of Y where two become equal is left out.
+    """
+    x, given = node.input(0), {"sorted": node.int("sorted", 1)}
+    axis = node.int("axis", 0) if node.given("axis") else None
+    _, _, inverse, counts = op.emit("Unique", [x], given | {"axis": axis}, outputs=4)
+    share = op.Gather(op.Cast(counts, to=work_type(x).value), inverse)
+    if axis is None:
+        dx = op.Div(op.Gather(widen(op, dy, x), inverse), share)
+        return (op.Reshape(narrow(op, dx, x), op.shape(x), allowzero=1),)
+    if axis < 0:
+        column = op.Reshape(share, op.ints([-1] + [1] * (-1 - axis)))
+    else:
+        ones = op.ConstantOfShape(op.Shape(op.Shape(x, start=axis + 1)), value=ir.tensor(np.array([1])))
+        column = op.Reshape(share, op.Concat(op.ints([-1]), ones, axis=0))
+    return (narrow(op, op.Div(op.Gather(widen(op, dy, x), inverse, axis=axis), column), x),)
+
+
+@gradient("ReverseSequence", versions=(10,))
+def reverse_sequence(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = the first l_b steps of each sequence b of x in reverse order  =>  dx = dy, reversed in the same way."""
+    axes = {"batch_axis": node.int("batch_axis", 1), "time_axis": node.int("time_axis", 0)}
+    return op.ReverseSequence(dy, node.input(1), **axes), None
+
+
+@gradient("CenterCropPad", versions=(18,))
+def center_crop_pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x cropped or padded with zeros to a shape, about its centre  =>  dx = dy cropped or padded to the shape of x.
+
+    Where x and Y differ by an odd number both put the larger half behind.
+    """
+    shape, axes = op.shape(node.input(0)), node.ints("axes")
+    if axes is not None:
+        shape = op.Gather(shape, op.ints(axes))
+    return op.CenterCropPad(dy, shape, axes=axes), None

@@ -1,13 +1,15 @@
-"""Gradients of matrix products."""
+"""Gradients of matrix products and determinants."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ..opset.errors import UnsupportedError
 from ..opset.shapes import Dims
 from .builder import Builder, dims
 from .forward import Forward
+from .idioms import length, narrow, widen, work_type
 from .registry import Grads, gradient
 
 
@@ -108,3 +110,20 @@ def gemm(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         if beta != 1.0:
             dc = op.Mul(dc, op.scalar(beta, y))
     return (da, db, dc)[: len(node.inputs)]
+
+
+@gradient("Det", versions=(11, 22))
+def determinant(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = det x  =>  dx = dy · C, C_ij = the determinant of x with row i replaced by the j-th unit vector.
+
+    C is the matrix of cofactors, which singular matrices have too. Shapes: x (…, M, M); M² determinants of M × M
+    matrices are computed, M⁴ elements for each matrix of x. Half types are computed in float32.
+    """
+    x, wide = node.input(0), work_type(node.input(0))
+    numbers = op.Range(op.constant(np.array(0)), op.Squeeze(length(op, x, -1), op.ints([0])), op.constant(np.array(1)))
+    same = op.Equal(op.Unsqueeze(numbers, op.ints([1])), numbers)
+    unit_rows = op.Unsqueeze(op.Cast(same, to=wide.value), op.ints([0, 2]))  # (1, j, 1, column)
+    replaced = op.Unsqueeze(same, op.ints([1, 3]))  # (i, 1, row, 1)
+    matrices = op.Where(replaced, unit_rows, op.Unsqueeze(widen(op, x, x), op.ints([-4, -3])))
+    factor = op.Unsqueeze(widen(op, dy, x), op.ints([-2, -1]))
+    return (narrow(op, op.Mul(factor, op.Det(matrices)), x),)

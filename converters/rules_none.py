@@ -19,7 +19,7 @@ no_gradient("it has no inputs", "Constant", "RandomNormal", "RandomUniform")
 no_gradient(
     "it is piecewise constant: its derivative is zero almost everywhere", "Ceil", "Floor", "Round", "Sign", "Hardmax"
 )
-no_gradient("it rounds: its derivative is zero almost everywhere", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
+no_gradient("it rounds: its derivative is zero almost everywhere", "QLinearConv", "QLinearMatMul")
 
 no_gradient("its output is boolean", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 no_gradient("its output is boolean", "IsInf", "IsNaN", "OptionalHasElement")

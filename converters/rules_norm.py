@@ -1,15 +1,20 @@
-"""Gradients of normalisations."""
+"""Gradients of softmax, and of normalisations along axes or over neighbouring channels."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ..opset.errors import UnsupportedError
 from .builder import Builder, dims, element_type
 from .forward import Forward
-from .idioms import cast, work_type
+from .idioms import cast, length, narrow, size_ratio, widen, work_type
 from .registry import Grads, gradient
+from .standardise import Standardised, scale_to_unit, standardise
+from .views import merged_length
+
+MEAN_VARIANCE_EPSILON = 1e-9  # added to the deviation by MeanVarianceNormalization, from its function body
 
 
 @gradient("Softmax", versions=(13,))
@@ -26,46 +31,140 @@ def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return (op.Sub(dy, op.Mul(op.Exp(y), op.ReduceSum(dy, axis, keepdims=1))),)
 
 
-@gradient("BatchNormalization", versions=(15,))
-def batch_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = s · (x - m) · r + b, r = 1/√(v + ε)  =>  dx = dy · s · r, ds = Σ dy · (x - m) · r, db = Σ dy,
-    dm = -s · r · Σ dy, dv = -s · r² · ds / 2, Σ over all axes but the channels'.
+@gradient("LayerNormalization", versions=(17,), all_outputs=True)
+def layer_normalization(op: Builder, node: Forward, dys: Sequence[ir.Value | None]) -> Grads:
+    """Y = s · z + b, z = (x - μ) · r, r = 1/√(σ² + ε) over the n elements from `axis` on
+    =>  dx = r · (g - mean g - z · mean(g · z)), g = s · dy; ds = Σ dy · z, db = Σ dy as s and b were broadcast.
 
-    The statistics m and v are inputs like the others; training_mode = 1, which takes them from x, is refused.
-    Shapes: x (N, C, …), the others (C). Half types are computed in float32.
+    The outputs Mean and InvStdDev add dμ / n and -z · r² · dr / n to dx. Half types are computed in float32, whatever
+    stash_type says.
     """
-    if node.int("training_mode", 0):
-        raise node.refuse("training_mode", 1, "of 0 only (frozen statistics)")
-    known = dims(node.input(0))
-    if known is None:
-        raise UnsupportedError(
-            "the gradient needs the rank of X at conversion, and shape inference does not find it",
-            op_type=node.op_type,
-            node=node.name,
-        )
-    inputs = [node.input(n) for n in range(5)]
-    own = [element_type(value) for value in inputs]
-    wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in own else work_type(inputs[0])
-    x, scale, _, mean, variance = (cast(op, value, t, wide) for value, t in zip(inputs, own, strict=True))
-    dy = cast(op, dy, own[0], wide)
-    epsilon = op.constant(np.array(node.float("epsilon", 1e-5), wide.numpy()))
-    per_channel = op.ints([-1] + [1] * (len(known) - 2))
-    others = op.ints([axis for axis in range(len(known)) if axis != 1])
-
-    rate = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-    slope = op.Mul(scale, rate)
-    grads: list[ir.Value | None] = [None] * 5
+    x, y = node.input(0), node.output()
+    unit = standardise(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
+    dy, dmean, drate = (*dys, None, None)[:3]
+    grads: list[ir.Value | None] = [None] * len(node.inputs)
+    terms: list[ir.Value] = []
+    if dy is not None:
+        grads[0], grads[1] = _scaled(op, node, unit, dy)
+        if grads[0] is not None:
+            terms.append(grads[0])
+        if node.wants(2):
+            bias = node.input(2)
+            grads[2] = narrow(op, op.unbroadcast(widen(op, dy, x), bias, y), bias)
     if node.wants(0):
-        grads[0] = op.Mul(dy, op.Reshape(slope, per_channel))
-    if node.wants(2) or node.wants(3):
-        grads[2] = op.ReduceSum(dy, others, keepdims=0)
-        grads[3] = op.Neg(op.Mul(slope, grads[2]))
-    if node.wants(1) or node.wants(4):
-        centred = op.Sub(x, op.Reshape(mean, per_channel))
-        grads[1] = op.Mul(rate, op.ReduceSum(op.Mul(dy, centred), others, keepdims=0))
-        half = op.constant(np.array(-0.5, wide.numpy()))
-        grads[4] = op.Mul(half, op.Mul(op.Mul(slope, rate), grads[1]))
-    return [
-        cast(op, g, wide, t) if g is not None and node.wants(n) else None
-        for n, (g, t) in enumerate(zip(grads, own, strict=True))
-    ]
+        if dmean is not None:
+            share = _per_element(op, node, 1, dmean)
+            terms.append(op.Expand(share, op.shape(x)))
+        if drate is not None:
+            share = op.Mul(_per_element(op, node, 2, drate), op.Mul(unit.rate, unit.rate))
+            terms.append(op.Neg(op.Mul(unit.z, share)))
+        grads[0] = narrow(op, op.accumulate(terms), x)
+    return grads
+
+
+def _per_element(op: Builder, node: Forward, index: int, g: ir.Value) -> ir.Value:
+    """The gradient of one of the statistics over the number of elements that went into each, in the type to sum in."""
+    x, statistic = node.input(0), node.output(index)
+    wide = work_type(x)
+    return op.Mul(cast(op, g, element_type(statistic), wide), size_ratio(op, statistic, x))
+
+
+@gradient("RMSNormalization", versions=(23,))
+def rms_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = s · z, z = x · r, r = 1/√(mean x² + ε) over the elements from `axis` on
+    =>  dx = r · (g - z · mean(g · z)), g = s · dy; ds = Σ dy · z as s was broadcast.
+
+    Half types are computed in float32, whatever stash_type says.
+    """
+    x = node.input(0)
+    unit = scale_to_unit(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
+    dx, dscale = _scaled(op, node, unit, dy)
+    return None if dx is None else narrow(op, dx, x), dscale
+
+
+def _axes_from(op: Builder, node: Forward) -> ir.Value:
+    """The axes from the attribute `axis` to the last."""
+    axis, known = node.int("axis", -1), dims(node.input(0))
+    if axis < 0:
+        return op.ints(range(axis, 0))
+    if known is not None:
+        return op.ints(range(axis, len(known)))
+    rank = op.Size(op.shape(node.input(0)))
+    return op.Range(op.constant(np.array(axis)), rank, op.constant(np.array(1)))
+
+
+def _scaled(op: Builder, node: Forward, unit: Standardised, dy: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+    """dx, in the type to sum in, and ds of Y = s · z + …, s broadcasting to z."""
+    x, scale = node.input(0), node.input(1)
+    wide_dy = widen(op, dy, x)
+    dx = dscale = None
+    if node.wants(0):
+        dx = unit.gradient(op, op.Mul(wide_dy, cast(op, scale, element_type(scale), work_type(x))))
+    if node.wants(1):
+        summed = op.unbroadcast(op.Mul(wide_dy, unit.z), scale, node.output())
+        dscale = cast(op, summed, work_type(x), element_type(scale))
+    return dx, dscale
+
+
+@gradient("MeanVarianceNormalization", versions=(13,))
+def mean_variance_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (x - μ) / (σ + ε) over axes, ε = 1e-9  =>  dx = (dy - mean dy) / (σ + ε) - Y · mean(dy · Y) / σ.
+
+    Edge: where σ = 0 the second term is left out; the first is about 10⁹ · dy there.
+    """
+    x, axes, wide = node.input(0), op.ints(node.ints("axes", [0, 2, 3]) or []), work_type(node.input(0))
+    zero = op.constant(np.zeros((), wide.numpy()))
+    g, y = widen(op, dy, x), widen(op, node.output(), x)
+    deviation = op.Sub(widen(op, x, x), op.ReduceMean(widen(op, x, x), axes, keepdims=1))
+    sigma = op.Sqrt(op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1))
+    divisor = op.Add(sigma, op.constant(np.array(MEAN_VARIANCE_EPSILON).astype(wide.numpy())))
+    along = op.ReduceMean(op.Mul(g, y), axes, keepdims=1)
+    share = op.Where(op.Equal(sigma, zero), zero, op.Div(along, sigma))
+    dx = op.Sub(op.Div(op.Sub(g, op.ReduceMean(g, axes, keepdims=1)), divisor), op.Mul(y, share))
+    return (narrow(op, dx, x),)
+
+
+@gradient("LpNormalization", versions=(1, 22))
+def lp_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x / n, n = (Σ |x|^p)^(1/p) along an axis, p 1 or 2  =>  dx = (dy - t · Σ Y · dy) / n, t = Y for p = 2, sign x
+    for p = 1.
+
+    Edge: 0 where n = 0. Half types are summed in float32.
+    """
+    power, axis = node.int("p", 2), op.ints([node.int("axis", -1)])
+    if power not in (1, 2):
+        raise node.refuse("p", power, "of 1 and 2")
+    x = node.input(0)
+    wide, y, g = (widen(op, value, x) for value in (x, node.output(), dy))
+    zero = op.constant(np.zeros((), work_type(x).numpy()))
+    norm = op.ReduceL1(wide, axis, keepdims=1) if power == 1 else op.ReduceL2(wide, axis, keepdims=1)
+    direction = op.Sign(wide) if power == 1 else y
+    along = op.ReduceSum(op.Mul(y, g), axis, keepdims=1)
+    dx = op.Div(op.Sub(g, op.Mul(direction, along)), norm)
+    return (narrow(op, op.Where(op.Equal(norm, zero), zero, dx), x),)
+
+
+@gradient("LRN", versions=(13,))
+def local_response_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x · S^-β, S = k + α/w · Σ x² over the w channels around  =>  dx = dy · S^-β - 2αβ/w · x · Σ' dy · Y / S.
+
+    Σ reaches from ⌊(w-1)/2⌋ channels before to ⌈(w-1)/2⌉ behind, its adjoint Σ' the other way round. k is `bias`.
+    Shapes: x (N, C, …). Half types are computed in float32.
+    """
+    x, width, wide = node.input(0), node.int("size", 0), work_type(node.input(0))
+    alpha, beta = node.float("alpha", 1e-4), node.float("beta", 0.75)
+    before = (width - 1) // 2
+    behind = width - 1 - before
+    view = op.Concat(length(op, x, 0), op.ints([1]), length(op, x, 1), merged_length(op, x, 2), axis=0)
+    ones = op.constant(np.ones((1, 1, width, 1), wide.numpy()))
+    values, y, g = (op.Reshape(widen(op, value, x), view, allowzero=1) for value in (x, node.output(), dy))
+
+    def number(value: float) -> ir.Value:
+        return op.constant(np.array(value).astype(wide.numpy()))
+
+    around = op.Conv(op.Mul(values, values), ones, pads=[before, 0, behind, 0])
+    base = op.Add(number(node.float("bias", 1.0)), op.Mul(number(alpha / width), around))
+    reached = op.Conv(op.Div(op.Mul(g, y), base), ones, pads=[behind, 0, before, 0])
+    first = op.Mul(g, op.Pow(base, number(-beta)))
+    dx = op.Sub(first, op.Mul(op.Mul(number(2 * alpha * beta / width), values), reached))
+    return (narrow(op, op.Reshape(dx, op.shape(x), allowzero=1), x),)

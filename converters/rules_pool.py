@@ -1,4 +1,4 @@
-"""Gradients of pooling."""
+"""Gradients of pooling, and of putting windows back together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..opset.errors import InvalidModelError
 from .builder import Builder, dims
 from .forward import Forward
-from .idioms import lengths_from, narrow, put_back, size_ratio, widen, work_type
+from .idioms import lengths_from, narrow, padded, put_back, size_ratio, widen, work_type
 from .registry import Grads, gradient
 
 LISTS = ("kernel_shape", "strides", "dilations", "pads")
@@ -56,25 +56,86 @@ def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     under count_include_pad, ceil_mode and auto_pad.
     """
     x = node.input(0)
-    kernel = node.ints("kernel_shape")
-    if not kernel:
-        raise InvalidModelError("the attribute kernel_shape is missing", op_type=node.op_type, node=node.name)
-    steps = {name: node.ints(name, [1] * len(kernel)) or [] for name in ("strides", "dilations")}
-    padding, cropping = _padding(op, node, kernel, steps["strides"], steps["dilations"])
-    spatial = op.ints(range(2, len(kernel) + 2))
-    numpy_type = work_type(x).numpy()
-    ones_kernel = op.constant(np.ones((1, 1, *kernel), numpy_type))
-
+    windows = _Windows(op, node)
+    one = op.constant(np.ones((), work_type(x).numpy()))
     image_shape = op.Concat(op.ints([1, 1]), lengths_from(op, x, 2), axis=0)
-    image = op.ConstantOfShape(image_shape, value=ir.tensor(np.ones(1, numpy_type)))
-    cells = op.Conv(op.Pad(image, padding, None, spatial), ones_kernel, **steps)
-    one = op.constant(np.ones((), numpy_type))
-    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(cells, one))
+    image = op.ConstantOfShape(image_shape, value=ir.tensor(np.ones(1, work_type(x).numpy())))
+    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), one))
+    return (narrow(op, windows.spread(op.Mul(widen(op, dy, x), share)), x),)
 
-    g = op.Mul(widen(op, dy, x), share)
-    g = op.Reshape(g, op.Concat(op.ints([-1, 1]), lengths_from(op, node.output(), 2), axis=0))
-    dx = op.Pad(op.ConvTranspose(g, ones_kernel, **steps), cropping, None, spatial)
-    return (op.Reshape(narrow(op, dx, x), op.shape(x), allowzero=1),)
+
+@gradient("LpPool", versions=(18, 22))
+def lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (Σ |x|^p)^(1/p) over each window  =>  dx = sign(x) · |x|^(p-1) · Σ over its windows of dy · Y^(1-p).
+
+    Edge: a window of zeros, where Y has a corner (p = 1: every x = 0), passes nothing on. p < 1 is refused.
+    """
+    x, power = node.input(0), _power(node)
+    zero = op.constant(np.zeros((), work_type(x).numpy()))
+    share = _over_power(op, widen(op, node.output(), x), widen(op, dy, x), power, zero)
+    return (narrow(op, op.Mul(_Windows(op, node).spread(share), _odd_power(op, widen(op, x, x), power)), x),)
+
+
+@gradient("GlobalLpPool", versions=(2, 22))
+def global_lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (Σ |x|^p)^(1/p) over the spatial axes  =>  dx = sign(x) · (|x| / Y)^(p-1) · dy, 0 where Y = 0.
+
+    Edge: 0 at x = 0 where p = 1. p < 1 is refused.
+    """
+    x, power = node.input(0), _power(node)
+    wide, y = widen(op, x, x), widen(op, node.output(), x)
+    zero = op.constant(np.zeros((), work_type(x).numpy()))
+    share = op.Where(op.Equal(y, zero), zero, op.Div(wide, y))
+    return (narrow(op, op.Mul(_odd_power(op, share, power), widen(op, dy, x)), x),)
+
+
+def _power(node: Forward) -> int:
+    power = node.int("p", 2)
+    if power < 1:
+        raise node.refuse("p", power, "of 1 and more")
+    return power
+
+
+def _odd_power(op: Builder, x: ir.Value, power: int) -> ir.Value:
+    """sign(x) · |x|^(power - 1)."""
+    if power == 2:
+        return x
+    sign = op.Sign(x)
+    return sign if power == 1 else op.Mul(sign, op.Pow(op.Abs(x), op.constant(np.array(power - 1, np.float32))))
+
+
+def _over_power(op: Builder, y: ir.Value, dy: ir.Value, power: int, zero: ir.Value) -> ir.Value:
+    """dy · y^(1 - power), 0 where y = 0; y >= 0."""
+    if power == 1:
+        return dy
+    root = y if power == 2 else op.Pow(y, op.constant(np.array(power - 1, np.float32)))
+    return op.Where(op.Equal(y, zero), zero, op.Div(dy, root))
+
+
+class _Windows:
+    """The windows of a pool, as a convolution with a kernel of ones and its adjoint, channel by channel."""
+
+    def __init__(self, op: Builder, node: Forward) -> None:
+        kernel = node.ints("kernel_shape")
+        if not kernel:
+            raise InvalidModelError("the attribute kernel_shape is missing", op_type=node.op_type, node=node.name)
+        self._op, self._node = op, node
+        self._steps = {name: node.ints(name, [1] * len(kernel)) or [] for name in ("strides", "dilations")}
+        self._pads = _padding(op, node, kernel, self._steps["strides"], self._steps["dilations"])
+        self._spatial = op.ints(range(2, len(kernel) + 2))
+        self._ones = op.constant(np.ones((1, 1, *kernel), work_type(node.input(0)).numpy()))
+
+    def sums(self, image: ir.Value) -> ir.Value:
+        """The sum over each window of an image (1, 1, …) with the lengths of x."""
+        op = self._op
+        return op.Conv(padded(op, image, self._pads[0], self._spatial), self._ones, **self._steps)
+
+    def spread(self, g: ir.Value) -> ir.Value:
+        """Each g, in the shape of the pool's output, added to every element of x in its window; the shape of x."""
+        op, x = self._op, self._node.input(0)
+        g = op.Reshape(g, op.Concat(op.ints([-1, 1]), lengths_from(op, self._node.output(), 2), axis=0))
+        cells = padded(op, op.ConvTranspose(g, self._ones, **self._steps), self._pads[1], self._spatial)
+        return op.Reshape(cells, op.shape(x), allowzero=1)
 
 
 def _padding(
@@ -126,3 +187,18 @@ def global_max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     count = op.ReduceSum(op.Cast(hit, to=work_type(x).value), axes, keepdims=1, noop_with_empty_axes=1)
     share = narrow(op, op.Div(widen(op, dy, x), count), x)
     return (op.Where(hit, share, op.scalar(0.0, x)),)
+
+
+@gradient("Col2Im", versions=(18,))
+def col2im(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = an image, the sum of the blocks that x holds as columns  =>  dx = the blocks of dy, as columns.
+
+    Taken by a convolution with one kernel per cell of a block, which picks it. Shapes: x (N, C · cells, L).
+    """
+    x, block = node.input(0), node.input(2)
+    cells, wide = op.ReduceProd(block, keepdims=1), work_type(x)
+    square = op.ConstantOfShape(op.Concat(cells, cells, axis=0), value=ir.tensor(np.zeros(1, wide.numpy())))
+    kernels = op.Reshape(op.EyeLike(square), op.Concat(cells, op.ints([1]), block, axis=0))
+    image = op.Reshape(widen(op, dy, x), op.Concat(op.ints([-1, 1]), lengths_from(op, node.output(), 2), axis=0))
+    given = {name: node.ints(name) for name in ("strides", "dilations", "pads")}
+    return narrow(op, op.Reshape(op.Conv(image, kernels, **given), op.shape(x), allowzero=1), x), None, None

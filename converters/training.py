@@ -57,6 +57,7 @@ def training_graph(
     optimizer: None = None,
     kernels: str = DEFAULT_KERNELS,
     prediction: str | None = None,
+    straight_through: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph: `<p>_grad` = ∂loss/∂p for every trainable p.
@@ -74,6 +75,7 @@ def training_graph(
         optimizer: None; update steps inside the graph come in a later version.
         kernels: how the operators of our domain run, see `use_kernels`.
         prediction: the output that the loss reads. Default: the only float output.
+        straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -120,6 +122,7 @@ def training_graph(
         of=[str(value.name)],
         without=frozen,
         argument="trainable",
+        straight_through=straight_through,
         progress=progress,
     ).emit()
     return TrainingGraph(

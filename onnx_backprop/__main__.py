@@ -1,7 +1,8 @@
-"""The command `onnx-backprop`: convert a model, list what can be differentiated, run the demo.
+"""The command `onnx-backprop`: convert a model, check or explain its gradients, list operators, run the demo.
 
 Bad input ends in one line on stderr and exit code 2, an interruption in exit code 130; a result file is complete
-or not there at all.
+or not there at all. `check` and `explain` end in exit code 1 when a
+gradient is not right, or not there.
 """
 
 from __future__ import annotations
@@ -12,19 +13,29 @@ import logging
 import os
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import onnx_ir as ir
+import numpy as np
 from onnx import ModelProto
 
-from . import __version__
-from .converters import TrainingGraph, backward, save_model, supported_ops, training_graph
+from . import __version__, check_gradients
+from .converters import (
+    TrainingGraph,
+    backward,
+    expand_gradients,
+    explain_gradients,
+    save_model,
+    supported_ops,
+    training_graph,
+)
 from .converters.backward import DEFAULT_KERNELS
 from .converters.differentiate import Progress
 from .converters.files import check_writable
+from .converters.gradient_operator import has_training_nodes
 from .converters.losses import LOSSES
 from .converters.prepare import load
 from .opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
@@ -73,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
+    _add_check(commands)
+    _add_explain(commands)
 
     ops = commands.add_parser("ops", help="list the operators of the domain and the differentiable ONNX operators")
     ops.add_argument("--markdown", action="store_true", help="as Markdown tables")
@@ -92,7 +105,8 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
         "convert",
         help="write a model that computes gradients as well",
         description="Without --loss the result computes d OF / d WRT; with it, a loss and the gradients of the "
-        "parameters. Lists of names end at the next option.",
+        "parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes of "
+        "ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
     )
     convert.add_argument("model", metavar="IN", help="the ONNX model to read")
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
@@ -119,7 +133,15 @@ def _convert(arguments: argparse.Namespace) -> int:
     progress: Progress = iter if arguments.quiet else _progress
     with _logging(verbose=arguments.verbose):
         model = load(arguments.model)
-        if arguments.loss is None:
+        expanded = has_training_nodes(model)
+        if expanded:
+            model = expand_gradients(model, kernels=arguments.kernels)
+        if expanded and not (arguments.loss or arguments.wrt or arguments.of):
+            result = model
+            optional = {tensor.name for tensor in result.graph.initializer}
+            inputs = [value.name for value in result.graph.input if value.name not in optional]
+            lines = [("inputs", inputs), ("outputs", [value.name for value in result.graph.output])]
+        elif arguments.loss is None:
             result = backward(model, wrt=arguments.wrt, of=arguments.of, kernels=arguments.kernels, progress=progress)
             optional = {tensor.name for tensor in result.graph.initializer}
             inputs = [value.name for value in result.graph.input if value.name not in optional]
@@ -141,6 +163,88 @@ def _convert(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         _print_summary(arguments, result, lines)
     return 0
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="check the gradients of a model against differences of its outputs",
+        description="Compares <gradient, v> with differences of the model's own outputs along random directions v; "
+        "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
+    )
+    check.add_argument("model", metavar="MODEL", help="the ONNX model to check")
+    check.add_argument(
+        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
+    )
+    check.add_argument(
+        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
+    )
+    check.add_argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)")
+    check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
+    check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
+    check.add_argument("--nodes", action="store_true", help="check every node, even when the whole model is right")
+    check.add_argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)")
+    check.add_argument("--save-repro", metavar="OUT", help="write the smallest sub-model whose gradient is wrong")
+    check.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    check.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    check.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    if arguments.seed < 0:
+        raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
+    if arguments.save_repro:
+        _check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
+    report = check_gradients(
+        arguments.model,
+        wrt=arguments.wrt,
+        of=arguments.of,
+        feeds=_read_feeds(arguments.feeds),
+        seed=arguments.seed,
+        kernels=arguments.kernels,
+        tolerance=arguments.tolerance,
+        nodes=arguments.nodes,
+        progress=iter if arguments.quiet else _progress,
+    )
+    if not arguments.quiet:
+        print(report)
+    if arguments.save_repro and report.repro is not None:
+        report.save_repro(arguments.save_repro)
+        if not arguments.quiet:
+            print(f"\nwritten: {arguments.save_repro}")
+    return 0 if report.ok else 1
+
+
+def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="tell which rule serves each node, and where and why a gradient path stops",
+        description="Builds nothing. Exit code 0: every variable gets a gradient, 1: not, 2: bad input.",
+    )
+    explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
+    explain.add_argument(
+        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
+    )
+    explain.add_argument(
+        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
+    )
+    explain.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    explanation = explain_gradients(arguments.model, wrt=arguments.wrt, of=arguments.of)
+    print(explanation)
+    return 0 if explanation.ok else 1
+
+
+def _read_feeds(path: str | None) -> dict[str, np.ndarray] | None:
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise InvalidArgumentError(f"--feeds: {path} cannot be read as an .npz file: {e}") from e
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -167,7 +271,7 @@ def _check_paths(source: Path, target: Path, *, force: bool) -> None:
         raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
 
 
-def _progress(nodes: Sequence[ir.Node]) -> Iterable[ir.Node]:
+def _progress(nodes: Sequence[Any]) -> Iterable[Any]:
     """A progress bar where a person is watching and tqdm is there."""
     if not sys.stderr.isatty():
         return nodes
@@ -175,7 +279,7 @@ def _progress(nodes: Sequence[ir.Node]) -> Iterable[ir.Node]:
         from tqdm import tqdm
     except ImportError:
         return nodes
-    return tqdm(nodes, desc="differentiating", unit="node", leave=False, delay=0.5)
+    return tqdm(nodes, unit="node", leave=False, delay=0.5)
 
 
 @contextlib.contextmanager

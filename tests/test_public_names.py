@@ -17,6 +17,8 @@ from onnx_backprop.opset import errors
 NAMES = [
     "DOMAIN",
     "OPSET_VERSION",
+    "GradientExplanation",
+    "GradientReport",
     "InvalidArgumentError",
     "InvalidModelError",
     "KernelError",
@@ -29,6 +31,9 @@ NAMES = [
     "UnsupportedOpError",
     "__version__",
     "backward",
+    "check_gradients",
+    "expand_gradients",
+    "explain_gradients",
     "reference_ops",
     "register_ops",
     "session",
@@ -98,17 +103,22 @@ for name in ("session", "register_ops"):
         getattr(ob, name)
     except ob.KernelError as e:
         print(e)
+try:
+    ob.check_gradients(model)
+except ob.KernelError as e:
+    print(e)
 """
 
 
 def test_conversion_without_a_runtime() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RUNTIME], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    parameters, session, register_ops = done.stdout.splitlines()
+    parameters, session, register_ops, check = done.stdout.splitlines()
     assert parameters == "{'gain': 'gain_grad'}"
     assert session.startswith("onnx_backprop.session needs onnxruntime and onnxruntime-extensions")
     assert "pip install" in session
     assert register_ops.startswith("onnx_backprop.register_ops needs")
+    assert check == session
 
 
 def test_importing_loads_no_runtime() -> None:

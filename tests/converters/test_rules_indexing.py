@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gradient_checks import LINEAR, VARIANTS, Case, case, check_case
+import onnx_backprop as ob
+from tests.gradient_checks import LINEAR, PIECEWISE, VARIANTS, Case, build, case, check_case
 
 SHAPE = (4, 5)
 HUGE = 2**31 - 1
@@ -44,6 +45,31 @@ PADS = [[1, 0, 2, 3], [0, 0, 0, 0], [0, 2, 0, 0], [-1, 0, 0, -2], [2, -1, -1, 1]
 INDICES = [[0, 2, 1], [-1, 0, 3, 3, -4], [[1, 1], [0, -1]], 2, -1, [], [[0], [0]]]
 
 CASES = [
+    # onnxruntime's optimizer moves the transposes past the Pad in the gradient
+    linear(
+        "s = Transpose <perm = [0, 2, 3, 1]> (x)  t = Slice(s, starts, ends, axes)  y = Transpose <perm = [0, 3, 1, 2]> (t)",
+        x=(2, 3, 4, 5),
+        constants=ints(starts=[1, 1], ends=[3, 5], axes=[1, 2]),
+    ),
+    *(
+        linear(
+            f"y = ReverseSequence <batch_axis = {batch}, time_axis = {1 - batch}> (x, lengths)",
+            x=shape,
+            constants=ints(lengths=lengths),
+        )
+        for batch, shape, lengths in [(1, (4, 3), [1, 4, 3]), (0, (3, 4, 2), [4, 2, 1]), (1, (2, 1, 3), [2])]
+    ),
+    *(
+        linear(f"y = CenterCropPad {axes} (x, shape)", x=(4, 5, 3), constants=ints(shape=shape))
+        for axes, shape in [
+            ("", [2, 2, 2]),
+            ("", [7, 8, 6]),
+            ("", [3, 8, 3]),
+            ("<axes = [-1, 0]>", [6, 1]),
+            ("<axes = [1]>", [2]),
+            ("<axes = [1]>", [4]),
+        ]
+    ),
     *(
         linear(
             "y = Slice(x, starts, ends"
@@ -107,6 +133,54 @@ CASES = [
         )
         for axis in (-1, 0, 1)
     ),
+    *(
+        case(
+            f"y, i = TopK <axis = {axis}, largest = {largest}, sorted = {ordered}> (x, k)",
+            x=(3, 4, 2),
+            constants=ints(k=[k]),
+            oracle=PIECEWISE,
+            since=since,
+        )
+        for axis, k in [(-1, 1), (0, 2), (1, 4), (-2, 3), (1, 0)]
+        for largest, ordered, since in [(1, 1, 18), (0, 1, 18), (1, 0, 24)]
+    ),
+    case("y, i = TopK(x, k)", x=SHAPE, constants=ints(k=[3]), oracle=PIECEWISE),
+    *(
+        linear(f"y = Compress {axis} (x, c)", x=SHAPE, constants={"c": np.array(c, bool)})
+        for axis, c in [
+            ("<axis = 0>", [1, 0, 1, 1]),
+            ("<axis = -1>", [0, 1, 1]),
+            ("<axis = 1>", [0, 0, 0, 0, 0]),
+            ("", [1, 0, 0, 1, 1, 0, 1, 1, 1]),
+            ("", [0] * 7 + [1] * 13),
+        ]
+    ),
+    linear("y = Compress(x, c)", x=(3,), constants={"c": np.array([False, True, True])}),
+    *(
+        case(f"y = Unique {attributes} (x)", x=x, oracle=PIECEWISE)
+        for attributes in ("", "<sorted = 0>", "<axis = 0>", "<axis = 1, sorted = 0>", "<axis = -1>", "<axis = -2>")
+        for x in [(3, 2), (2, 4, 3)]
+    ),
+    case("y, i, r, c = Unique(x)", x=(5,), oracle=PIECEWISE, op="Unique"),
+    *(
+        linear(f"y = ReverseSequence {attributes} (x, n)", x=x, constants=ints(n=n))
+        for attributes, x, n in [
+            ("", (4, 3), [1, 4, 2]),
+            ("<batch_axis = 0, time_axis = 1>", (3, 4, 2), [4, 1, 3]),
+            ("<batch_axis = 1, time_axis = 0>", (4, 2, 2), [3, 2]),
+        ]
+    ),
+    *(
+        linear(f"y = CenterCropPad {axes} (x, s)", x=x, constants=ints(s=s))
+        for axes, x, s in [
+            ("", SHAPE, [6, 3]),
+            ("", SHAPE, [3, 8]),
+            ("", (5, 5), [4, 6]),
+            ("<axes = [1]>", SHAPE, [2]),
+            ("<axes = [-1, 0]>", (5, 2, 3), [6, 2]),
+            ("<axes = [1, 2]>", (1, 6, 3), [3, 6]),
+        ]
+    ),
 ]
 
 
@@ -114,3 +188,20 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str) -> None:
     check_case(case, variant)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "x", "dy", "want"),
+    [
+        ("", [[3, 1, 3], [3, 2, 1]], [6, 4, 9], [[3, 3, 3], [3, 4, 3]]),
+        ("<sorted = 0>", [[3, 1, 3], [3, 2, 1]], [9, 6, 4], [[3, 3, 3], [3, 4, 3]]),
+        ("<axis = 1>", [[2, 1, 2], [3, 4, 3]], [[1, 2], [3, 4]], [[1, 1, 1], [2, 3, 2]]),
+        ("<axis = -1>", [[2, 1, 2], [3, 4, 3]], [[1, 2], [3, 4]], [[1, 1, 1], [2, 3, 2]]),
+        ("<axis = 0>", [[2, 1], [0, 1], [2, 1]], [[1, 2], [3, 4]], [[1.5, 2], [1, 2], [1.5, 2]]),
+    ],
+)
+def test_equal_elements_share_the_gradient_of_unique(attributes: str, x: list, dy: list, want: list) -> None:
+    model, _, wrt = build(case(f"y = Unique {attributes} (x)", x=np.float32(x)), opset=18)
+    feeds = {"x": np.float32(x), "y_grad": np.float32(dy)}
+    _, dx = ob.session(ob.backward(model, wrt=wrt)).run(None, feeds)
+    np.testing.assert_array_equal(np.asarray(dx), np.float32(want))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from tests.gradient_checks import VARIANTS, Case, case, check_case
@@ -53,6 +54,10 @@ CASES = [
         for c in ((2, 4), (4,), (2, 1), (1,), (), (1, 4))
     ),
     case("y = Gemm(a, b, c)", a=(2, 3), b=(3, 4), c=(4,), wrt=["c"]),
+    *(case("y = Det(x)", x=x, since=since) for x in [(3, 3), (2, 2, 2), (2, 1, 4, 4), (1, 1)] for since in (18, 22)),
+    case("y = Det(x)", x=np.float32([[1, 2, 3], [2, 4, 6], [0, 1, 1]]), note="singular"),
+    case("y = Det(x)", x=np.float32([[1, 2, 3], [2, 4, 6], [3, 6, 9]]), note="rank 1"),
+    case("y = Det(x)", x=(0, 2, 2)),
 ]
 
 

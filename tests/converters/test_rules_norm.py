@@ -1,32 +1,89 @@
-"""Gradients of normalisations."""
+"""Gradients of softmax, and of normalisations along axes or over neighbouring channels."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
 
-from tests.gradient_checks import VARIANTS, Case, case, check_case, positive
+import onnx_backprop as ob
+from tests.gradient_checks import FLOAT64, SMOOTH, VARIANTS, Case, build, case, check_case, positive, spread
 
-
-def batch_norm(x: tuple[int, ...], attributes: str = "", **given: Any) -> Case:
-    channels = x[1:2]
-    nodes = f"y = BatchNormalization {attributes} (x, s, b, m, v)"
-    refuses = ["unranked"] if "x" in given.get("wrt", "x") else []  # the place of the channel axis follows from rank x
-    return case(nodes, x=x, s=channels, b=channels, m=channels, v=positive(channels), refuses=refuses, **given)
-
+SHAPE = (2, 3, 4)
+TAILS = [  # x, axis, scale, bias
+    (SHAPE, -1, (4,), (4,)),
+    (SHAPE, 1, (3, 4), (3, 4)),
+    (SHAPE, -2, (3, 1), (4,)),
+    (SHAPE, 0, SHAPE, (1, 3, 1)),
+    (SHAPE, 2, (1,), ()),
+    ((5,), 0, (5,), (5,)),
+    ((0, 3), -1, (3,), (3,)),
+]
+STATISTICS = [
+    "y = Mul(z, rate)",
+    "y = Mul(mean, rate)",
+    "u = Mul(z, mean) y = Add(u, rate)",
+    "y = Identity(mean)",
+    "y = Identity(rate)",
+]
 
 CASES = [
     *(case(f"y = {op}(x)", x=(3, 4)) for op in ("Softmax", "LogSoftmax")),
-    *(
-        case(f"y = {op} <axis = {axis}> (x)", x=(2, 3, 4))
-        for op in ("Softmax", "LogSoftmax")
-        for axis in (-1, 0, 1, 2, -2)
-    ),
+    *(case(f"y = {op} <axis = {axis}> (x)", x=SHAPE) for op in ("Softmax", "LogSoftmax") for axis in (-1, 0, 1, 2, -2)),
     *(case(f"y = {op}(x)", x=10 * positive((2, 5))) for op in ("Softmax", "LogSoftmax")),
-    *(batch_norm(x) for x in [(3, 2), (2, 3, 4), (2, 3, 2, 2), (2, 2, 2, 1, 2), (1, 1, 3)]),
-    batch_norm((2, 3, 4), "<epsilon = 0.1, momentum = 0.5, training_mode = 0>"),
-    *(batch_norm((2, 3, 4), wrt=[name]) for name in "xsbmv"),
+    # layers
+    *(
+        case(f"y = LayerNormalization <axis = {axis}, epsilon = 0.1> (x, s, b)", x=x, s=s, b=b)
+        for x, axis, s, b in TAILS
+    ),
+    case("y = LayerNormalization(x, s)", x=SHAPE, s=(4,)),
+    case("y = LayerNormalization(x, s, b)", x=100 + spread(SHAPE), s=(4,), b=(4,), oracle=FLOAT64, skips=["half"]),
+    *(case("y = LayerNormalization(x, s, b)", x=SHAPE, s=(4,), b=(4,), wrt=[name]) for name in "xsb"),
+    *(
+        case(
+            f"z, mean, rate = LayerNormalization <axis = {axis}, epsilon = 0.1> (x, s, b) {end}",
+            x=SHAPE,
+            s=(4,),
+            b=(4,),
+            wrt="xsb" if "z" in end else "x",
+            op="LayerNormalization",
+            skips=["half"],  # the statistics are float32
+        )
+        for axis in (-1, 1)
+        for end in STATISTICS
+    ),
+    case(
+        "z, mean, rate = LayerNormalization <epsilon = 0.1> (x, s) m = CastLike(mean, z) r = CastLike(rate, z) "
+        "u = Mul(z, r) y = Add(u, m)",
+        x=SHAPE,
+        s=(4,),
+        op="LayerNormalization",
+        oracle=SMOOTH,
+    ),
+    *(
+        case(f"y = RMSNormalization <axis = {axis}, epsilon = 0.1> (x, s)", x=x, s=s, since=23, oracle=SMOOTH)
+        for x, axis, s, _ in TAILS
+    ),
+    *(case("y = RMSNormalization(x, s)", x=SHAPE, s=(4,), wrt=[n], since=23, oracle=SMOOTH) for n in "xs"),
+    # over axes; onnxruntime runs MeanVarianceNormalization in float32 only
+    case("y = MeanVarianceNormalization <axes = [0, 2, 3]> (x)", x=(2, 2, 3, 2), skips=["half"], oracle=SMOOTH),
+    *(
+        case(f"y = MeanVarianceNormalization <axes = {axes}> (x)", x=SHAPE, skips=["half"], oracle=SMOOTH)
+        for axes in ([0, 2], [1], [-1, 0], [0, 1, 2])
+    ),
+    *(  # onnx's reference evaluator divides by the sum of x, not of |x|, for p = 1
+        case(f"y = LpNormalization <axis = {axis}, p = {p}> (x)", x=SHAPE, since=since, oracle=SMOOTH)
+        for axis in (-1, 0, 1)
+        for p in (1, 2)
+        for since in (18, 22)
+    ),
+    case("y = LpNormalization(x)", x=SHAPE),
+    # over channels; onnxruntime takes odd windows only
+    *(
+        case(f"y = LRN <size = {size}, alpha = {alpha}, beta = {beta}, bias = {bias}> (x)", x=x, oracle=SMOOTH)
+        for size, alpha, beta, bias in [(3, 0.5, 0.75, 1.2), (5, 1.5, 0.3, 0.7), (1, 0.4, 1.0, 1.0)]
+        for x in [(1, 4, 2, 3), (2, 2, 1, 2)]
+    ),
+    case("y = LRN <size = 3> (x)", x=30 * spread((1, 5, 2, 2)), oracle=SMOOTH, skips=["half"]),
 ]
 
 
@@ -34,3 +91,32 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str) -> None:
     check_case(case, variant)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_lp_normalization_of_nothing(power: int) -> None:
+    """A row of zeros stays one, and lets no gradient through."""
+    model, _, wrt = build(case(f"y = LpNormalization <p = {power}> (x)", x=(2, 3)), opset=18)
+    session = ob.session(ob.backward(model, wrt=wrt))
+    x = np.float32([[0, 0, 0], [1, -2, 3]])
+    _, dx = (np.asarray(v) for v in session.run(None, {"x": x, "y_grad": np.ones((2, 3), np.float32)}))
+    np.testing.assert_array_equal(dx[0], 0)
+    assert (dx[1] != 0).all()
+
+
+def test_unknown_powers_are_refused() -> None:
+    model, _, wrt = build(case("y = LpNormalization <p = 3> (x)", x=(2, 3)), opset=18)
+    with pytest.raises(
+        ob.UnsupportedAttributeError, match=r"LpNormalization 'lpnormalization_0'.* p of 1 and 2; got 3"
+    ):
+        ob.backward(model, wrt=wrt)
+
+
+def test_mean_variance_normalization_without_axes() -> None:
+    """They are 0, 2 and 3 then, which onnx's strict inference does not take though its documents say so."""
+    results, feeds = [], {"x": spread((2, 2, 3, 2)), "y_grad": positive((2, 2, 3, 2))}
+    for attributes in ("", "<axes = [0, 2, 3]>"):
+        model, _, wrt = build(case(f"y = MeanVarianceNormalization {attributes} (x)", x=(2, 2, 3, 2)), opset=18)
+        training = ob.session(ob.backward(model, wrt=wrt))
+        results.append(training.run(None, feeds))
+    np.testing.assert_array_equal(results[0][1], results[1][1])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.gradient_checks import LINEAR, PIECEWISE, VARIANTS, Case, case, check_case
+from tests.gradient_checks import LINEAR, PIECEWISE, SMOOTH, VARIANTS, Case, case, check_case
 
 WINDOWS = [  # x, attributes
     ((2, 2, 6), "kernel_shape = [3]"),
@@ -46,6 +47,10 @@ SAME = [
 ]
 
 
+def ints(**values: list[int]) -> dict[str, np.ndarray]:
+    return {name: np.array(value, np.int64) for name, value in values.items()}
+
+
 def pools(op: str, oracle: Any, extras: tuple[str, ...], since: int) -> list[Case]:
     """Every window with every extra attribute; dilations from `since` on."""
     return [
@@ -70,8 +75,39 @@ def pools(op: str, oracle: Any, extras: tuple[str, ...], since: int) -> list[Cas
 
 
 CASES = [
+    *(
+        case(
+            f"y = Col2Im {attributes} (x, image, block)",
+            oracle=LINEAR,
+            x=x,
+            constants={"image": np.array(image), "block": np.array(block)},
+        )
+        for attributes, x, image, block in [
+            ("", (2, 8, 12), [4, 5], [2, 2]),
+            ("<strides = [2, 3], pads = [1, 0, 0, 2]>", (1, 6, 6), [4, 7], [2, 3]),
+            ("<dilations = [2, 1]>", (1, 4, 12), [6, 4], [2, 2]),
+            ("", (2, 6, 3), [5], [3]),
+        ]
+    ),
     *pools("MaxPool", PIECEWISE, ("",), since=18),
     *pools("AveragePool", LINEAR, ("", ", count_include_pad = 1"), since=19),
+    *pools("LpPool", SMOOTH, ("", ", p = 1", ", p = 3"), since=18),
+    *(  # onnxruntime 1.31 has no kernel for version 22
+        case(f"y = GlobalLpPool <p = {p}> (x)", x=x, oracle=SMOOTH, until=21)
+        for p in (1, 2, 3)
+        for x in [(2, 3, 4), (2, 2, 3, 2), (1, 2, 2, 3, 2), (2, 2, 1, 1)]
+    ),
+    *(
+        case(f"y = Col2Im {attributes} (x, image, block)", x=x, constants=ints(image=image, block=block), oracle=LINEAR)
+        for attributes, x, image, block in [
+            ("", (1, 4, 6), [3, 4], [2, 2]),
+            ("<strides = [2, 1]>", (2, 12, 4), [4, 3], [2, 2]),
+            ("<pads = [1, 0, 0, 2]>", (1, 6, 15), [3, 5], [2, 3]),
+            ("<dilations = [2, 1], pads = [1, 1, 1, 1]>", (1, 4, 12), [3, 3], [2, 2]),
+            ("<strides = [2]>", (2, 6, 3), [7], [3]),
+            ("", (1, 8, 4), [2, 3, 3], [2, 2, 2]),
+        ]
+    ),
     case("y = MaxPool <kernel_shape = [2, 2], storage_order = 1> (x)", x=(1, 2, 4, 3), oracle=PIECEWISE),
     case("y, i = MaxPool <kernel_shape = [2, 2]> (x)", x=(1, 2, 4, 3), oracle=PIECEWISE, op="MaxPool"),
     case("y = MaxPool <kernel_shape = [3], dilations = [3], pads = [2, 2]> (x)", x=(1, 2, 4), oracle=PIECEWISE),

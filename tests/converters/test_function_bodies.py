@@ -1,0 +1,143 @@
+"""Operators differentiated through the function body that ONNX gives them.
+
+Rules that exist for these operators are taken away first, so that it is the body that is differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import onnx_backprop as ob
+from onnx_backprop.converters import registry
+from tests.gradient_checks import (
+    LINEAR,
+    SMOOTH,
+    Case,
+    Oracle,
+    build,
+    case,
+    check_case,
+    check_gradient,
+    positive,
+)
+
+PIECES = Oracle("onnxruntime", 2.0**-8, 2e-4)
+
+
+def body(nodes: str, *, oracle: Oracle = SMOOTH, **given: Any) -> Case:
+    return case(nodes, oracle=oracle, **given)
+
+
+CASES = [
+    *(body(f"y = {op}(x)", x=(3, 4)) for op in ("Mish", "Softsign", "Softplus", "HardSwish", "Softmax", "LogSoftmax")),
+    *(body(f"y = {op}(x)", x=(3, 4), oracle=PIECES) for op in ("Selu", "Elu", "LeakyRelu")),
+    *(body(f"y = Celu {alpha} (x)", x=(3, 4), oracle=PIECES, skips=["half"]) for alpha in ("", "<alpha = 0.5>")),
+    body("y = Relu(x)", x=(3, 4), oracle=PIECES),
+    # float16: the rules of Max and Min look for their output among their inputs, and onnxruntime rounds one of them only
+    body("y = HardSigmoid <alpha = 0.3> (x)", x=(3, 4), oracle=PIECES, skips=["half"]),
+    body("y = Selu <alpha = 1.5, gamma = 0.7> (x)", x=(3, 4), oracle=PIECES),
+    body("y = ThresholdedRelu <alpha = 0.6> (x)", x=(3, 4), oracle=PIECES),
+    body("y = Shrink <lambd = 0.6, bias = 0.2> (x)", x=(3, 4), oracle=PIECES),
+    body("y = PRelu (x, s)", x=(3, 4), s=(4,), oracle=PIECES),
+    body("y = Clip (x, low, high)", x=(3, 4), constants={"low": np.float32(-0.8), "high": np.float32(0.9)},
+         oracle=PIECES, ),
+    *(body(f'y = Gelu <approximate = "{form}"> (x)', x=(3, 4), since=20) for form in ("none", "tanh")),
+    body("y = MeanVarianceNormalization <axes = [0, 2]> (x)", x=(2, 2, 3), skips=["half"]),  # its body mixes types
+    body("y = LayerNormalization <axis = 1, epsilon = 0.1> (x, s, b)", x=(2, 3, 2), s=(3, 2), b=(3, 2)),
+    body("y = GroupNormalization <num_groups = 2, epsilon = 0.1> (x, s, b)", x=(2, 4, 3), s=(4,), b=(4,), since=21),
+    body("y = RMSNormalization <axis = -1, epsilon = 0.1> (x, s)", x=(2, 3, 4), s=(4,), since=23),
+    *(body(f"y = {op} (x, axes)", x=positive((2, 3, 4)), constants={"axes": np.array([1])})
+      for op in ("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ReduceL1", "ReduceL2")),
+    body("y = CenterCropPad <axes = [1, 0]> (x, shape)", x=(5, 4), constants={"shape": np.array([6, 3])},
+         oracle=LINEAR),
+    body("y = Swish <alpha = 0.7> (x)", x=(3, 4), since=24, skips=["symbolic", "unranked"]),  # onnxruntime knows no body of 25
+]  # fmt: skip
+
+
+def without_rules(monkeypatch: pytest.MonkeyPatch, *op_types: str) -> None:
+    for key in [key for key in registry.RULES if key[1] in op_types]:
+        monkeypatch.delitem(registry.RULES, key)
+
+
+@pytest.mark.parametrize("variant", ["static", "symbolic", "fed", "unranked", "half"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradient(case: Case, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_rules(monkeypatch, case.op)
+    check_case(case, variant)
+
+
+def test_the_forward_node_stays_and_only_what_the_gradient_reads_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_rules(monkeypatch, "Swish")
+    model, _, _ = build(case("y = Swish(x)", x=(3, 4)), opset=24)
+    again = [n.op_type for n in ob.backward(model, wrt=["x"]).graph.node]
+    assert again[0] == "Swish"
+    assert again.count("Swish") == 1
+    assert again.count("Sigmoid") == 1
+
+
+def test_bodies_within_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celu is an Elu, which is a Where and more."""
+    without_rules(monkeypatch, "Celu", "Elu")
+    model, feeds, wrt = build(case("y = Celu <alpha = 0.5> (x)", x=(3, 4)), opset=18)
+    assert "Elu" not in {n.op_type for n in ob.backward(model, wrt=wrt).graph.node}
+    check_gradient(model, feeds, wrt, oracle=PIECES)
+
+
+def test_optional_outputs_that_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a norm reads its mean, an output this model does not ask for."""
+    without_rules(monkeypatch, "LayerNormalization")
+    check_case(body("y, , rate = LayerNormalization (x, s)  ", op="LayerNormalization", x=(2, 6), s=(6,)), "static")
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (float[2,6] x, float[6] s) => (float[2,6] y)
+        { [norm] z, mean, rate = LayerNormalization <epsilon = 0.1> (x, s)  u = Mul(z, rate)  y = Add(u, mean) }"""
+    )
+    rng = np.random.default_rng(5)
+    feeds = {"x": rng.standard_normal((2, 6)).astype(np.float32), "s": rng.standard_normal(6).astype(np.float32)}
+    check_gradient(model, feeds, ["x", "s"], oracle=SMOOTH)
+
+
+def test_one_value_as_two_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_rules(monkeypatch, "PRelu")
+    check_case(body("y = PRelu(x, x)", x=(3, 4), oracle=PIECES), "static")
+
+
+def test_an_operator_in_the_body_without_a_rule_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_rules(monkeypatch, "Mish", "Tanh")
+    model, _, wrt = build(case("y = Mish(x)", x=(3,)), opset=18)
+    with pytest.raises(ob.UnsupportedOpError, match=r"Tanh: 'mish_0/Tanh'"):
+        ob.backward(model, wrt=wrt)
+
+
+def test_a_body_that_onnx_cannot_write_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of MeanVarianceNormalization adds a float32 constant to x."""
+    without_rules(monkeypatch, "MeanVarianceNormalization")
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (double[1,2,2,2] x) => (double[1,2,2,2] y)
+        { [norm] y = MeanVarianceNormalization(x) }"""
+    )
+    with pytest.raises(ob.UnsupportedError, match="MeanVarianceNormalization 'norm': .*function body .*cannot be used"):
+        ob.backward(model, wrt=["x"])
+
+
+def test_every_operator_with_a_body_is_in_the_table() -> None:
+    """Of the operators a gradient may flow through."""
+    bodies = set()
+    for name in {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}:
+        try:
+            schema = onnx.defs.get_schema(name, 26, "")
+        except onnx.defs.SchemaError:
+            continue
+        if getattr(schema, "has_function") or getattr(schema, "has_context_dependent_function"):  # noqa: B009 - not in the stubs
+            bodies.add(name)
+    elsewhere = {  # tests of their own, or nothing to differentiate
+        "AffineGrid", "Attention", "RotaryEmbedding", "CastLike", "NegativeLogLikelihoodLoss", "Range",
+        "SoftmaxCrossEntropyLoss", "SequenceMap", "DynamicQuantizeLinear",
+    }  # fmt: skip
+    assert bodies - elsewhere - {name for _, name in registry.NO_GRADIENT} == {case.op for case in CASES}
