@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import onnxruntime
+
 from onnx_backprop.opset import KERNELS
 
 from . import conv, resize
@@ -73,6 +75,7 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=list(KERNELS), help="routes")
     parser.add_argument("--grid", nargs="+", default=list(GRIDS), choices=list(GRIDS))
     arguments = parser.parse_args()
+    onnxruntime.set_default_logger_severity(4)  # thousands of warnings of a deprecated coordinate mode
     sections, wrong = [], []
     for title in arguments.grid:
         reports = {}
