@@ -23,7 +23,7 @@ demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolut
 	$(BIN)/python -m models.super_resolution $(ARGS)
 
 test: lint ## lint, types, import contracts and the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance
