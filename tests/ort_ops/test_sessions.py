@@ -18,7 +18,7 @@ import onnx_backprop as ob
 model = ob.backward(parser.parse_model('''
     <ir_version: 10, opset_import: ["" : 18]>
     g (float[1, 1, n] x, float[1, 1, 3] w) => (float[1, 1, m] y) { y = Conv (x, w) }
-'''))
+'''), wrt=["w"])
 
 
 class Node:
@@ -29,7 +29,7 @@ class Node:
 
 feeds = {"x": np.ones((1, 1, 5), np.float32), "w": np.ones((1, 1, 3), np.float32), "y_grad": np.ones((1, 1, 3), np.float32)}
 here, builtins.there = Node(), Node()
-print([here.session.run(None, feeds)[-1].tolist(), builtins.there.session.run(None, feeds)[-1].tolist()])
+print(*[node.session.run(["w_grad"], feeds)[0].ravel() for node in (here, builtins.there)])
 """
 
 
@@ -40,4 +40,4 @@ def test_sessions_may_outlive_the_modules(kernels: str) -> None:
         [sys.executable, "-c", SESSIONS_AT_EXIT, kernels], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
-    assert done.stdout.split() == "[[[[3.0, 3.0, 3.0]]], [[[3.0, 3.0, 3.0]]]]".split()
+    assert done.stdout == "[3. 3. 3.] [3. 3. 3.]\n"
