@@ -19,6 +19,8 @@ from .converters import (
     backward,
     expand_gradients,
     explain_gradients,
+    losses,
+    optimizers,
     supported_ops,
     training_graph,
 )
@@ -68,6 +70,8 @@ __all__ = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "losses",
+    "optimizers",
     "reference_ops",
     "register_ops",
     "session",

@@ -34,6 +34,8 @@ NAMES = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "losses",
+    "optimizers",
     "reference_ops",
     "register_ops",
     "session",
