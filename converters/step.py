@@ -47,14 +47,19 @@ class StepWriter:
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
 
-    def write(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
-        """Emit the update along the gradients; fill `state`; return the norms of the gradients, one for each."""
+    def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
+        """√Σ g² of every gradient g, float32."""
+        op = self.op
+        found = [op.Reshape(op.ReduceL2(self._widened(x, g), keepdims=0), op.ints([1])) for x, g in gradients.items()]
+        return op.Concat(*(op.Cast(norm, to=ir.DataType.FLOAT.value) for norm in found), axis=0)
+
+    def write(self, gradients: dict[ir.Value, ir.Value]) -> None:
+        """Emit the update along the gradients and fill `state`."""
         op, state, optimizer = self.op, self.state, self.optimizer
         op.prefix = "optimizer"
         if any(element_type(x) == ir.DataType.DOUBLE for x in gradients):
             self.rate.dtype = ir.DataType.DOUBLE
         wide = {x: self._widened(x, g) for x, g in gradients.items()}
-        norms = op.Concat(*(self._norm(g) for g in wide.values()), axis=0)
         step = state.add(op, STEP, ir.DataType.INT64, ir.Shape([]))
         slots = {
             x: [
@@ -71,17 +76,11 @@ class StepWriter:
             new = self._accumulated(wide, step, slots, means, kept)
         for value in kept:
             state.new[value] = new[value]
-        return norms
 
     def _widened(self, x: ir.Value, g: ir.Value) -> ir.Value:
         own = element_type(x)
         wide = work_type(own)
         return g if own == wide else _typed(self.op.Cast(g, to=wide.value), wide, x.shape)
-
-    def _norm(self, g: ir.Value) -> ir.Value:
-        """√Σ g², float32, one entry."""
-        op = self.op
-        return op.Cast(op.Reshape(op.ReduceL2(g, keepdims=0), op.ints([1])), to=ir.DataType.FLOAT.value)
 
     def _mean_input(self, x: ir.Value) -> ir.Value:
         value = self.state.add(self.op, f"{x.name}.ema", work_type(element_type(x)), x.shape)

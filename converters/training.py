@@ -36,6 +36,7 @@ def training_graph(
     kernels: str = DEFAULT_KERNELS,
     prediction: str | None = None,
     training_mode: bool = False,
+    gradient_norms: bool = False,
     straight_through: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
@@ -61,6 +62,8 @@ def training_graph(
         prediction: the output that the loss reads. Default: the only float output.
         training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
             an inference model is then fine-tuned with its running statistics as constants.
+        gradient_norms: with an optimizer, a further output `gradient_norms`, ‖`<p>_grad`‖₂ of every parameter before
+            clipping, float32 in the order of `parameters`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
@@ -114,7 +117,7 @@ def training_graph(
     known: dict[str, Any] = {}
     if updater is not None:
         named = {str(old.name): str(new.name) for old, new in state.items()}
-        known = _add_update(ir_model, updater, parameters, end, named, masks)
+        known = _add_update(ir_model, updater, parameters, end, named, masks, norms=gradient_norms)
     proto = finish(ir_model, original, kernels)
     result = TrainingGraph(
         model=proto,
@@ -252,6 +255,8 @@ def _add_update(
     end: int,
     statistics: dict[str, str],
     masks: ir.Value | None,
+    *,
+    norms: bool,
 ) -> dict[str, Any]:
     """Put the update in the place of the gradients among the outputs; what `TrainingGraph` says about it."""
     graph = ir_model.graph
@@ -261,7 +266,7 @@ def _add_update(
     op = Builder(used_names(graph))
     opset = ir_model.opset_imports[""]
     writer = StepWriter(op, graph, optimizer, opset)
-    norms = writer.write(gradients)
+    writer.write(gradients)
     state = writer.state
     for name, new in statistics.items():
         state.new[values[name]] = produced[new]
@@ -283,9 +288,11 @@ def _add_update(
         output.type, output.shape = x.type, x.shape
         graph.outputs.append(output)
         updates[str(x.name)] = str(output.name)
-    norms.name = op.unique("gradient_norms")
-    norms.type, norms.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
-    graph.outputs.append(norms)
+    if norms:
+        measured = writer.norms(gradients)
+        measured.name = op.unique("gradient_norms")
+        measured.type, measured.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
+        graph.outputs.append(measured)
     graph.extend(op.nodes)
     ir_model.opset_imports[UPDATE_DOMAIN] = 1
     for function in writer.functions.functions:
@@ -294,7 +301,7 @@ def _add_update(
     return {
         "learning_rate": str(writer.rate.name),
         "updates": updates,
-        "gradient_norms": str(norms.name),
+        "gradient_norms": str(graph.outputs[-1].name) if norms else None,
         "fill": state.fill,
         "copies": state.copies,
     }

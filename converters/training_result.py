@@ -40,7 +40,7 @@ class TrainingGraph:
     learning_rate: the name of the 0-D input, None without an optimizer.
     updates: each input that a step renews and the output that holds its new value: the parameters, the state of the
         optimizer, running statistics of BatchNormalization, and the state of Dropout's random numbers.
-    gradient_norms: the name of the output with ‖gradient‖₂ of every parameter before clipping; None without optimizer.
+    gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
     frozen: the float initializers that could be trained and are not.
     settings: what was asked for, as plain values.
     """

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnx_backprop import schedules
 from onnx_backprop.converters import losses, optimizers
 from onnx_backprop.converters.optimizers import Group
 
 OPTIMIZER_VALUES = Path(__file__).parent / "data" / "optimizers.npz"
 LOSS_VALUES = Path(__file__).parent / "data" / "losses.npz"
+SCHEDULE_VALUES = Path(__file__).parent / "data" / "schedules.npz"
 STEPS = 8
 RATES = [0.1, 0.1, 0.05, 0.05, 0.2, 0.01, 0.3, 0.02]  # the learning rate of each step
 
@@ -134,3 +136,40 @@ LOSSES: dict[str, LossCase] = {
         ignored=7,
     ),
 }
+
+
+@dataclass(frozen=True)
+class ScheduleCase:
+    """torch_name: a class of torch.optim.lr_scheduler. steps: how many rates are compared."""
+
+    ours: schedules.Schedule
+    torch_name: str
+    rate: float
+    steps: int
+    torch: dict[str, Any] = field(default_factory=dict)
+
+
+SCHEDULES: dict[str, ScheduleCase] = {
+    "constant": ScheduleCase(schedules.Constant(0.3), "ConstantLR", 0.3, 5, {"factor": 1.0}),
+    "linear": ScheduleCase(
+        schedules.Linear(0.4, steps=6, final=0.1), "LinearLR", 0.4, 9,
+        {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 6},
+    ),
+    "warmup": ScheduleCase(
+        schedules.Warmup(schedules.Constant(0.4), steps=5), "LinearLR", 0.4, 9,
+        {"start_factor": 0.2, "end_factor": 1.0, "total_iters": 4},
+    ),
+    "cosine": ScheduleCase(
+        schedules.Cosine(0.5, steps=10, final=0.02), "CosineAnnealingLR", 0.5, 11, {"T_max": 10, "eta_min": 0.02}
+    ),
+    "step": ScheduleCase(
+        schedules.Step(0.5, every=3, factor=0.5), "StepLR", 0.5, 10, {"step_size": 3, "gamma": 0.5}
+    ),
+    "one_cycle": ScheduleCase(
+        schedules.OneCycle(0.8, steps=20), "OneCycleLR", 0.1, 20, {"max_lr": 0.8, "total_steps": 20}
+    ),
+    "one_cycle_everything": ScheduleCase(
+        schedules.OneCycle(0.8, steps=31, rise=0.45, below=5, end_below=50), "OneCycleLR", 0.1, 31,
+        {"max_lr": 0.8, "total_steps": 31, "pct_start": 0.45, "div_factor": 5, "final_div_factor": 50},
+    ),
+}  # fmt: skip

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.training_cases import LOSS_VALUES, LOSSES, OPTIMIZER_VALUES, OPTIMIZERS, RATES, STEPS, OptimizerCase
+from tests.training_cases import (
+    LOSS_VALUES,
+    LOSSES,
+    OPTIMIZER_VALUES,
+    OPTIMIZERS,
+    RATES,
+    SCHEDULE_VALUES,
+    SCHEDULES,
+    STEPS,
+    OptimizerCase,
+)
 
 torch: Any = import_module("torch")
 SEED = 20261121
@@ -117,11 +127,26 @@ def loss_values() -> dict[str, np.ndarray]:
     return stored
 
 
+def schedule_values() -> dict[str, np.ndarray]:
+    stored: dict[str, np.ndarray] = {}
+    for name, case in SCHEDULES.items():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=case.rate)
+        schedule = getattr(torch.optim.lr_scheduler, case.torch_name)(optimizer, **case.torch)
+        rates = []
+        for _ in range(case.steps):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        stored[name] = np.array(rates)
+    return stored
+
+
 def main() -> None:
     about = np.array(json.dumps({"torch": torch.__version__, "seed": SEED}))
     np.savez_compressed(OPTIMIZER_VALUES, about=about, **optimizer_values())
     np.savez_compressed(LOSS_VALUES, about=about, **loss_values())
-    print(f"torch {torch.__version__}: {OPTIMIZER_VALUES.name}, {LOSS_VALUES.name}")
+    np.savez_compressed(SCHEDULE_VALUES, about=about, **schedule_values())
+    print(f"torch {torch.__version__}: {OPTIMIZER_VALUES.name}, {LOSS_VALUES.name}, {SCHEDULE_VALUES.name}")
 
 
 if __name__ == "__main__":
