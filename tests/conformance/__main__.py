@@ -1,4 +1,4 @@
-"""`make conformance`: the whole grids on every route and the table of operators, written to docs/conformance.md.
+"""`make conformance`: the whole grids on every route, the table of operators and the backbones, written to docs/conformance.md.
 
 A section that is checked whole takes the place it has in the page; the others stay. Ends with 1 if anything is wrong.
 
@@ -21,12 +21,11 @@ import onnxruntime
 
 from onnx_backprop.opset import KERNELS
 
-from . import conv, operators, resize
+from . import backbones, conv, operators, resize
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}
-TABLE = "Operators"
-TITLES = (*GRIDS, TABLE)
+TITLES = (*GRIDS, "Operators", "Backbones")
 
 HEAD = """# Conformance
 
@@ -74,6 +73,25 @@ def section(title: str, reports: dict[str, dict[str, Counts]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_operators() -> tuple[str, list[str]]:
+    """The section of the operators, and what is wrong."""
+    rows = operators.report()
+    return operators.section(rows), [what for row in rows.values() for what in row.wrong]
+
+
+def networks() -> tuple[str, list[str]]:
+    """The section of the backbones, and what is wrong."""
+    outcomes = {}
+    for name in backbones.NAMES:
+        outcomes[name] = backbones.examine(name)
+        print(name, outcomes[name], flush=True)
+    wrong = [f"{name}: {outcome}" for name, outcome in outcomes.items() if not outcome.right]
+    return backbones.section(outcomes), wrong
+
+
+SINGLE = {"Operators": table_of_operators, "Backbones": networks}
+
+
 def write(sections: Mapping[str, str]) -> None:
     """Put sections into the page, each in its place."""
     known = PAGE.read_text(encoding="utf-8").split("\n## ")[1:] if PAGE.exists() else []
@@ -93,10 +111,9 @@ def main() -> int:
     sections: dict[str, str] = {}
     wrong: list[str] = []
     for title in arguments.grid:
-        if title == TABLE:
-            rows = operators.report()
-            sections[title] = operators.section(rows)
-            wrong += [what for row in rows.values() for what in row.wrong]
+        if title not in GRIDS:
+            sections[title], found = SINGLE[title]()
+            wrong += found
             print(sections[title], flush=True)
             continue
         reports = {}
