@@ -32,6 +32,7 @@ NAMES = [
     "UnsupportedError",
     "UnsupportedOpError",
     "__version__",
+    "artifacts",
     "backward",
     "check_gradients",
     "expand_gradients",
@@ -55,7 +56,17 @@ def test_public_names() -> None:
         assert getattr(ob, name) is not None
     # a name that is defined here but not in __all__ would be public by accident
     public = {name for name in vars(ob) if not name.startswith("_")}
-    submodules = {"checkpoint", "converters", "data", "fitting", "history", "opset", "ort_ops", "trainer"}
+    submodules = {
+        "artifacts_runtime",
+        "checkpoint",
+        "converters",
+        "data",
+        "fitting",
+        "history",
+        "opset",
+        "ort_ops",
+        "trainer",
+    }
     assert public - set(NAMES) - submodules <= {
         "annotations",
         "Any",
