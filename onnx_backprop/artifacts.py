@@ -15,16 +15,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import ModelProto, TensorProto, helper
 
-from .artifacts_runtime import (
-    LAZY_RESET,
-    ArtifactError,
-    CheckpointState,
-    LinearLRScheduler,
-    Module,
-    Optimizer,
-    Parameter,
-    accumulation_names,
-)
+from .artifacts_runtime import LAZY_RESET, LinearLRScheduler, Module, Optimizer, accumulation_names
+from .artifacts_state import ArtifactError, CheckpointState, Parameter
 from .converters import TrainingGraph, save_model, training_graph
 from .converters.losses import L1, MSE, AnyLoss, BCEWithLogits, SoftmaxCrossEntropy
 from .converters.optimizers import SGD, AdamW
