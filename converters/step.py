@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
-from onnx import FunctionProto
+from onnx import FunctionProto, ModelProto
 
+from ..opset.functions import MIN_IR_VERSION
 from .builder import Builder, element_type
 from .optimizer_function import UPDATE_DOMAIN, UpdateFunctions, update_function, work_type
 from .optimizers import Optimizer
 from .selection import select
+from .upgrade import MIN_OPSET
 
+OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 NORM_EPSILON = 1e-6  # added to the norm that gradients are scaled by, as torch does
 LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
 
@@ -46,6 +50,13 @@ class StepWriter:
         self._opset = opset
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
+
+    def attach(self, model: ir.Model) -> None:
+        """Put the functions that the update calls into the model."""
+        model.opset_imports[UPDATE_DOMAIN] = 1
+        for function in self.functions.functions:
+            parsed = ir.serde.deserialize_function(function)
+            model.functions[parsed.identifier()] = parsed
 
     def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
         """√Σ g² of every gradient g, float32."""
@@ -237,6 +248,58 @@ class StepWriter:
             value = op.Cast(value, to=kind.value)
         share = op.scalar(1 - self.optimizer.ema, mean)
         return _typed(op.Add(mean, op.Mul(share, op.Sub(value, mean))), kind, x.shape)
+
+
+def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
+    """Make inputs of everything in the state and outputs `<x>_new` of its new values; {input: output}.
+
+    Numbers of the optimizer come last among the inputs, `first` in front of the state.
+    """
+    numbers = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    for value in numbers:
+        graph.inputs.remove(value)
+    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])
+    op.prefix = "optimizer"
+    updates: dict[str, str] = {}
+    for x, new in state.new.items():
+        output = op.Identity(new) if new.producer() not in op.nodes or new in graph.outputs else new
+        output.name = op.unique(f"{x.name}_new")
+        output.type, output.shape = x.type, x.shape
+        graph.outputs.append(output)
+        updates[str(x.name)] = str(output.name)
+    return updates
+
+
+def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.DataType, Sequence[int]]]) -> ModelProto:
+    """The update alone as a model: inputs `<p>`, `<p>_grad`, the learning rate and the state; outputs `<x>_new`.
+
+    Its metadata tell what the state starts from: "fill" and "copies" of `TrainingGraph`, as JSON.
+    """
+    graph = ir.Graph([], [], nodes=[], name="optimizer", opset_imports={"": MIN_OPSET})
+    op = Builder(set())
+    gradients: dict[ir.Value, ir.Value] = {}
+    for name, (dtype, shape) in parameters.items():
+        x, g = (
+            ir.Value(name=op.unique(n), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            for n in (name, f"{name}_grad")
+        )
+        graph.inputs.extend([x, g])
+        gradients[x] = g
+    writer = StepWriter(op, graph, optimizer, MIN_OPSET)
+    writer.write(gradients)
+    updates = write_outputs(op, graph, writer.state, [writer.rate])
+    graph.extend(op.nodes)
+    model = ir.Model(graph, ir_version=MIN_IR_VERSION, producer_name="onnx-backprop")
+    writer.attach(model)
+    proto = ir.to_proto(model)
+    about = {
+        "updates": updates,
+        "learning_rate": writer.rate.name,
+        "fill": writer.state.fill,
+        "copies": writer.state.copies,
+    }
+    proto.metadata_props.add(key=OPTIMIZER_METADATA, value=json.dumps(about))
+    return proto
 
 
 def _typed(value: ir.Value, dtype: ir.DataType, shape: ir.Shape | None) -> ir.Value:

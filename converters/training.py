@@ -18,11 +18,10 @@ from .builder import Builder, dims, is_float
 from .differentiate import Progress, explain_unreached, find_path
 from .losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
 from .modes import draw_masks, no_parameters, renew_statistics, train
-from .optimizer_function import UPDATE_DOMAIN
 from .optimizers import Optimizer, check_optimizer
 from .prepare import infer, pick, prepare
 from .selection import Patterns, is_pattern, select
-from .step import StepWriter
+from .step import State, StepWriter, write_outputs
 from .training_result import TrainingGraph
 
 
@@ -37,6 +36,7 @@ def training_graph(
     prediction: str | None = None,
     training_mode: bool = False,
     gradient_norms: bool = False,
+    carry_state: bool = False,
     straight_through: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
@@ -64,6 +64,7 @@ def training_graph(
             an inference model is then fine-tuned with its running statistics as constants.
         gradient_norms: with an optimizer, a further output `gradient_norms`, ‖`<p>_grad`‖₂ of every parameter before
             clipping, float32 in the order of `parameters`.
+        carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
@@ -97,8 +98,9 @@ def training_graph(
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
     wanted, left_out, frozen_names = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
     op = LossBuilder(used_names(graph))
-    state = renew_statistics(graph, op) if updater is not None else {}
-    masks = draw_masks(graph, op) if updater is not None else None
+    stateful = carry_state or updater is not None
+    state = renew_statistics(graph, op) if stateful else {}
+    masks = draw_masks(graph, op) if stateful else None
     graph.inputs.extend(x for x in state if not x.is_graph_input())
     if masks is not None:
         graph.inputs.append(masks)
@@ -115,7 +117,7 @@ def training_graph(
         progress=progress,
     ).emit()
     known: dict[str, Any] = {}
-    if updater is not None:
+    if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
         known = _add_update(ir_model, updater, parameters, end, named, masks, norms=gradient_norms)
     proto = finish(ir_model, original, kernels)
@@ -250,7 +252,7 @@ def _without_outputs(proto: ModelProto) -> ModelProto:
 
 def _add_update(
     ir_model: ir.Model,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     parameters: dict[str, str],
     end: int,
     statistics: dict[str, str],
@@ -258,53 +260,39 @@ def _add_update(
     *,
     norms: bool,
 ) -> dict[str, Any]:
-    """Put the update in the place of the gradients among the outputs; what `TrainingGraph` says about it."""
+    """Put the update in the place of the gradients among the outputs; what `TrainingGraph` says about it.
+
+    Without an optimizer the gradients stay, and the new statistics and random numbers come behind them.
+    """
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     produced = {str(v.name): v for node in graph for v in node.outputs}
     gradients = {values[name]: produced[g] for name, g in parameters.items()}
     op = Builder(used_names(graph))
-    opset = ir_model.opset_imports[""]
-    writer = StepWriter(op, graph, optimizer, opset)
-    writer.write(gradients)
-    state = writer.state
+    writer = None if optimizer is None else StepWriter(op, graph, optimizer, ir_model.opset_imports[""])
+    state = State() if writer is None else writer.state
+    if writer is not None:
+        writer.write(gradients)
+        del graph.outputs[end:]
     for name, new in statistics.items():
         state.new[values[name]] = produced[new]
     if masks is not None:
         count = op.constant(np.array([0, 1]))
         state.new[values[str(masks.name)]] = op.Add(values[str(masks.name)], count)
         state.fill[str(masks.name)] = 0
-    del graph.outputs[end:]
-    updates: dict[str, str] = {}
-    new_inputs = [writer.rate, *(x for x in state.new if x not in graph.inputs)]
-    numbers = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
-    for value in numbers:
-        graph.inputs.remove(value)
-    graph.inputs.extend([*new_inputs, *numbers])
-    op.prefix = "optimizer"
-    for x, new in state.new.items():
-        output = op.Identity(new) if new.producer() not in op.nodes or new in graph.outputs else new
-        output.name = op.unique(f"{x.name}_new")
-        output.type, output.shape = x.type, x.shape
-        graph.outputs.append(output)
-        updates[str(x.name)] = str(output.name)
-    if norms:
-        measured = writer.norms(gradients)
-        measured.name = op.unique("gradient_norms")
-        measured.type, measured.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
-        graph.outputs.append(measured)
+    known: dict[str, Any] = {"fill": state.fill, "copies": state.copies}
+    known["updates"] = write_outputs(op, graph, state, [] if writer is None else [writer.rate])
+    if writer is not None:
+        known["learning_rate"] = str(writer.rate.name)
+        if norms:
+            measured = writer.norms(gradients)
+            measured.name = op.unique("gradient_norms")
+            measured.type, measured.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
+            graph.outputs.append(measured)
+            known["gradient_norms"] = str(measured.name)
+        writer.attach(ir_model)
     graph.extend(op.nodes)
-    ir_model.opset_imports[UPDATE_DOMAIN] = 1
-    for function in writer.functions.functions:
-        parsed = ir.serde.deserialize_function(function)
-        ir_model.functions[parsed.identifier()] = parsed
-    return {
-        "learning_rate": str(writer.rate.name),
-        "updates": updates,
-        "gradient_norms": str(graph.outputs[-1].name) if norms else None,
-        "fill": state.fill,
-        "copies": state.copies,
-    }
+    return known
 
 
 def _settings(chosen: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from .expand import drop_unread
 from .files import save_model
 from .modes import infer_mode
 from .optimizer_function import UPDATE_DOMAIN
-from .prepare import infer, load
+from .prepare import infer, load, near
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 _FORMAT = 1
@@ -64,6 +64,11 @@ class TrainingGraph:
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
         return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
 
+    def frozen_values(self) -> dict[str, np.ndarray]:
+        """The values of the parameters that are not trained."""
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.frozen if name in tensors}
+
     def initial_state(self) -> dict[str, np.ndarray]:
         """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
@@ -82,25 +87,29 @@ class TrainingGraph:
     def forward_state(self) -> tuple[str, ...]:
         """What of the state the forward model reads: the parameters and the running statistics."""
         stored = {tensor.name for tensor in self.model.graph.initializer}
-        return tuple(name for name in (self.updates or self.parameters) if name in stored)
+        return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
 
-    def eval_model(self) -> ModelProto:
+    def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
-        Outputs: the loss, then the model's own. The parameters and statistics are inputs with defaults.
+        Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs with
+        defaults.
         """
-        others = [name for name in self.outputs if name != self.loss]
+        others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
         return self._part([self.loss, *others], "evaluation", keep_inputs=True)
 
-    def inference_model(self, values: Mapping[str, np.ndarray] | None = None) -> ModelProto:
+    def inference_model(
+        self, values: Mapping[str, np.ndarray] | None = None, *, outputs: Sequence[str] | None = None
+    ) -> ModelProto:
         """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
 
-        values: of parameters and statistics; those left out are as in the model that came.
+        values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
+        outputs: names of tensors to give in the place of the model's outputs.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
-        model = self._part(list(self.outputs), None, keep_inputs=False)
+        model = self._part(list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        known = set(self.forward_state)
+        known = {*self.forward_state, *self.frozen, *self.parameters}
         for name, value in (values or {}).items():
             if name not in known:
                 raise InvalidArgumentError(f"values: expected names of parameters or statistics, got {name!r}")
@@ -119,7 +128,13 @@ class TrainingGraph:
         """What computes some outputs of the model, in inference mode."""
         model = ir.from_proto(self.model)
         graph = model.graph
-        by_name = {str(value.name): value for value in graph.outputs}
+        by_name = {str(value.name): value for node in graph for value in node.outputs}
+        by_name |= {str(value.name): value for value in graph.outputs}
+        unknown = [name for name in outputs if name not in by_name]
+        if unknown:
+            raise InvalidArgumentError(
+                f"outputs: expected names of tensors of the model, got {unknown[0]!r}{near(unknown[0], by_name)}"
+            )
         kept = [by_name[name] for name in outputs]
         graph.outputs.clear()
         graph.outputs.extend(kept)

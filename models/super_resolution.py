@@ -2,12 +2,12 @@
 
     python -m models.super_resolution [--steps N] [--seconds S] [--output FOLDER]
 
-1. Build the forward network as plain ONNX.   2. Convert it with `training_graph(model, loss="mse")`.
-3. Train it in an onnxruntime session on patches of photographs, with Adam in NumPy.   4. Put the trained weights back
-into the forward network and compare it, in an onnxruntime session without any extension, with cubic up-sampling on
-two photographs it has not seen. Exit code 0: it is better on both; 1: it is not; 2: bad arguments.
+1. Build the forward network as plain ONNX.   2. Convert it with `training_graph(model, loss="mse", optimizer=Adam)`.
+3. Train it with a `Trainer` on patches of photographs.   4. Take the trained network out of the training graph and
+compare it, in an onnxruntime session without any extension, with cubic up-sampling on two photographs it has not
+seen. Exit code 0: it is better on both; 1: it is not; 2: bad arguments.
 
-Into the folder go super_resolution.png, training.onnx (forward, loss and gradients) and model.onnx (the trained
+Into the folder go super_resolution.png, training.onnx (forward, loss, gradients, update) and model.onnx (the trained
 network).
 """
 
@@ -18,14 +18,14 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 from tqdm import tqdm
 
 import onnx_backprop as ob
@@ -61,35 +61,6 @@ def build(*, scale: int = SCALE, features: int = 20, layers: int = 3, seed: int 
     return net.model("high", net.add(skip, correction), size=("H_up", "W_up"))
 
 
-@dataclass
-class Adam:
-    """p ← p - rate · m̂ / (√v̂ + ε), with the bias-corrected running means m̂ of g and v̂ of g².
-
-    Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1.
-    """
-
-    mean_decay: float = 0.9
-    square_decay: float = 0.99
-    epsilon: float = 1e-8
-    steps: int = 0
-    means: Parameters = field(default_factory=dict)
-    squares: Parameters = field(default_factory=dict)
-
-    def update(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], rate: float) -> Parameters:
-        """The parameters after one step along the gradients of the same names."""
-        self.steps += 1
-        updated: Parameters = {}
-        for name, g in gradients.items():
-            mean = self.mean_decay * self.means.get(name, np.float32(0)) + (1 - self.mean_decay) * g
-            square = self.square_decay * self.squares.get(name, np.float32(0)) + (1 - self.square_decay) * g**2
-            self.means[name], self.squares[name] = mean, square
-            corrected_mean = mean / (1 - self.mean_decay**self.steps)
-            corrected_square = square / (1 - self.square_decay**self.steps)
-            step = rate * corrected_mean / (np.sqrt(corrected_square) + self.epsilon)
-            updated[name] = (parameters[name] - step).astype(np.float32)
-        return updated
-
-
 @dataclass(frozen=True)
 class Training:
     """What a training has come to: the parameters, the loss of every step, and the time taken."""
@@ -99,19 +70,22 @@ class Training:
     seconds: float
 
 
+def training_graph(model: ModelProto) -> ob.TrainingGraph:
+    """Mean squared error and Adam, in one graph with the network."""
+    return ob.training_graph(model, loss="mse", optimizer=ob.optimizers.Adam(beta2=0.99))
+
+
 def train(
     graph: ob.TrainingGraph, patches: Patches, *, steps: int, seconds: float = math.inf, quiet: bool = False
 ) -> Training:
-    """Minimise the loss by Adam; the learning rate rises over some steps and falls along half a cosine to 0.
+    """Minimise the loss; the learning rate rises over some steps and falls along half a cosine to 0.
 
     Ends after `steps` steps, or earlier, after one at least, when `seconds` are over. The cosine runs over whichever
     is further on, so that a slow machine ends with a small learning rate too; where time is no limit, the same
     patches give the same parameters. Errors: FloatingPointError when the loss is no longer a finite number.
     """
-    session = ob.session(graph.model, session_options=_options())
+    trainer = ob.Trainer(graph)
     low_name, target_name = graph.inputs
-    outputs = [graph.loss, *graph.parameters.values()]
-    parameters, adam = graph.initial_values(), Adam()
     losses: list[float] = []
     start = time.perf_counter()
     pause = 0.2 if sys.stderr.isatty() else 15  # a log file wants few lines
@@ -121,34 +95,15 @@ def train(
             if losses and progress >= 1:
                 break
             low, high = patches.batch(BATCH)
-            feeds = {low_name: low, target_name: high, **parameters}
-            loss, *gradients = cast("list[Array]", session.run(outputs, feeds))
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"the loss is {float(loss)} after {len(losses)} steps")
-            losses.append(float(loss))
-            rate = RATE * min(1, len(losses) / RISE) * (1 + math.cos(math.pi * min(progress, 1))) / 2
-            parameters = adam.update(parameters, dict(zip(graph.parameters, gradients, strict=True)), rate)
+            warm = min(1, (len(losses) + 1) / RISE)
+            trainer.learning_rate = RATE * warm * (1 + math.cos(math.pi * min(progress, 1))) / 2
+            loss = trainer.step({low_name: low, target_name: high})
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss} after {len(losses)} steps")
+            losses.append(loss)
             bar.set_postfix_str(f"loss {np.mean(losses[-100:]):.6f}", refresh=False)
             bar.update()
-    return Training(parameters, losses, time.perf_counter() - start)
-
-
-def _options() -> onnxruntime.SessionOptions:
-    """One onnxruntime thread: on tensors of this size a second one gains nothing."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3  # onnxruntime warns of every initializer that may be fed, as parameters are
-    return options
-
-
-def with_parameters(model: ModelProto, parameters: Mapping[str, Array]) -> ModelProto:
-    """A copy of the model whose initializers have the given values."""
-    result = ModelProto()
-    result.CopyFrom(model)
-    for tensor in result.graph.initializer:
-        if tensor.name in parameters:
-            tensor.CopyFrom(numpy_helper.from_array(parameters[tensor.name], tensor.name))
-    return result
+    return Training(trainer.parameters(), losses, time.perf_counter() - start)
 
 
 def enlarge(model: onnxruntime.InferenceSession, low: Array) -> Array:
@@ -179,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {e}", file=sys.stderr)
         return 2
     model = build(seed=given.seed)
-    graph = ob.training_graph(model, loss="mse")
+    graph = training_graph(model)
     graph.save(folder / "training.onnx")
     _describe(graph)
     patches = Patches(training_photographs, size=PATCH, seed=given.seed)
@@ -191,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FloatingPointError as e:
         print(f"the training has failed: {e}", file=sys.stderr)
         return 1
-    save(with_parameters(model, training.parameters), folder / "model.onnx")
+    save(graph.inference_model(training.parameters), folder / "model.onnx")
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     comparisons = [compare(photograph, enlarge(session, photograph.low_luma)) for photograph in unseen]
     draw(folder / "super_resolution.png", comparisons, training.losses, bicubic_error(training_photographs))

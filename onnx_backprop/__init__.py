@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
+    from . import artifacts
     from .ort_ops import register_ops, session
     from .trainer import Trainer
 
@@ -72,6 +73,7 @@ __all__ = [
     "UnsupportedError",
     "UnsupportedOpError",
     "__version__",
+    "artifacts",
     "backward",
     "check_gradients",
     "expand_gradients",
@@ -92,7 +94,12 @@ try:
 except PackageNotFoundError:  # the source on the path, not installed
     __version__ = "0+unknown"
 
-_RUNTIME_NAMES = {"Trainer": ".trainer", "register_ops": ".ort_ops", "session": ".ort_ops"}
+_RUNTIME_NAMES = {
+    "Trainer": ".trainer",
+    "artifacts": ".artifacts",
+    "register_ops": ".ort_ops",
+    "session": ".ort_ops",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -106,7 +113,7 @@ def __getattr__(name: str) -> Any:
             f"{__name__}.{name} needs onnxruntime and onnxruntime-extensions, and importing them failed: {e}. "
             "Install them with `pip install onnxruntime onnxruntime-extensions`"
         ) from e
-    return getattr(module, name)
+    return module if name == "artifacts" else getattr(module, name)
 
 
 def check_gradients(

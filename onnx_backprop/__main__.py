@@ -40,9 +40,9 @@ from .converters.losses import LOSSES
 from .converters.prepare import load
 from .opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
 from .opset.errors import InvalidArgumentError
+from .train_command import NO_LOSS, add_train
 
 PROGRAM = "onnx-backprop"
-NO_LOSS = "none"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_check(commands)
     _add_explain(commands)
+    add_train(commands)
 
     ops = commands.add_parser("ops", help="list the operators of the domain and the differentiable ONNX operators")
     ops.add_argument("--markdown", action="store_true", help="as Markdown tables")

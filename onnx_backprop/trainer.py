@@ -268,6 +268,10 @@ class Trainer:
             progress=progress,
         )
 
+    def end_profiling(self) -> str:
+        """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""
+        return self._session.end_profiling()
+
     @property
     def updates(self) -> int:
         """How many updates there have been: steps, but for accumulation."""

@@ -15,7 +15,7 @@ from PIL import Image
 import onnx_backprop as ob
 from models import super_resolution
 from models.photographs import Patches, Photograph, load
-from models.super_resolution import Adam, Training, build, enlarge, train, with_parameters
+from models.super_resolution import Training, build, enlarge, train, training_graph
 from tests.adjoint import forward_session
 
 SEED = 5
@@ -23,7 +23,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def graph() -> ob.TrainingGraph:
-    return ob.training_graph(build(), loss="mse")
+    return training_graph(build())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_short_training_lowers_the_error(graph: ob.TrainingGraph, photographs:
     training = train(graph, Patches(photographs, size=12, seed=SEED), steps=120, quiet=True)
     assert len(training.losses) == 120
     batch = Patches(photographs, size=12, seed=SEED + 1).batch(64)
-    before, after = error(build(), batch), error(with_parameters(build(), training.parameters), batch)
+    before, after = error(build(), batch), error(graph.inference_model(training.parameters), batch)
     assert after < 0.9 * before, f"seed {SEED}: {before:.6f} -> {after:.6f}"
     initial = graph.initial_values()
     still = [name for name, value in training.parameters.items() if np.array_equal(value, initial[name])]
@@ -90,37 +90,9 @@ def test_a_loss_that_is_no_number_stops_the_training(photographs: list[Photograp
     for tensor in broken.graph.initializer:
         if tensor.name == "Conv_1.bias":
             tensor.CopyFrom(numpy_helper.from_array(np.full(tensor.dims, np.nan, np.float32), tensor.name))
-    graph = ob.training_graph(broken, loss="mse")
+    graph = training_graph(broken)
     with pytest.raises(FloatingPointError, match="the loss is nan after 0 steps"):
         train(graph, Patches(photographs, size=8, seed=SEED), steps=3, quiet=True)
-
-
-def test_adam_takes_the_steps_of_the_paper() -> None:
-    """Two steps worked out by hand for g = 2, then g = -1, with decays 1/2 and 3/4 and epsilon 0."""
-    adam = Adam(mean_decay=0.5, square_decay=0.75, epsilon=0)
-    parameters = {"p": np.array([1, 10], np.float32)}
-    parameters = adam.update(parameters, {"p": np.full(2, 2, np.float32)}, rate=0.1)
-    # m = 1, v = 1; corrected 1 / (1 - 1/2) = 2 and 1 / (1 - 3/4) = 4; the step is 0.1 · 2 / √4
-    np.testing.assert_allclose(parameters["p"], [0.9, 9.9], rtol=1e-6)
-    parameters = adam.update(parameters, {"p": np.full(2, -1, np.float32)}, rate=0.1)
-    # m = 0, v = 0.75 + 0.25 = 1: no mean, no step
-    np.testing.assert_allclose(parameters["p"], [0.9, 9.9], rtol=1e-6)
-    parameters = adam.update(parameters, {"p": np.full(2, 4, np.float32)}, rate=0.1)
-    # m = 2, v = 0.75 + 4 = 4.75; corrected 2 / (7/8) and 4.75 / (37/64)
-    step = 0.1 * (2 / 0.875) / np.sqrt(4.75 / (37 / 64))
-    np.testing.assert_allclose(parameters["p"], [0.9 - step, 9.9 - step], rtol=1e-6)
-    assert parameters["p"].dtype == np.float32
-
-
-def test_with_parameters_changes_a_copy_only() -> None:
-    model = build()
-    original = model.SerializeToString()
-    value = np.full(20, 7, np.float32)
-    changed = with_parameters(model, {"Conv_1.bias": value})
-    assert model.SerializeToString() == original
-    for before, after in zip(model.graph.initializer, changed.graph.initializer, strict=True):
-        expected = value if before.name == "Conv_1.bias" else numpy_helper.to_array(before)
-        np.testing.assert_array_equal(numpy_helper.to_array(after), expected)
 
 
 def test_the_command_leaves_a_picture_and_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

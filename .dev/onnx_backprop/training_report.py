@@ -1,0 +1,1 @@
+../../onnx_backprop/training_report.py
