@@ -99,10 +99,7 @@ def judge(point: Point, names: list[str], precision: Precision, rng: np.random.G
     verdicts: list[str] = []
     at = {name: np.asarray(value, np.float64) for name, value in point.forward(point.values).items()}
     while len(results) < MOST:
-        v = _direction(point, names, rng)
-        if precision.blind:
-            v = _visible(point, v, at, precision.steps[0])
-        results.append(_along(point, v, at, precision))
+        results.append(_decided(point, _direction(point, names, rng), at, precision))
         verdicts = [result.verdict for result in results]
         if len(results) >= ENOUGH and len(set(verdicts)) == 1:
             break
@@ -132,6 +129,16 @@ def _direction(point: Point, names: list[str], rng: np.random.Generator) -> dict
         middle = float(np.exp(np.mean(np.log(positive))))
         result = {n: v * min(1.0, max(middle / sizes[n], 2.0**-6)) if sizes[n] else v for n, v in result.items()}
     return result
+
+
+def _decided(point: Point, v: dict[str, np.ndarray], at: Arrays, precision: Precision) -> _Residual:
+    """The residual along v; along a longer one first where steps of its own size are lost in rounding.
+
+    The longer one may reach behind a kink, as of a Relu that is off, and then tells nothing about this side of it.
+    """
+    longer = _visible(point, v, at, precision.steps[0]) if precision.blind else v
+    result = _along(point, longer, at, precision)
+    return result if longer is v or result.verdict in (RIGHT, WRONG) else _along(point, v, at, precision)
 
 
 def _visible(point: Point, v: dict[str, np.ndarray], at: Arrays, h: float) -> dict[str, np.ndarray]:

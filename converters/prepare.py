@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto, checker, shape_inference
+from onnx import ModelProto, NodeProto, checker, defs, shape_inference
 from onnx_ir.passes.common import InlinePass
 
-from ..opset.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from ..opset.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from ..opset.op import DOMAIN
 from .conv_lengths import infer_with_explicit_pads
 from .resize_lengths import infer_without_misread_scales
@@ -101,9 +101,45 @@ def _inline(proto: ModelProto) -> ModelProto:
         proto.functions.extend(kept)
     if not kept:
         return proto
+    _align_opsets(proto)
     model = ir.from_proto(proto)
     InlinePass()(model)
     return ir.to_proto(model)
+
+
+def _align_opsets(proto: ModelProto) -> None:
+    """Write the functions in the model's opsets, where that changes no operator; UnsupportedError where it does."""
+    imported = {o.domain: o.version for o in proto.opset_import}
+    for function in proto.functions:
+        for opset in function.opset_import:
+            version = imported.get(opset.domain)
+            if version is None or version == opset.version:
+                continue
+            for node in _nodes_of(function.node):
+                if node.domain == opset.domain and _since(node, opset.version) != _since(node, version):
+                    raise UnsupportedError(
+                        f"it is written in opset {opset.version} of domain {opset.domain!r}, the model in {version}, "
+                        f"and {node.op_type} is not the same in both. Convert one of them first",
+                        op_type=f"{function.domain}::{function.name}",
+                        node=node.name or next(filter(None, node.output), ""),
+                    )
+            opset.version = version
+
+
+def _nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes_of(graph.node)
+
+
+def _since(node: NodeProto, opset: int) -> int | None:
+    """The version of an operator in an opset; None for one that onnx does not know, as another function."""
+    try:
+        return defs.get_schema(node.op_type, opset, node.domain).since_version
+    except defs.SchemaError:
+        return None
 
 
 def near(name: str, names: Iterable[str]) -> str:

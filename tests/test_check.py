@@ -329,6 +329,14 @@ def test_a_variable_far_smaller_than_what_it_is_added_to(factor: float, verdict:
     assert answer.verdict == verdict
 
 
+def test_a_small_variable_far_from_a_kink() -> None:
+    """Longer steps reach the other side of the kink; the gradient is that of this side."""
+    x = np.full(20, 1e-9) * np.where(np.arange(20) % 3, 1, -1)
+    point = in_float32(lambda b: np.maximum(b - np.float32(1), 0) + np.float32(1), x, np.zeros(20))
+    answer = differences.judge(point, ["x"], differences.FLOAT32, np.random.default_rng(0))
+    assert (answer.verdict, answer.faint) == ("right", True)
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "right"), (1.5, "wrong")])
 def test_positive_variables_of_very_different_sizes_stay_positive(factor: float, verdict: str) -> None:
     """As the variances of channels: a step of the size of the largest would turn the others negative."""

@@ -24,6 +24,7 @@ from tests.gradient_checks import (
     check_case,
     check_gradient,
     positive,
+    session_run,
 )
 
 PIECES = Oracle("onnxruntime", 2.0**-8, 2e-4)
@@ -141,3 +142,30 @@ def test_every_operator_with_a_body_is_in_the_table() -> None:
         "SoftmaxCrossEntropyLoss", "SequenceMap", "DynamicQuantizeLinear",
     }  # fmt: skip
     assert bodies - elsewhere - {name for _, name in registry.NO_GRADIENT} == {case.op for case in CASES}
+
+
+LOCAL = """<ir_version: 10, opset_import: ["" : 18, "local" : 1]> g (float[3] x) => (float[] y) {{ y = local.f(x) }}
+<opset_import: ["" : 17], domain: "local"> f (p) => (o) {{ {body} }}"""
+BRANCHES = """c = Constant <value = bool {{1}}> () o = If (c) <then_branch: graph = a () => (float v) {{ v = {0} }},
+else_branch: graph = b () => (float w) {{ w = ReduceSum <keepdims = 0> (p) }}>"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["o = Tanh(p)", "t = Tanh(p) o = ReduceSum <keepdims = 0> (t)"],
+)
+def test_a_function_of_the_model_in_another_opset(body: str) -> None:
+    """The operators are the same in both, so the function is inlined as it stands."""
+    model = parser.parse_model(LOCAL.format(body=body))
+    x = np.float32([0.3, -0.5, 1])
+    outputs = session_run(ob.backward(model, wrt=["x"]))({"x": x, "y_grad": np.ones(3, np.float32)})
+    np.testing.assert_allclose(outputs[1], 1 - np.tanh(x) ** 2, rtol=1e-5)
+
+
+def test_a_function_of_the_model_in_an_opset_of_other_operators() -> None:
+    """onnx's checker looks at the nodes of a function, not into their sub-graphs."""
+    model = parser.parse_model(LOCAL.format(body=BRANCHES.format("ReduceMean <keepdims = 0, axes = [0]> (p)")))
+    with pytest.raises(
+        ob.UnsupportedError, match="local::f .*opset 17 .*the model in 18, and ReduceMean is not the same"
+    ):
+        ob.backward(model, wrt=["x"])
