@@ -34,6 +34,7 @@ conformance: $(INSTALLED) ## tens of thousands of configurations against onnxrun
 bench: $(INSTALLED) ## our kernels beside PyTorch and onnxsim, benchmarks/results/ (installs PyTorch)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.training_steps
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check

@@ -11,6 +11,7 @@ from .explain import GradientExplanation, explain_gradients
 from .files import save_model
 from .gradient_operator import expand_gradients
 from .training import training_graph
+from .training_info import from_training_info, to_training_info
 from .training_result import TrainingGraph
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "check",
     "expand_gradients",
     "explain_gradients",
+    "from_training_info",
     "losses",
     "optimizers",
     "save_model",
     "supported_ops",
+    "to_training_info",
     "training_graph",
 ]

@@ -197,8 +197,15 @@ class TrainingGraph:
 
     @staticmethod
     def load(model: ModelProto | str | Path) -> TrainingGraph:
-        """The training graph that a file, or a model, holds; InvalidArgumentError when it holds none."""
+        """The training graph that a file, or a model, holds, as its graph or its training_info.
+
+        Errors: InvalidArgumentError when it holds none.
+        """
         proto = load(model)
+        if proto.training_info:
+            from .training_info import from_training_info  # which builds on this module
+
+            return from_training_info(proto)
         text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA), None)
         if text is None:
             raise InvalidArgumentError(

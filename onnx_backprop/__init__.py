@@ -21,9 +21,11 @@ from .converters import (
     backward,
     expand_gradients,
     explain_gradients,
+    from_training_info,
     losses,
     optimizers,
     supported_ops,
+    to_training_info,
     training_graph,
 )
 from .converters import check as _check
@@ -78,6 +80,7 @@ __all__ = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "from_training_info",
     "losses",
     "optimizers",
     "reference_ops",
@@ -85,6 +88,7 @@ __all__ = [
     "schedules",
     "session",
     "supported_ops",
+    "to_training_info",
     "training_graph",
     "use_kernels",
 ]

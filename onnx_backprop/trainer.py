@@ -53,7 +53,7 @@ class Trainer:
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
         self.graph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
-        if self.graph.learning_rate is None:
+        if not self.graph.updates:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
@@ -109,9 +109,12 @@ class Trainer:
         fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
-        rate_name = str(self.graph.learning_rate)
-        kind = helper.tensor_dtype_to_np_dtype(self._types[rate_name].elem_type)
-        binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(np.array(self.learning_rate, kind)))
+        rate_name = self.graph.learning_rate
+        if rate_name is not None:
+            declared = self._types[rate_name]
+            kind, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
+            rate = np.full(shape, self.learning_rate, kind)
+            binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
         self._session.run_with_iobinding(binding)
         self._state, self._spare = self._spare, self._state
         self._bindings.reverse()

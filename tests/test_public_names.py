@@ -38,6 +38,7 @@ NAMES = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "from_training_info",
     "losses",
     "optimizers",
     "reference_ops",
@@ -45,6 +46,7 @@ NAMES = [
     "schedules",
     "session",
     "supported_ops",
+    "to_training_info",
     "training_graph",
     "use_kernels",
 ]
