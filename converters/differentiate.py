@@ -117,7 +117,8 @@ def plan(path: Path, opsets: dict[str, int]) -> list[Step]:
     return steps
 
 
-def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]]) -> list[Step]:
+def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]], within: str = "") -> list[Step]:
+    """`within`: the operator that the nodes are the body of, for messages."""
     steps: list[Step] = []
     for node in path.nodes:
         rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
@@ -125,12 +126,13 @@ def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]]) -> 
         if rule is None or version is None:
             bodies = _bodies(node, opsets)
             if not bodies or version is None:
-                missing[_describe(node, opsets)].append(f"'{label(node)}'")
+                missing[_describe(node, opsets)].append(f"'{label(node)}'{within}")
                 continue
+            body_of = within if node.op_type == "If" else f" in the body of {node.op_type}"
             for body in bodies:
                 of = [y for y, outer in zip(body.outputs, node.outputs, strict=True) if y and outer in path.active]
                 inside = find_path(body.nodes, of, inputs_of(node) & path.active)
-                parts.append(Part(body, inside, _plan(inside, opsets, missing)))
+                parts.append(Part(body, inside, _plan(inside, opsets, missing, body_of)))
         steps.append(Step(node, rule, version, tuple(parts)))
     return steps
 

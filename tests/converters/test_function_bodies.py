@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
 from onnx_backprop.converters import registry
@@ -142,6 +143,54 @@ def test_every_operator_with_a_body_is_in_the_table() -> None:
         "SoftmaxCrossEntropyLoss", "SequenceMap", "DynamicQuantizeLinear",
     }  # fmt: skip
     assert bodies - elsewhere - {name for _, name in registry.NO_GRADIENT} == {case.op for case in CASES}
+
+
+NEWER = [  # operators of opsets that onnxruntime does not run yet, differences by onnx's reference evaluator
+    (28, "float[2,3] a, float[2,3] b", "float[2,3] y", "y = SwiGLU(a, b)"),
+    (28, "float[2,3] a, float[2,3] b", "float[2,3] y", "y = SwiGLU <alpha = 1.7> (a, b)"),
+    (27, "float[2,3,5] x, float[3,1,4] w, float[3] b", "float[2,3,5] y, float[2,3,3] s",
+     "y, s = CausalConvWithState(x, w, b)"),
+    (27, "float[2,3,5] x, float[3,1,4] w, float[3] b, float[2,3,3] p", "float[2,3,5] y, float[2,3,3] s",
+     'y, s = CausalConvWithState <activation = "silu"> (x, w, b, p)'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opset", "inputs", "outputs", "node"), NEWER)
+def test_operators_that_onnxruntime_does_not_know(opset: int, inputs: str, outputs: str, node: str) -> None:
+    head = f'<ir_version: 10, opset_import: ["" : {opset}]>'
+    model = parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {node} }}")
+    rng = np.random.default_rng(4)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    feeds = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    forward = ReferenceEvaluator(model)
+    training = ob.backward(model, wrt=list(feeds))
+    dys = [rng.uniform(-1, 1, np.shape(y)).astype(np.float32) for y in forward.run(None, feeds)]
+    fed = feeds | {f"{value.name}_grad": dy for value, dy in zip(model.graph.output, dys, strict=True)}
+    got = [np.asarray(g) for g in ReferenceEvaluator(training).run([f"{name}_grad" for name in feeds], fed)]
+
+    def total(name: str, value: np.ndarray) -> float:
+        return sum(
+            float((np.asarray(y) * dy).sum())
+            for y, dy in zip(forward.run(None, feeds | {name: value}), dys, strict=True)
+        )
+
+    for name, gradient in zip(feeds, got, strict=True):
+        v = rng.uniform(-1, 1, shapes[name]).astype(np.float32)
+        want = (total(name, feeds[name] + v / 64) - total(name, feeds[name] - v / 64)) * 32
+        assert abs(float((gradient * v).sum()) - want) < 1e-3, f"{name}, seed 4"
+
+
+def test_a_body_with_a_loop_is_refused_by_the_name_of_the_loop() -> None:
+    head = '<ir_version: 10, opset_import: ["" : 27]>'
+    model = parser.parse_model(
+        head + " g (float[1,4,6] q) => (float[1,4,6] y, float[1,2,3,3] s) "
+        '{ y, s = LinearAttention <q_num_heads = 2, kv_num_heads = 2, update_rule = "linear"> (q, q, q) }'
+    )
+    with pytest.raises(
+        ob.UnsupportedOpError,
+        match=r"Scan \(of the operators with sub-graphs .*'y/Scan' in the body of LinearAttention",
+    ):
+        ob.backward(model, wrt=["q"])
 
 
 LOCAL = """<ir_version: 10, opset_import: ["" : 18, "local" : 1]> g (float[3] x) => (float[] y) {{ y = local.f(x) }}
