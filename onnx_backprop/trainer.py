@@ -52,7 +52,7 @@ class Trainer:
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
-        self.graph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
+        self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
         if not self.graph.updates:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
