@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,14 +71,7 @@ def _serialized(model: ModelProto, limit: int) -> bytes | None:
 
 def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
     """The model with its large initializers referring to `location`, and those tensors with their offsets."""
-    small = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        _assign(small, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _assign(small.graph, field.name, value)
+    small = without_initializers(model, {tensor.name for tensor in model.graph.initializer})
     tensors: list[tuple[int, TensorProto]] = []
     offset = 0
     for tensor in model.graph.initializer:
@@ -98,6 +91,19 @@ def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int
             reference.external_data.add(key=key, value=text)
         offset += -(-length // ALIGNMENT) * ALIGNMENT
     return small, tensors
+
+
+def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model without the initializers of the given names, whose values are not copied meanwhile."""
+    result = ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _assign(result, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _assign(result.graph, field.name, value)
+    result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    return result
 
 
 def _assign(message: object, name: str, value: object) -> None:

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from .checkpoint import read_checkpoint, write_checkpoint
 from .converters import TrainingGraph, save_model
+from .converters.files import without_initializers
 from .converters.modes import RANDOM_STATE
 from .converters.prepare import near
 from .fitting import Callback, fit
@@ -63,7 +64,9 @@ class Trainer:
         self.batch = 0
         self.schedule: Schedule | None = None
         self._options = session_options
-        self._session = session(_without_state(self.graph), kernels=None, session_options=session_options)
+        self._session = session(
+            without_initializers(self.graph.model, self.graph.updates), kernels=None, session_options=session_options
+        )
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()
@@ -73,15 +76,18 @@ class Trainer:
 
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state = {name: self._ort_value(name, value) for name, value in state.items()}
-        self._spare = {name: self._ort_value(name, value) for name, value in state.items()}
+        self._spare = {
+            name: OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
+            for name, value in self._state.items()
+        }
         self._loss = self._output(self.graph.loss)
         self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
         self._bindings = [self._bound(self._state, self._spare), self._bound(self._spare, self._state)]
 
     def _ort_value(self, name: str, value: np.ndarray) -> OrtValue:
         if self._types[name].elem_type == TensorProto.BFLOAT16:
-            return OrtValue.ortvalue_from_numpy_with_onnx_type(np.array(value), TensorProto.BFLOAT16)
-        return OrtValue.ortvalue_from_numpy(np.array(value))
+            return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
+        return OrtValue.ortvalue_from_numpy(np.asarray(value))
 
     def _output(self, name: str) -> OrtValue:
         kind = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
@@ -191,7 +197,7 @@ class Trainer:
     def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, np.ndarray]:
         """The outputs of the model in inference mode, the loss among them, for one batch with its target."""
         if self._evaluation is None:
-            model = _without(self.graph.eval_model(), self.graph.forward_state)
+            model = without_initializers(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self._options)
         fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
         accepted = {value.name for value in self._evaluation.get_inputs()}
@@ -336,18 +342,3 @@ def _array(value: OrtValue, element: int) -> np.ndarray:
     if element == TensorProto.BFLOAT16:
         raise InvalidArgumentError("bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16")
     return np.array(value.numpy())
-
-
-def _without_state(graph: TrainingGraph) -> ModelProto:
-    """The model without the values of what is fed in every step: they would be held twice."""
-    return _without(graph.model, tuple(graph.updates))
-
-
-def _without(model: ModelProto, names: Iterable[str]) -> ModelProto:
-    left_out = set(names)
-    result = ModelProto()
-    result.CopyFrom(model)
-    kept = [tensor for tensor in result.graph.initializer if tensor.name not in left_out]
-    del result.graph.initializer[:]
-    result.graph.initializer.extend(kept)
-    return result

@@ -1,0 +1,81 @@
+"""The three smaller trainings: data, masks, and that each reaches what it is measured against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_backprop as ob
+from models import deblurring, digits, segmentation
+from models.photographs import load
+
+
+def test_segmentation_beats_the_threshold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert segmentation.main(["--steps", "120", "--seconds", "60", "--output", str(tmp_path)]) == 0
+    assert "network 0.8" in (said := capsys.readouterr().out) or "network 0.9" in said
+    onnx.checker.check_model(str(tmp_path / "segmentation.onnx"), full_check=True)
+
+
+def test_masks_are_of_the_coins() -> None:
+    image = segmentation.photograph()
+    mask = segmentation.mask_of(image)
+    assert set(np.unique(mask)) == {0, 1}
+    assert 0.2 < mask.mean() < 0.5
+    assert image[mask > 0].mean() > image[mask == 0].mean() + 0.2
+
+
+def test_an_untrained_network_does_not_beat_the_threshold(tmp_path: Path) -> None:
+    assert segmentation.main(["--steps", "1", "--output", str(tmp_path)]) == 1
+
+
+def test_fine_tuning_a_given_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = tmp_path / "given.onnx"
+    onnx.save(digits.build(seed=1), given)
+    arguments = ["--model", str(given), "--epochs", "8", "--frozen", "Conv_1.*", "--output", str(tmp_path)]
+    code = digits.main(arguments)
+    said = capsys.readouterr().out
+    assert "6 parameters trained, 2 frozen" in said
+    tuned = {
+        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "digits_turned.onnx").graph.initializer
+    }
+    for tensor in digits.build(seed=1).graph.initializer:
+        same = np.array_equal(tuned[tensor.name], onnx.numpy_helper.to_array(tensor))
+        assert same == tensor.name.startswith("Conv_1."), tensor.name
+    assert code == 0, said
+
+
+def test_turned_digits_are_the_same_digits() -> None:
+    train, test = digits.digits()
+    assert len(train[0]) == 1400
+    assert len(test[0]) == 397
+    images, labels = digits.turned(test)
+    np.testing.assert_array_equal(labels, test[1])
+    np.testing.assert_array_equal(images[3, 0], np.rot90(test[0][3, 0]))
+
+
+def test_deblurring_finds_a_sharper_image() -> None:
+    """On a part of the photograph; the gradient by the input is that of differences of the cost."""
+    original = load("chelsea.png", 2).low_luma[None, None, 40:104, 60:140]
+    model = deblurring.build()
+    given = deblurring.blurred(model, original, seed=0)
+    image, costs = deblurring.solve(model, given, steps=100, quiet=True)
+    assert costs[-1] < 0.3 * costs[0]
+    inside = np.s_[0, 0, 9:-9, 9:-9]
+    assert np.mean((image[inside] - original[inside]) ** 2) < 0.8 * np.mean((given[inside] - original[inside]) ** 2)
+
+
+def test_gradient_by_the_input() -> None:
+    rng = np.random.default_rng(3)
+    session = ob.session(ob.backward(deblurring.build(), wrt=["image"], of=["cost"]))
+    image, given, direction = rng.random((3, 1, 1, 16, 16), np.float32)
+
+    def cost(at: np.ndarray) -> float:
+        return float(np.asarray(session.run(["cost"], {"image": at.astype(np.float32), "given": given})[0]))
+
+    gradient = np.asarray(session.run(["image_grad"], {"image": image, "given": given})[0])
+    h = 1e-2
+    slope = (cost(image + h * direction) - cost(image - h * direction)) / (2 * h)
+    assert np.vdot(gradient, direction) == pytest.approx(slope, rel=1e-2)
