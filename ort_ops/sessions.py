@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +16,9 @@ from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
 from ..opset.functions import DEFAULT_KERNELS, use_kernels
-from . import numpy_route
+from . import numba_route, numpy_route
+
+logger = logging.getLogger("onnx_backprop")
 
 _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 
@@ -23,10 +27,12 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     """Register the kernels with session options of your own; returns the same options.
 
     Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
-    a model with kernels="numpy". The operators run in the Python process that calls
-    this, under its interpreter lock.
+    a model with kernels="numba" or "numpy". Those of "numpy" run in the Python process that calls this, under its
+    interpreter lock. Where the native kernels of "numba" cannot work, a warning says why, and models that need them
+    do not load.
     """
     numpy_route.register()
+    _native_works()
     if session_options not in _registered:
         session_options.register_custom_ops_library(get_library_path())
         _registered.add(session_options)
@@ -43,7 +49,8 @@ def session(
 ) -> onnxruntime.InferenceSession:
     """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
 
-    kernels: see `use_kernels`; None leaves the model as it is. session_options: yours; the kernels are registered
+    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
+    warning says why and "numpy" takes their place. session_options: yours; the kernels are registered
     with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file; what `use_kernels` and onnxruntime raise.
     """
@@ -55,10 +62,21 @@ def session(
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     else:
         proto = model if isinstance(model, ModelProto) else onnx.load(model)
+        if kernels == "numba" and not _native_works():
+            kernels = "numpy"
         source = use_kernels(proto, kernels).SerializeToString()
     return onnxruntime.InferenceSession(
         source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs
     )
+
+
+@cache
+def _native_works() -> bool:
+    """Whether the native kernels are registered; a warning, once per process, where they are not."""
+    reason = numba_route.reason_against()
+    if reason:
+        logger.warning('the native kernels of kernels="numba" cannot work here, "numpy" takes their place: %s', reason)
+    return not reason
 
 
 def _default_options() -> onnxruntime.SessionOptions:

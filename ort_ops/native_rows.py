@@ -1,0 +1,123 @@
+"""Runs of elements of any type: to float32, from float32, added up. Compiled.
+
+A run is an address, a first index, a step between elements and a count. Steps of one have loops of their own, which
+vectorise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from .native_llvm import (
+    BF16,
+    F16,
+    load_bf16,
+    load_f16,
+    load_f32,
+    store_bf16,
+    store_f16,
+    store_f32,
+)
+
+
+def _reader(load: Any) -> Any:
+    @njit
+    def read(target, to, source, first, step, count):
+        if step == 1:
+            for i in range(count):
+                store_f32(target, to + i, load(source, first + i))
+        else:
+            for i in range(count):
+                store_f32(target, to + i, load(source, first + i * step))
+
+    return read
+
+
+def _scatterer(load: Any) -> Any:
+    @njit
+    def read(target, to, target_step, source, first, step, count):
+        for i in range(count):
+            store_f32(target, to + i * target_step, load(source, first + i * step))
+
+    return read
+
+
+def _writer(store: Any) -> Any:
+    @njit
+    def write(target, to, step, source, first, count):
+        if step == 1:
+            for i in range(count):
+                store(target, to + i, load_f32(source, first + i))
+        else:
+            for i in range(count):
+                store(target, to + i * step, load_f32(source, first + i))
+
+    return write
+
+
+def _adder(load: Any) -> Any:
+    @njit
+    def add(target, source, first, count):
+        for i in range(count):
+            store_f32(target, i, load_f32(target, i) + load(source, first + i))
+
+    return add
+
+
+_read_f32, _read_f16, _read_bf16 = _reader(load_f32), _reader(load_f16), _reader(load_bf16)
+_scatter_f32, _scatter_f16, _scatter_bf16 = _scatterer(load_f32), _scatterer(load_f16), _scatterer(load_bf16)
+_write_f32, _write_f16, _write_bf16 = _writer(store_f32), _writer(store_f16), _writer(store_bf16)
+_add_f32, _add_f16, _add_bf16 = _adder(load_f32), _adder(load_f16), _adder(load_bf16)
+
+
+@njit
+def read_run(kind, target, to, source, first, step, count):
+    """float32 target[to + i] = source[first + i·step]."""
+    if kind == F16:
+        _read_f16(target, to, source, first, step, count)
+    elif kind == BF16:
+        _read_bf16(target, to, source, first, step, count)
+    else:
+        _read_f32(target, to, source, first, step, count)
+
+
+@njit
+def scatter_run(kind, target, to, target_step, source, first, step, count):
+    """float32 target[to + i·target_step] = source[first + i·step]."""
+    if kind == F16:
+        _scatter_f16(target, to, target_step, source, first, step, count)
+    elif kind == BF16:
+        _scatter_bf16(target, to, target_step, source, first, step, count)
+    else:
+        _scatter_f32(target, to, target_step, source, first, step, count)
+
+
+@njit
+def write_run(kind, target, to, step, source, first, count):
+    """target[to + i·step] = float32 source[first + i], rounded once."""
+    if kind == F16:
+        _write_f16(target, to, step, source, first, count)
+    elif kind == BF16:
+        _write_bf16(target, to, step, source, first, count)
+    else:
+        _write_f32(target, to, step, source, first, count)
+
+
+@njit
+def add_run(kind, target, source, first, count):
+    """float32 target[i] += source[first + i]."""
+    if kind == F16:
+        _add_f16(target, source, first, count)
+    elif kind == BF16:
+        _add_bf16(target, source, first, count)
+    else:
+        _add_f32(target, source, first, count)
+
+
+@njit
+def clear(target, to, count):
+    """float32 target[to + i] = 0."""
+    for i in range(count):
+        store_f32(target, to + i, 0.0)
