@@ -23,7 +23,7 @@ from .registry import BY_NAME
 from .schema import attributes_of
 from .standard_body import standard_body
 
-KERNELS = ("onnx", "numpy")
+KERNELS = ("onnx", "numpy", "numba")  # routes
 DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
@@ -110,8 +110,8 @@ _BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}
 
 def check_kernels(kernels: str) -> None:
     """Raise unless `kernels` names a route that this version has."""
-    if kernels not in _BUILDERS:
-        raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, _BUILDERS))}, got {kernels!r}")
+    if kernels not in KERNELS:
+        raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}")
 
 
 def check_node(node: NodeProto) -> Op:

@@ -10,7 +10,20 @@ from .op import Op
 
 NATIVE_DOMAIN = "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
-NATIVE_OPS = frozenset({"BiasAddBackward"})  # the others run their reference on this route
+NATIVE_OPS = frozenset(
+    {
+        "BiasAddBackward",
+        "ConvolutionBackwardData",
+        "ConvolutionBackwardWeights",
+        "ConvTransposeBackwardData",
+        "ConvTransposeBackwardWeights",
+        "ConvTransposeBackpropFilters",
+        "InterpolateBackward",
+        "InterpolateBackprop",
+        "ResampleGrad",
+        "ResizeGrad",
+    }
+)  # the others run their reference on this route
 
 
 def native_body(op: Op, present: Present, opset: int, *, typed: bool) -> FunctionProto:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit, types
 
 from ..opset.bias_add_backward import OP
 from .native_bridge import Call, NativeKernel, Plan, keep
@@ -23,7 +23,7 @@ from .native_call import (
 )
 from .native_llvm import load_f32, load_i64, stack, store_f32, store_i64
 from .native_rows import add_run, clear, write_run
-from .native_source import STAMP
+from .native_source import exported
 
 # parameters
 WORKER, KIND, BATCH, CHANNELS, LENGTH, PARTS, LAST = range(7)
@@ -116,15 +116,13 @@ def _run(call):
     return status
 
 
-def _build(stamp: int) -> tuple[Any, Any]:
-    @cfunc(types.void(types.int64, types.int64), cache=True)
+def _build() -> tuple[Any, Any]:
+    @exported(types.void(types.int64, types.int64))
     def work(job, index):
-        _ = stamp
         _work(job, index)
 
-    @cfunc(types.int64(types.int64), cache=True)
+    @exported(types.int64(types.int64))
     def run(call):
-        _ = stamp
         return _run(call)
 
     return work, run
@@ -132,7 +130,7 @@ def _build(stamp: int) -> tuple[Any, Any]:
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    return keep(_build(STAMP))
+    return keep(_build())
 
 
 def _plan(call: Call) -> Plan:

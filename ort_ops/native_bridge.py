@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isnan
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import cfunc, types
+from numba import types
 from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import ShapeError
@@ -23,7 +24,7 @@ from ..opset.function_protos import ABSENT_INT
 from ..opset.native_body import NATIVE_PREFIX
 from ..opset.op import Arg, Attributes, Op
 from . import c_abi, native_call
-from .native_source import STAMP
+from .native_source import exported
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
 _NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64}
@@ -124,13 +125,12 @@ def runtime() -> int:
 
 
 def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
-    """The node's attributes; what a function passed on as its default for an absent one is absent."""
+    """The node's attributes; the value that a function gives an attribute without default counts as absent."""
     given: dict[str, object] = {}
     for attribute in op.attributes:
         value = api.attribute(info, attribute.name, attribute.kind)
-        absent_float = isinstance(value, float) and value != value and not attribute.required
-        empty_text = value == "" and not attribute.required
-        if value is not None and value != ABSENT_INT and not absent_float and not empty_text:
+        nothing = value in (ABSENT_INT, "") or (isinstance(value, float) and isnan(value))
+        if value is not None and not (nothing and attribute.default is None and not attribute.required):
             given[attribute.name] = value
     return given
 
@@ -180,7 +180,8 @@ def _prepare(state: int, key: int, words: int, answer: int) -> int:
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
         call = _validated(spec, key_words)
-        plan = _plan_block(spec.kernel.plan(call), key_words, call.output)
+        nothing = Plan(0, np.zeros(0, np.int64))  # to be done for an empty output, compiled code sees that first
+        plan = _plan_block(nothing if 0 in call.output else spec.kernel.plan(call), key_words, call.output)
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         answers[0] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
         return 0
@@ -255,22 +256,19 @@ def _plan_block(plan: Plan, key: np.ndarray, output: Shape) -> int:
 # ----- compiled entry points ------
 
 
-def _entry_points(stamp: int) -> tuple[Any, Any, Any]:
-    """(compute, destroy, publish); `stamp` makes the cache on disk depend on every native source file."""
+def _entry_points() -> tuple[Any, Any, Any]:
+    """(compute, destroy, publish)."""
 
-    @cfunc(types.int64(types.int64, types.int64), cache=True)
+    @exported(types.int64(types.int64, types.int64))
     def compute(state, context):
-        _ = stamp
         return native_call.compute(state, context)
 
-    @cfunc(types.void(types.int64), cache=True)
+    @exported(types.void(types.int64))
     def destroy(state):
-        _ = stamp
         native_call.destroy(state)
 
-    @cfunc(types.int64(types.int64, types.int64), cache=True)
+    @exported(types.int64(types.int64, types.int64))
     def publish(place, value):
-        _ = stamp
         return native_call.exchange(place, value)
 
     return compute, destroy, publish
@@ -278,7 +276,7 @@ def _entry_points(stamp: int) -> tuple[Any, Any, Any]:
 
 @cache
 def _entries() -> tuple[Any, Any, Any]:
-    return keep(_entry_points(STAMP))
+    return keep(_entry_points())
 
 
 @cache

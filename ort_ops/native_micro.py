@@ -154,3 +154,100 @@ def _row_table() -> tuple[int, ...]:
 
 
 TILE_ROWS = _row_table()  # how many rows the tile for n rows has
+
+
+def _transpose(module: ir.Module) -> ir.Function:
+    """Exchange, bit by bit, the bits of the row's index with those of the column's."""
+    name = "onnx_backprop_transpose"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 4), name)
+    function.linkage = "internal"
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    target, target_row, source, source_row = function.args
+    rows: list[Value] = [
+        b.load(_pointer(b, b.add(source, b.mul(source_row, _I64(i))), _VEC), align=_ITEM) for i in range(VECTOR)
+    ]
+    bit = 1
+    while bit < VECTOR:
+        low = ir.Constant(_LANES, [j if not j & bit else VECTOR + j - bit for j in range(VECTOR)])
+        high = ir.Constant(_LANES, [j + bit if not j & bit else VECTOR + j for j in range(VECTOR)])
+        for i in range(VECTOR):
+            if not i & bit:
+                pair = rows[i], rows[i + bit]
+                rows[i], rows[i + bit] = b.shuffle_vector(*pair, low), b.shuffle_vector(*pair, high)
+        bit *= 2
+    for i, row in enumerate(rows):
+        b.store(row, _pointer(b, b.add(target, b.mul(target_row, _I64(i))), _VEC), align=_ITEM)
+    b.ret_void()
+    return function
+
+
+@intrinsic
+def transpose_tile(_context, target, target_row, source, source_row):
+    """A square of float32, as many rows as a register holds; addresses, and bytes from row to row."""
+
+    def generate(target_context, builder, _signature, args):
+        builder.call(_transpose(builder.module), args)
+        return target_context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _gather(module: ir.Module) -> ir.Function:
+    """The function behind `gather_columns`."""
+    name = "onnx_backprop_gather"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 7), name)
+    function.linkage = "internal"
+    target, step, source, scale, starts, taps, count = function.args
+    entry, column, tap, store, leave = (
+        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "column", "tap", "store", "leave")
+    )
+    entry.cbranch(entry.icmp_signed(">", count, _I64(0)), column.block, leave.block)
+
+    i, place = column.phi(_I64), column.phi(_I64)
+    start = column.add(starts, column.shl(i, _I64(3)))
+    first = column.load(_pointer(column, start, _I64))
+    last = column.load(_pointer(column, column.add(start, _I64(8)), _I64))
+    zero = ir.Constant(_VEC, [0.0] * VECTOR)
+    column.cbranch(column.icmp_signed("<", first, last), tap.block, store.block)
+
+    t, total = tap.phi(_I64), tap.phi(_VEC)
+    at = tap.add(taps, tap.shl(t, _I64(3)))
+    index = tap.sext(tap.load(_pointer(tap, at, ir.IntType(32))), _I64)
+    weight = _broadcast(tap, tap.load(_pointer(tap, tap.add(at, _I64(4)), _FLOAT)))
+    value = tap.load(_pointer(tap, tap.add(source, tap.mul(index, scale)), _VEC), align=_ITEM)
+    more = tap.call(_fma(module), [weight, value, total])
+    following = tap.add(t, _I64(1))
+    for phi, initial, later in ((t, first, following), (total, zero, more)):
+        phi.add_incoming(initial, column.block)
+        phi.add_incoming(later, tap.block)
+    tap.cbranch(tap.icmp_signed("<", following, last), tap.block, store.block)
+
+    result = store.phi(_VEC)
+    result.add_incoming(zero, column.block)
+    result.add_incoming(more, tap.block)
+    store.store(result, _pointer(store, place, _VEC), align=_ITEM)
+    next_i, next_place = store.add(i, _I64(1)), store.add(place, step)
+    for phi, initial, later in ((i, _I64(0), next_i), (place, target, next_place)):
+        phi.add_incoming(initial, entry.block)
+        phi.add_incoming(later, store.block)
+    store.cbranch(store.icmp_signed("<", next_i, count), column.block, leave.block)
+    leave.ret_void()
+    return function
+
+
+@intrinsic
+def gather_columns(_context, target, step, source, scale, starts, taps, count):
+    """Vector i of target = Σ_t weight(t) · vector index(t) of source, t from starts[i] to starts[i + 1], in order.
+
+    Addresses; step and scale are bytes from vector to vector. A tap is a word: index, an int32, and weight, a float32.
+    """
+
+    def generate(target_context, builder, _signature, args):
+        builder.call(_gather(builder.module), args)
+        return target_context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate

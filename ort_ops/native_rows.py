@@ -20,10 +20,11 @@ from .native_llvm import (
     store_f16,
     store_f32,
 )
+from .native_source import compiled
 
 
-def _reader(load: Any) -> Any:
-    @njit
+def _reader(name: str, load: Any) -> Any:
+    @compiled(f"read_{name}")
     def read(target, to, source, first, step, count):
         if step == 1:
             for i in range(count):
@@ -35,8 +36,8 @@ def _reader(load: Any) -> Any:
     return read
 
 
-def _scatterer(load: Any) -> Any:
-    @njit
+def _scatterer(name: str, load: Any) -> Any:
+    @compiled(f"scatter_{name}")
     def read(target, to, target_step, source, first, step, count):
         for i in range(count):
             store_f32(target, to + i * target_step, load(source, first + i * step))
@@ -44,8 +45,8 @@ def _scatterer(load: Any) -> Any:
     return read
 
 
-def _writer(store: Any) -> Any:
-    @njit
+def _writer(name: str, store: Any) -> Any:
+    @compiled(f"write_{name}")
     def write(target, to, step, source, first, count):
         if step == 1:
             for i in range(count):
@@ -57,8 +58,8 @@ def _writer(store: Any) -> Any:
     return write
 
 
-def _adder(load: Any) -> Any:
-    @njit
+def _adder(name: str, load: Any) -> Any:
+    @compiled(f"add_{name}")
     def add(target, source, first, count):
         for i in range(count):
             store_f32(target, i, load_f32(target, i) + load(source, first + i))
@@ -66,10 +67,18 @@ def _adder(load: Any) -> Any:
     return add
 
 
-_read_f32, _read_f16, _read_bf16 = _reader(load_f32), _reader(load_f16), _reader(load_bf16)
-_scatter_f32, _scatter_f16, _scatter_bf16 = _scatterer(load_f32), _scatterer(load_f16), _scatterer(load_bf16)
-_write_f32, _write_f16, _write_bf16 = _writer(store_f32), _writer(store_f16), _writer(store_bf16)
-_add_f32, _add_f16, _add_bf16 = _adder(load_f32), _adder(load_f16), _adder(load_bf16)
+_read_f32 = _reader("f32", load_f32)
+_read_f16 = _reader("f16", load_f16)
+_read_bf16 = _reader("bf16", load_bf16)
+_scatter_f32 = _scatterer("f32", load_f32)
+_scatter_f16 = _scatterer("f16", load_f16)
+_scatter_bf16 = _scatterer("bf16", load_bf16)
+_write_f32 = _writer("f32", store_f32)
+_write_f16 = _writer("f16", store_f16)
+_write_bf16 = _writer("bf16", store_bf16)
+_add_f32 = _adder("f32", load_f32)
+_add_f16 = _adder("f16", load_f16)
+_add_bf16 = _adder("bf16", load_bf16)
 
 
 @njit

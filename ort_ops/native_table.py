@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from . import bias_add_backward
+from . import (
+    bias_add_backward,
+    conv_transpose_backward_data,
+    conv_transpose_backward_weights,
+    convolution_backward_data,
+    convolution_backward_weights,
+    interpolate_backward,
+    resample_grad,
+    resize_grad,
+)
 from .native_bridge import register as register_kernels
 
-KERNELS = (bias_add_backward.KERNEL,)
+KERNELS = (
+    bias_add_backward.KERNEL,
+    convolution_backward_data.KERNEL,
+    convolution_backward_weights.KERNEL,
+    conv_transpose_backward_data.KERNEL,
+    *conv_transpose_backward_weights.KERNELS,
+    *interpolate_backward.KERNELS,
+    resample_grad.KERNEL,
+    resize_grad.KERNEL,
+)
 
 
 def register() -> None:

@@ -56,7 +56,7 @@ def session(
     """
     if not isinstance(model, ModelProto) and not Path(model).is_file():
         raise InvalidArgumentError(f"no such file: {model}")
-    options = register_ops(session_options or _default_options())
+    options = register_ops(session_options or _default_options(kernels == "numpy"))
     source: str | bytes
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
@@ -79,13 +79,16 @@ def _native_works() -> bool:
     return not reason
 
 
-def _default_options() -> onnxruntime.SessionOptions:
-    """Options for somebody who has none of their own.
+@cache
+def _default_options(python_operators: bool) -> onnxruntime.SessionOptions:
+    """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
-    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning: its
-    worker threads, waiting busily between nodes, would take the cores from NumPy's (measured: half the speed).
+    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
+    Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
+    (measured: half the speed).
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if python_operators:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
