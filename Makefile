@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test conformance bench lint format docs build clean
+.PHONY: help demo test kill conformance bench lint format docs build clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
@@ -23,7 +23,10 @@ demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolut
 	$(BIN)/python -m models.super_resolution $(ARGS)
 
 test: lint ## lint, types, import contracts and the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
+	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance
@@ -36,7 +39,7 @@ lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	cd .dev && $(abspath $(BIN))/pyright --pythonpath $(abspath $(BIN))/python onnx_backprop/__init__.py onnx_backprop/__main__.py
+	cd .dev && $(abspath $(BIN))/pyright --pythonpath $(abspath $(BIN))/python onnx_backprop/*.py
 	cd .dev && $(abspath $(BIN))/lint-imports --no-logo --no-cache --config ../pyproject.toml
 
 format: $(INSTALLED) ## format the code and repair what ruff can repair

@@ -86,6 +86,8 @@ def main() -> None:
     }
     workers = {name: Worker(name, arguments.threads) for name in arguments.contenders}
     work = [(case, gradient) for case in CASES if arguments.only in case.name for gradient in case.gradients]
+    if not work:
+        parser.error(f"no shape's name contains {arguments.only!r}; the names are {', '.join(c.name for c in CASES)}")
     for case, gradient in tqdm(work, unit="shape", disable=None):
         seconds = measure(case, gradient, workers, arguments.rounds, budget=0.1)
         rows.append(

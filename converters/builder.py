@@ -42,6 +42,7 @@ class Builder:
         self.straight_through = False  # whether rounding counts as the identity, see rules_quantize
         self.domain = _Domain(self)
         self._names = used_names
+        self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
 
@@ -72,14 +73,15 @@ class Builder:
         """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
         inner = Builder(self._names)
         inner.straight_through = self.straight_through
+        inner._numbers = self._numbers
         return inner
 
     def unique(self, name: str) -> str:
         """`name`, with a number behind it when it is taken."""
-        candidate, n = name, 1
+        candidate = name
         while candidate in self._names:
-            n += 1
-            candidate = f"{name}_{n}"
+            self._numbers[name] = self._numbers.get(name, 1) + 1
+            candidate = f"{name}_{self._numbers[name]}"
         self._names.add(candidate)
         return candidate
 

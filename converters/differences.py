@@ -49,6 +49,7 @@ class Precision:
 FLOAT64 = Precision("float64", tuple(2.0**-n for n in range(8, 30, 3)), 5e-4, 1e-6)
 FLOAT32 = Precision("float32", tuple(2.0**-n for n in range(3, 22, 2)), 1e-2, 1e-3, blind=True)
 ENOUGH, MOST = 2, 5  # directions: that settle it when they agree, and that are tried when they do not
+SEEN, STRETCH, LONGEST = 1e-4, 16.0, 8  # the least change of a float32 output; how steps are lengthened to reach it
 PLATEAU, FLAT = 4, 0.25  # steps over which a residual other than 0 must stay the same, and how nearly
 
 
@@ -98,7 +99,10 @@ def judge(point: Point, names: list[str], precision: Precision, rng: np.random.G
     verdicts: list[str] = []
     at = {name: np.asarray(value, np.float64) for name, value in point.forward(point.values).items()}
     while len(results) < MOST:
-        results.append(_along(point, _direction(point, names, rng), at, precision))
+        v = _direction(point, names, rng)
+        if precision.blind:
+            v = _visible(point, v, at, precision.steps[0])
+        results.append(_along(point, v, at, precision))
         verdicts = [result.verdict for result in results]
         if len(results) >= ENOUGH and len(set(verdicts)) == 1:
             break
@@ -114,17 +118,41 @@ def judge(point: Point, names: list[str], precision: Precision, rng: np.random.G
 
 
 def _direction(point: Point, names: list[str], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal numbers of the size of each variable, less for those that would drown the contribution of others."""
+    """Normal numbers of the size of each variable, less for those that would drown the contribution of others.
+
+    A variable that is positive everywhere, such as variances, changes in proportion, and stays positive.
+    """
     result: dict[str, np.ndarray] = {}
     for name in names:
         x = np.asarray(point.values[name], np.float64)
-        result[name] = rng.standard_normal(x.shape) * (_rms(x) or 1.0)
+        result[name] = rng.standard_normal(x.shape) * (x if x.size and x.min() > 0 else _rms(x) or 1.0)
     sizes = {n: float(np.linalg.norm(np.asarray(point.gradients[n], np.float64) * _rms(v))) for n, v in result.items()}
     positive = [size for size in sizes.values() if 0 < size < math.inf]
     if len(positive) > 1:
         middle = float(np.exp(np.mean(np.log(positive))))
         result = {n: v * min(1.0, max(middle / sizes[n], 2.0**-6)) if sizes[n] else v for n, v in result.items()}
     return result
+
+
+def _visible(point: Point, v: dict[str, np.ndarray], at: Arrays, h: float) -> dict[str, np.ndarray]:
+    """The direction, longer where a step of its own size is lost in the rounding of the outputs.
+
+    So is that of a bias of 1e-6 before outputs of size 1. A step that leaves the finite numbers is taken back.
+    """
+    for _ in range(LONGEST):
+        y = point.forward(_shifted(point.values, v, h))
+        if any(_moves(y[name], at[name]) for name in point.cotangents):
+            break
+        longer = {name: STRETCH * d for name, d in v.items()}
+        y = point.forward(_shifted(point.values, longer, h))
+        if not all(np.isfinite(np.asarray(y[name], np.float64)).all() for name in point.cotangents):
+            break
+        v = longer
+    return v
+
+
+def _moves(y: np.ndarray, at: np.ndarray) -> bool:
+    return bool(y.size) and float(np.abs(np.asarray(y, np.float64) - at).max()) > SEEN * float(np.abs(at).max())
 
 
 def _smallest(dtype: np.dtype) -> float:

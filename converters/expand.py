@@ -57,7 +57,7 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
         schema = defs.get_schema(node.op_type, opsets[node.domain], node.domain)
     except defs.SchemaError:
         return None
-    if not _has_body(schema):
+    if not has_body(schema):
         return None
     given = {str(value.name): value for value in node.inputs if value is not None}
     try:
@@ -88,7 +88,8 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
     return Body(nodes, [_outer(value, given) for value in wired])
 
 
-def _has_body(schema: defs.OpSchema) -> bool:
+def has_body(schema: defs.OpSchema) -> bool:
+    """Whether ONNX gives an operator a function body, of its own or written for given attributes and types."""
     return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))  # not in the stubs
 
 

@@ -30,7 +30,9 @@ class Rule:
 
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
-ROUNDING = frozenset({("", "QuantizeLinear")})  # their integer outputs carry gradients on, to be divided by a scale
+ROUNDING = frozenset(
+    {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
+)  # their integer outputs carry gradients on, to be divided by a scale
 NO_GRADIENT: dict[tuple[str, str], str] = {}  # (domain, operator) -> why nothing flows through it
 
 

@@ -7,6 +7,7 @@ from . import (
     rules_attention,
     rules_channel_norm,
     rules_conv,
+    rules_cumulative,
     rules_deform,
     rules_einsum,
     rules_elementwise,
@@ -24,6 +25,7 @@ from . import (
     rules_sampling,
     rules_scatter,
     rules_shape,
+    rules_signal,
     rules_trigonometry,
 )
 
@@ -32,6 +34,7 @@ __all__ = [
     "rules_attention",
     "rules_channel_norm",
     "rules_conv",
+    "rules_cumulative",
     "rules_deform",
     "rules_einsum",
     "rules_elementwise",
@@ -49,5 +52,6 @@ __all__ = [
     "rules_sampling",
     "rules_scatter",
     "rules_shape",
+    "rules_signal",
     "rules_trigonometry",
 ]

@@ -34,7 +34,7 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     # one image for each group of offsets; K P points in each: every output position under every kernel position
     split = op.Concat(op.ints([-1]), op.Div(op.Shape(x, start=1, end=2), op.ints([offset_groups])), axis=0)
     images = op.Reshape(x_wide, op.Concat(split, op.Shape(x, start=2), axis=0))
-    images.shape = ir.Shape([None] * 4)
+    images.type, images.shape = ir.TensorType(wide), ir.Shape([None] * 4)
     at = taps(op, images, _points(op, node, offset_wide, kernel, out, wide), wide, kind="linear", padding="zeros")
     flat = op.Reshape(images, op.ints([0, 0, -1]))
     read = at.read(flat)  # (N o, C / o, K P, 4)

@@ -65,7 +65,7 @@ def _batched(node: Forward, g: ir.Value, shape_a: Dims, shape_b: Dims, *, rows: 
             tail: Dims = (1, *shape_a)
         else:
             tail = rows[-2:]
-        g.shape = ir.Shape((*batch, *tail))
+        g.type, g.shape = node.output().type, ir.Shape((*batch, *tail))
     return g
 
 

@@ -21,6 +21,9 @@ no_gradient(
 )
 no_gradient("it rounds: its derivative is zero almost everywhere", "QLinearConv", "QLinearMatMul")
 
+no_gradient("it reads the bits of a number as another type, which is nowhere smooth", "BitCast")
+no_gradient("its output depends on the frequencies through rounded bins only", "MelWeightMatrix")
+
 no_gradient("its output is boolean", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 no_gradient("its output is boolean", "IsInf", "IsNaN", "OptionalHasElement")
 no_gradient("its inputs and output are boolean", "And", "Not", "Or", "Xor")

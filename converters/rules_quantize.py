@@ -1,4 +1,4 @@
-"""Gradients of QuantizeLinear and DequantizeLinear, as quantisation-aware training takes them.
+"""Gradients of QuantizeLinear, DynamicQuantizeLinear and DequantizeLinear, as quantisation-aware training takes them.
 
 Rounding has a derivative of zero almost everywhere. The straight-through estimator takes it for the identity, which is
 another function's gradient, so it must be asked for: `straight_through=True`. Between the two nodes the gradient by an
@@ -26,13 +26,7 @@ def quantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Shapes: s and z of x's, of one element, or 1-D along `axis`.
     """
-    if not op.straight_through:
-        raise UnsupportedError(
-            "it rounds, so its derivative is zero almost everywhere. Pass straight_through=True to differentiate it as "
-            "if it did not",
-            op_type=node.op_type,
-            node=node.name,
-        )
+    _require_straight_through(op, node)
     x, scale, q = node.input(0), node.input(1), node.output()
     kind = element_type(q)
     if kind.name not in TYPES:
@@ -55,6 +49,31 @@ def quantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return grads
 
 
+@gradient("DynamicQuantizeLinear", versions=(11,), all_outputs=True)
+def dynamic_quantize_linear(op: Builder, node: Forward, dys: list[ir.Value | None]) -> Grads:
+    """s = (max(x, 0) - min(x, 0)) / 255, q = round(x / s) + z  =>  with round' = 1 and z held:
+    dx = dq / s where x lies, and (ds - Σ dq x / s²) / 255 more at its maximum, less at its minimum.
+
+    The gradient by s alone needs no estimator. Edge: equal extrema share; where 0 is one itself, it gets nothing.
+    """
+    dq, ds, _ = dys
+    x, s = node.input(0), node.output(1)
+    grads: list[ir.Value] = [] if ds is None else [ds]
+    parts: list[ir.Value] = []
+    if dq is not None:
+        _require_straight_through(op, node)
+        parts.append(op.Div(dq, s))
+        grads.append(op.Neg(op.ReduceSum(op.Div(op.Mul(parts[0], x), s), keepdims=0)))
+    zero, steps = op.scalar(0.0, x), op.scalar(255.0, x)
+    share = op.Div(op.accumulate(grads), steps)
+    for reduce, beyond, sign in ((op.ReduceMax, op.Greater, share), (op.ReduceMin, op.Less, op.Neg(share))):
+        end = reduce(x, keepdims=0)
+        hit = op.And(op.Equal(x, end), beyond(x, zero))
+        count = op.Max(op.ReduceSum(op.Cast(hit, to=element_type(x).value), keepdims=0), op.scalar(1.0, x))
+        parts.append(op.Where(hit, op.Div(sign, count), zero))
+    return (op.accumulate(parts),)
+
+
 @gradient("DequantizeLinear", versions=VERSIONS, inputs=(0, 1))
 def dequantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = (q - z) s  =>  dq = dy s, ds = Σ dy (q - z).
@@ -74,6 +93,16 @@ def dequantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
             steps = op.Sub(steps, _aligned(op, node, zero_point, node.input(2)))
         grads[1] = cast(op, _summed(op, node, op.Mul(dy, steps), scale), wide, own)
     return grads
+
+
+def _require_straight_through(op: Builder, node: Forward) -> None:
+    if not op.straight_through:
+        raise UnsupportedError(
+            "it rounds, so its derivative is zero almost everywhere. Pass straight_through=True to differentiate it as "
+            "if it did not",
+            op_type=node.op_type,
+            node=node.name,
+        )
 
 
 def _axis(node: Forward, scale: ir.Value) -> int | None:

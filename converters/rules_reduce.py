@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from .builder import Builder
+from .builder import Builder, element_type
 from .forward import Forward
-from .idioms import narrow, size_ratio, widen, work_type
+from .idioms import cast, narrow, size_ratio, widen, work_type
 from .registry import Grads, gradient
 
 
@@ -71,6 +72,28 @@ def reduce_log_sum_exp(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x, y = node.input(0), node.output()
     share = op.Exp(op.Sub(x, _restore(op, node, y)))
     return _grads(node, op.Mul(share, _restore(op, node, dy)))
+
+
+@gradient("ReduceProd", versions=(18,))
+def reduce_prod(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = Π x over axes  =>  dx = dy · (product of the others) = dy · (product of those that are not 0) / x.
+
+    Edge: beside one 0 only that entry has a gradient, beside two or more none has. Computed in float64, where products
+    of float32 neither vanish nor overflow unless Y does by far.
+    """
+    _refuse_noop(node)
+    x, own = node.input(0), element_type(node.input(0))
+    factors = cast(op, x, own, ir.DataType.DOUBLE)
+    one, zero = (op.constant(np.array(number, np.float64)) for number in (1.0, 0.0))
+    axes = [node.input(1)] if node.has(1) else []
+    is_zero = op.Equal(factors, zero)
+    rest = op.Where(is_zero, one, factors)
+    product = op.ReduceProd(rest, *axes, keepdims=1)
+    zeros = op.ReduceSum(op.Cast(is_zero, to=ir.DataType.DOUBLE.value), *axes, keepdims=1)
+    others = op.Sub(zeros, op.Cast(is_zero, to=ir.DataType.DOUBLE.value))  # zeros among the other factors
+    share = op.Where(op.Greater(others, zero), zero, op.Div(product, rest))
+    g = cast(op, _restore(op, node, dy), own, ir.DataType.DOUBLE)
+    return _grads(node, cast(op, op.Mul(share, g), ir.DataType.DOUBLE, own))
 
 
 def _refuse_noop(node: Forward) -> None:

@@ -52,16 +52,19 @@ class Network:
         self._inputs.append(_tensor(name, channels, ("H", "W")))
         return Value(name, channels)
 
-    def conv(self, x: Value, channels: int, *, kernel: int, stride: int = 1, zero: bool = False) -> Value:
-        """Convolution with bias, padded so that stride 1 keeps the image size; kernel is odd.
+    def conv(
+        self, x: Value, channels: int, *, kernel: int, stride: int = 1, zero: bool = False, bias: bool = True
+    ) -> Value:
+        """Convolution, padded so that stride 1 keeps the image size; kernel is odd.
 
-        Weights are N(0, 2 / (C · kernel²)) (He et al. 2015), the bias 0; zero=True starts from zero weights.
+        Weights are N(0, 2 / (C · kernel²)) (He et al. 2015), the bias, if there is one, 0; zero=True starts from zero
+        weights.
         """
         if kernel % 2 == 0:
             raise ValueError(f"conv: expected an odd kernel, which keeps the image size, got {kernel}")
         shape = (channels, x.channels, kernel, kernel)
         deviation = 0.0 if zero else np.sqrt(2 / (x.channels * kernel**2))
-        return self._convolution("Conv", x, channels, shape, deviation, stride=stride, pad=kernel // 2)
+        return self._convolution("Conv", x, channels, shape, deviation, stride=stride, pad=kernel // 2, bias=bias)
 
     def conv_transpose(
         self, x: Value, channels: int, *, kernel: int, scale: int, pad: int, zero: bool = False
@@ -93,6 +96,25 @@ class Network:
         slope = self._weight(f"{name}.slope", np.full((x.channels, 1, 1), 0.25))
         return self._layer("PRelu", [x.name, slope], x.channels, name=name)
 
+    def batch_norm(self, x: Value) -> Value:
+        """BatchNormalization in training mode: batch statistics, running ones kept with momentum 0.9."""
+        name = self._next("BatchNormalization")
+        start = {"scale": 1.0, "bias": 0.0, "mean": 0.0, "variance": 1.0}
+        weights = [self._weight(f"{name}.{part}", np.full(x.channels, value)) for part, value in start.items()]
+        y = self._layer("BatchNormalization", [x.name, *weights], x.channels, name=name, training_mode=1)
+        self._nodes[-1].output.extend([f"{name}.mean_new", f"{name}.variance_new"])
+        return y
+
+    def classify(self, x: Value, classes: int) -> Value:
+        """The mean over the image, then a linear layer: logits (N, classes)."""
+        pooled = self._layer("GlobalAveragePool", [x.name], x.channels)
+        flat = self._layer("Flatten", [pooled.name], x.channels)
+        name = self._next("Gemm")
+        deviation = 1 / np.sqrt(x.channels)
+        weight = self._weight(f"{name}.weight", deviation * self._rng.standard_normal((classes, x.channels)))
+        bias = self._weight(f"{name}.bias", np.zeros(classes))
+        return self._layer("Gemm", [flat.name, weight, bias], classes, name=name, transB=1)
+
     def max_pool(self, x: Value) -> Value:
         """The largest value of each 2 × 2 block; an odd last row or column is dropped."""
         return self._layer("MaxPool", [x.name], x.channels, kernel_shape=[2, 2], strides=[2, 2])
@@ -116,8 +138,8 @@ class Network:
         """The channels of a, then those of b."""
         return self._layer("Concat", [a.name, b.name], a.channels + b.channels, axis=1)
 
-    def model(self, name: str, y: Value, *, size: tuple[str, str] = ("H", "W")) -> ModelProto:
-        """The finished model, y being its output under the given name; `size` names the image axes of y."""
+    def model(self, name: str, y: Value, *, size: tuple[str, ...] = ("H", "W")) -> ModelProto:
+        """The finished model, y being its output under the given name; `size` names the axes of y behind channels."""
         for node in self._nodes:
             for names in (node.input, node.output):
                 names[:] = [name if n == y.name else n for n in names]
@@ -141,13 +163,14 @@ class Network:
         *,
         stride: int,
         pad: int,
+        bias: bool = True,
         **attributes: Any,
     ) -> Value:
         name = self._next(op_type)
         weight = self._weight(f"{name}.weight", deviation * self._rng.standard_normal(shape))
-        bias = self._weight(f"{name}.bias", np.zeros(channels))
+        biases = [self._weight(f"{name}.bias", np.zeros(channels))] if bias else []
         attributes |= {"kernel_shape": shape[2:], "strides": [stride] * 2, "pads": [pad] * 4}
-        return self._layer(op_type, [x.name, weight, bias], channels, name=name, **attributes)
+        return self._layer(op_type, [x.name, weight, *biases], channels, name=name, **attributes)
 
     def _layer(
         self, op_type: str, inputs: Sequence[str], channels: int, *, name: str | None = None, **attributes: Any
@@ -166,7 +189,7 @@ class Network:
         return f"{op_type}_{self._counts[op_type]}"
 
 
-def _tensor(name: str, channels: int, size: tuple[str, str]) -> ValueInfoProto:
+def _tensor(name: str, channels: int, size: tuple[str, ...]) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, *size])
 
 

@@ -108,7 +108,7 @@ def train(
     is further on, so that a slow machine ends with a small learning rate too; where time is no limit, the same
     patches give the same parameters. Errors: FloatingPointError when the loss is no longer a finite number.
     """
-    session = ob.session(graph.model, kernels="numpy", session_options=_options())
+    session = ob.session(graph.model, session_options=_options())
     low_name, target_name = graph.inputs
     outputs = [graph.loss, *graph.parameters.values()]
     parameters, adam = graph.initial_values(), Adam()
@@ -134,10 +134,7 @@ def train(
 
 
 def _options() -> onnxruntime.SessionOptions:
-    """One onnxruntime thread: waiting workers spin, and keep NumPy's own threads in our kernels from the cores.
-
-    With two, a step on a machine of two cores takes twice as long.
-    """
+    """One onnxruntime thread: on tensors of this size a second one gains nothing."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # onnxruntime warns of every initializer that may be fed, as parameters are
@@ -210,7 +207,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m models.super_resolution",
         description="Train a super-resolution network in stock onnxruntime and compare it with bicubic up-sampling.",
     )
-    parser.add_argument("--steps", type=int, default=5000, help="training steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=10000, help="training steps (%(default)s)")
     parser.add_argument("--seconds", type=float, default=150, help="end the training after these (%(default)s)")
     parser.add_argument("--output", default="demo", help="folder for the picture and the models (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the patches (%(default)s)")

@@ -9,9 +9,11 @@ Importing this needs onnx alone; `session` and `register_ops` load onnxruntime w
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from . import schedules
 from .converters import (
     GradientExplanation,
     GradientReport,
@@ -19,10 +21,13 @@ from .converters import (
     backward,
     expand_gradients,
     explain_gradients,
+    losses,
+    optimizers,
     supported_ops,
     training_graph,
 )
 from .converters import check as _check
+from .data import Batches
 from .opset import (
     DOMAIN,
     OPSET_VERSION,
@@ -47,10 +52,12 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from .ort_ops import register_ops, session
+    from .trainer import Trainer
 
 __all__ = [
     "DOMAIN",
     "OPSET_VERSION",
+    "Batches",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",
@@ -59,6 +66,7 @@ __all__ = [
     "OnnxBackpropError",
     "RegistrationError",
     "ShapeError",
+    "Trainer",
     "TrainingGraph",
     "UnsupportedAttributeError",
     "UnsupportedError",
@@ -68,8 +76,11 @@ __all__ = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "losses",
+    "optimizers",
     "reference_ops",
     "register_ops",
+    "schedules",
     "session",
     "supported_ops",
     "training_graph",
@@ -81,7 +92,7 @@ try:
 except PackageNotFoundError:  # the source on the path, not installed
     __version__ = "0+unknown"
 
-_RUNTIME_NAMES = ("register_ops", "session")
+_RUNTIME_NAMES = {"Trainer": ".trainer", "register_ops": ".ort_ops", "session": ".ort_ops"}
 
 
 def __getattr__(name: str) -> Any:
@@ -89,13 +100,13 @@ def __getattr__(name: str) -> Any:
     if name not in _RUNTIME_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import ort_ops  # not before: conversion works without a runtime
+        module = import_module(_RUNTIME_NAMES[name], __name__)  # not before: conversion works without a runtime
     except ImportError as e:
         raise KernelError(
             f"{__name__}.{name} needs onnxruntime and onnxruntime-extensions, and importing them failed: {e}. "
             "Install them with `pip install onnxruntime onnxruntime-extensions`"
         ) from e
-    return getattr(ort_ops, name)
+    return getattr(module, name)
 
 
 def check_gradients(

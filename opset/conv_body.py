@@ -11,7 +11,7 @@ runs, and a tensor of another shape fails the run. Everything here is NCX and (D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import lt
 
@@ -36,6 +36,11 @@ class Correlation:
     kernel: Ints
     begin: Ints
     end: Ints
+
+    def on(self, b: Body) -> Correlation:
+        """The same inside a branch of the body."""
+        lengths = {f.name: value.on(b) for f in fields(self) if isinstance(value := getattr(self, f.name), Ints)}
+        return replace(self, b=b, **lengths)
 
     @property
     def axes(self) -> int:
@@ -240,10 +245,27 @@ def forward(c: Correlation, x: Tensor, w: Tensor) -> str:
 
 def backward_data(c: Correlation, dy: Tensor, w: Tensor) -> str:
     """Adjoint wrt the source: dy (N, D, out…), w (D, S/g, k…) -> (N, S, in…)."""
-    if all(s == 1 for s in c.attrs["strides"]):
-        # dx[i] = Σ_k dy[i + P - k·D] · w[k]: a convolution of dy with the kernel turned round
-        pads, dy = _pads(c, dy, c.extent - 1 - c.begin, c.extent - 1 - c.end)
-        return c.b.Conv(dy, _turned(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
+    write = _turned_convolution if all(s == 1 for s in c.attrs["strides"]) else _transposed_convolution
+    if c.source.known is not None and 0 not in c.source.known:
+        return write(c, dy, w)
+
+    def empty(b: Body) -> str:
+        return b.Expand(b.float_scalar(0), join(b, *(v.on(b) for v in (c.batch, c.source_channels, c.source))).name)
+
+    if c.source.known is not None:
+        return empty(c.b)
+    # a source all of whose cells are padding has none; onnxruntime makes no such tensor by convolution
+    has_cells = c.b.Greater(c.source.product().name, c.b.ints([0]))
+    return c.b.choose(has_cells, lambda b: write(c.on(b), dy, w), empty)
+
+
+def _turned_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
+    """For strides of 1: dx[i] = Σ_k dy[i + P - k·D] · w[k], a convolution of dy with the kernel turned round."""
+    pads, dy = _pads(c, dy, c.extent - 1 - c.begin, c.extent - 1 - c.end)
+    return c.b.Conv(dy, _turned(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
+
+
+def _transposed_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
     # every cell that dy reaches: P are cut off before it, and behind it whatever is too much or missing
     behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)

@@ -24,6 +24,10 @@ class Ints:
         self._name = name
         assert name or None not in self.entries, "a tensor holds what is not known"
 
+    def on(self, b: Body) -> Ints:
+        """The same vector for nodes of a branch, which sees the tensors around it."""
+        return Ints(b, self.entries, self._name)
+
     @property
     def known(self) -> tuple[int, ...] | None:
         """The entries when all are known."""

@@ -240,5 +240,7 @@ def add_external_custom_op(library: str, op: OrtCustomOp) -> None:
     """Hand an operator to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
     add = ctypes.CDLL(library).AddExternalCustomOp
     add.argtypes, add.restype = (c_void_p,), ctypes.c_bool
+    # sessions in reference cycles are destroyed after everything in modules, and their kernels call the struct
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(op))
     if not add(ctypes.addressof(op)):
         raise OSError("onnxruntime-extensions refused an external custom operator")

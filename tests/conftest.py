@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,3 +15,19 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = zlib.crc32(request.node.nodeid.encode())
     print(f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Text for the end of the run, whichever process the test ran in."""
+    return lambda text: record_property("told", text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests told."""
+    for report in (
+        r for reports in terminalreporter.stats.values() for r in reports if isinstance(r, pytest.TestReport)
+    ):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "told":
+                terminalreporter.write_line(str(value))

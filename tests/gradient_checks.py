@@ -48,6 +48,7 @@ LINEAR = Oracle("onnxruntime", 1.0, 3e-5)
 PIECEWISE = Oracle("onnxruntime", 2.0**-7, 1e-4)
 SMOOTH = Oracle("onnxruntime", 2.0**-6, 4e-4)  # where the reference evaluator computes in less than float64
 HALF_TOLERANCE = 1e-2
+OURS = ("Conv", "ConvTranspose", "Resize")  # their gradients are operators of our domain; the others' are ONNX's
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,7 +220,8 @@ def gradients(model: ModelProto, feeds: Feeds, wrt: Sequence[str], seed: int) ->
     training = ob.backward(model, wrt=list(wrt))
     checker.check_model(training, full_check=True)
     shape_inference.infer_shapes(training, check_type=True, strict_mode=True, data_prop=True)
-    assert not training.functions, "these rules need standard operators only"
+    if not any(node.op_type in OURS for node in model.graph.node):
+        assert not training.functions, "these rules need standard operators only"
     (y,) = session_run(model)(feeds)
     dy = np.random.default_rng(seed).uniform(0.5, 1.5, y.shape) * np.random.default_rng(seed + 1).choice(
         [-1, 1], y.shape

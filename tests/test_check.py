@@ -14,7 +14,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop import __main__ as command
-from onnx_backprop.converters import registry
+from onnx_backprop.converters import differences, registry
 from onnx_backprop.converters.builder import Builder
 from onnx_backprop.converters.forward import Forward
 
@@ -309,6 +309,33 @@ def test_nodes_tell_where_the_whole_model_does_not() -> None:
     assert [node.verdict for node in report.nodes] == ["right", "right"]
     assert report.ok
     assert "Not all differences of the whole model settle" in str(report)
+
+
+def in_float32(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, slope: np.ndarray) -> differences.Point:
+    """The sum of a function of each element, whose gradient is claimed to be `slope`."""
+    values = {"x": x.astype(np.float32)}
+    y = function(values["x"])
+    return differences.Point(
+        lambda at: {"y": function(np.asarray(at["x"]))}, values, {"y": np.ones_like(y)}, {"x": slope.astype(np.float32)}
+    )
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "right"), (1.5, "wrong")])
+def test_a_variable_far_smaller_than_what_it_is_added_to(factor: float, verdict: str) -> None:
+    """Steps of its own size would be lost in the rounding."""
+    x = np.full(20, 1e-9) * np.where(np.arange(20) % 3, 1, -1)
+    point = in_float32(lambda b: np.sin(b + np.float32(1)), x, factor * np.cos(np.full(20, 1.0)))
+    answer = differences.judge(point, ["x"], differences.FLOAT32, np.random.default_rng(0))
+    assert answer.verdict == verdict
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "right"), (1.5, "wrong")])
+def test_positive_variables_of_very_different_sizes_stay_positive(factor: float, verdict: str) -> None:
+    """As the variances of channels: a step of the size of the largest would turn the others negative."""
+    x = np.float64([1e-4, 1e-2, 1, 3, 40])
+    point = in_float32(lambda v: np.float32(1) / np.sqrt(v), x, -0.5 * factor * x**-1.5)
+    answer = differences.judge(point, ["x"], differences.FLOAT32, np.random.default_rng(0))
+    assert answer.verdict == verdict
 
 
 def test_a_tolerance_finer_than_the_forward_decides_nothing() -> None:

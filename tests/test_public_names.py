@@ -17,6 +17,7 @@ from onnx_backprop.opset import errors
 NAMES = [
     "DOMAIN",
     "OPSET_VERSION",
+    "Batches",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",
@@ -25,6 +26,7 @@ NAMES = [
     "OnnxBackpropError",
     "RegistrationError",
     "ShapeError",
+    "Trainer",
     "TrainingGraph",
     "UnsupportedAttributeError",
     "UnsupportedError",
@@ -34,8 +36,11 @@ NAMES = [
     "check_gradients",
     "expand_gradients",
     "explain_gradients",
+    "losses",
+    "optimizers",
     "reference_ops",
     "register_ops",
+    "schedules",
     "session",
     "supported_ops",
     "training_graph",
@@ -50,11 +55,12 @@ def test_public_names() -> None:
         assert getattr(ob, name) is not None
     # a name that is defined here but not in __all__ would be public by accident
     public = {name for name in vars(ob) if not name.startswith("_")}
-    submodules = {"converters", "opset", "ort_ops"}
+    submodules = {"checkpoint", "converters", "data", "fitting", "history", "opset", "ort_ops", "trainer"}
     assert public - set(NAMES) - submodules <= {
         "annotations",
         "Any",
         "TYPE_CHECKING",
+        "import_module",
         "version",
         "PackageNotFoundError",
     }
@@ -98,7 +104,7 @@ import onnx_backprop as ob
 model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> '
     'm (float[2] x) => (float[2] y) <float[2] gain = {1.0, 2.0}> { y = Mul(x, gain) }')
 print(ob.training_graph(model, loss="mse").parameters)
-for name in ("session", "register_ops"):
+for name in ("session", "register_ops", "Trainer"):
     try:
         getattr(ob, name)
     except ob.KernelError as e:
@@ -113,11 +119,12 @@ except ob.KernelError as e:
 def test_conversion_without_a_runtime() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RUNTIME], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    parameters, session, register_ops, check = done.stdout.splitlines()
+    parameters, session, register_ops, trainer, check = done.stdout.splitlines()
     assert parameters == "{'gain': 'gain_grad'}"
     assert session.startswith("onnx_backprop.session needs onnxruntime and onnxruntime-extensions")
     assert "pip install" in session
     assert register_ops.startswith("onnx_backprop.register_ops needs")
+    assert trainer.startswith("onnx_backprop.Trainer needs")
     assert check == session
 
 

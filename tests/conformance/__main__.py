@@ -1,4 +1,6 @@
-"""`make conformance`: the whole grids on every route, docs/conformance.md written anew; ends with 1 if anything is wrong.
+"""`make conformance`: the whole grids on every route, the table of operators and the backbones, written to docs/conformance.md.
+
+A section that is checked whole takes the place it has in the page; the others stay. Ends with 1 if anything is wrong.
 
 The page holds counts only, so it changes when what we do changes, and not with the machine.
 """
@@ -15,18 +17,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import onnxruntime
+
 from onnx_backprop.opset import KERNELS
 
-from . import conv, resize
+from . import backbones, conv, operators, resize
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}
+TITLES = (*GRIDS, "Operators", "Backbones")
 
 HEAD = """# Conformance
 
-Written by `make conformance`. Every configuration is a node that onnxruntime runs forward and that goes through the
-whole converter; its gradients are compared with that forward, by the adjoint identity <F(x), dy> = <x, dx> = <w, dw> or,
-where X can be an identity matrix, in every entry. All dimensions are known at conversion in one part of the
+Written by `make conformance`. Every configuration of the grids is a node that onnxruntime runs forward and that goes
+through the whole converter; its gradients are compared with that forward, by the adjoint identity <F(x), dy> = <x, dx> =
+<w, dw> or, where X can be an identity matrix, in every entry. All dimensions are known at conversion in one part of the
 configurations and unknown in the others. "Not run" are those that onnxruntime refuses to run forward; its reasons are
 listed below each table. Where onnxruntime departs from the text of ONNX, [readings.md](readings.md) says what is
 followed.
@@ -68,27 +73,60 @@ def section(title: str, reports: dict[str, dict[str, Counts]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_of_operators() -> tuple[str, list[str]]:
+    """The section of the operators, and what is wrong."""
+    rows = operators.report()
+    return operators.section(rows), [what for row in rows.values() for what in row.wrong]
+
+
+def networks() -> tuple[str, list[str]]:
+    """The section of the backbones, and what is wrong."""
+    outcomes = {}
+    for name in backbones.NAMES:
+        outcomes[name] = backbones.examine(name)
+        print(name, outcomes[name], flush=True)
+    wrong = [f"{name}: {outcome}" for name, outcome in outcomes.items() if not outcome.right]
+    return backbones.section(outcomes), wrong
+
+
+SINGLE = {"Operators": table_of_operators, "Backbones": networks}
+
+
+def write(sections: Mapping[str, str]) -> None:
+    """Put sections into the page, each in its place."""
+    known = PAGE.read_text(encoding="utf-8").split("\n## ")[1:] if PAGE.exists() else []
+    parts = {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in known} | dict(sections)
+    with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, delete=False, encoding="utf-8") as file:
+        file.write("\n".join([HEAD, *(parts[title] for title in TITLES if title in parts)]))
+    os.replace(file.name, PAGE)
+    PAGE.chmod(0o644)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=list(KERNELS), help="routes")
-    parser.add_argument("--grid", nargs="+", default=list(GRIDS), choices=list(GRIDS))
+    parser.add_argument("--grid", nargs="+", default=list(TITLES), choices=TITLES, help="sections of the page")
     arguments = parser.parse_args()
-    sections, wrong = [], []
+    onnxruntime.set_default_logger_severity(4)  # thousands of warnings of a deprecated coordinate mode
+    sections: dict[str, str] = {}
+    wrong: list[str] = []
     for title in arguments.grid:
+        if title not in GRIDS:
+            sections[title], found = SINGLE[title]()
+            wrong += found
+            print(sections[title], flush=True)
+            continue
         reports = {}
         for kernels in arguments.kernels:
             start = time.perf_counter()
             reports[kernels] = GRIDS[title].report(kernels)
             print(f"{title}, route {kernels}: {time.perf_counter() - start:.0f} s", flush=True)
             wrong += [what for counts in reports[kernels].values() for what in counts.wrong]
-        sections.append(section(title, reports))
-        print(sections[-1], flush=True)
+        sections[title] = section(title, reports)
+        print(sections[title], flush=True)
     print("\n".join(f"WRONG: {what}" for what in wrong[:50]))
-    if set(arguments.grid) == set(GRIDS) and set(arguments.kernels) == set(KERNELS):
-        with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, delete=False, encoding="utf-8") as file:
-            file.write("\n".join([HEAD, *sections]))
-        os.replace(file.name, PAGE)
-        PAGE.chmod(0o644)
+    if set(arguments.kernels) == set(KERNELS):
+        write(sections)
         print(f"written: {PAGE}")
     return 1 if wrong else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_the_grid_is_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_sample(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample(kernels: str, tell: Callable[[str], None]) -> None:
     every = list(conv.cases())
     rng = random.Random(SEED)
     sample = [
@@ -45,8 +46,7 @@ def test_sample(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
         for case in rng.sample([case for case in every if case.op_type == op_type], SAMPLE)
     ]
     reports = conv.report(kernels, sample)
-    with capsys.disabled():
-        print(f"\nConvolutions, a sample on route {kernels}, seed {SEED}:\n{conv.show(reports)}")
+    tell(f"Convolutions, a sample on route {kernels}, seed {SEED}:\n{conv.show(reports)}")
     for report in reports.values():
         assert not report.wrong
         assert not report.refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -67,11 +68,10 @@ def sample() -> list[resize.Case]:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_sample(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample(kernels: str, tell: Callable[[str], None]) -> None:
     chosen = sample()
     reports = resize.report(kernels, chosen)
-    with capsys.disabled():
-        print(f"\nResize, a sample on route {kernels}, seed {SEED}:\n{resize.show(reports)}")
+    tell(f"Resize, a sample on route {kernels}, seed {SEED}:\n{resize.show(reports)}")
     for report in reports.values():
         assert not report.wrong
         assert all(REFUSED_BY_US in reason for reason in report.refused)

@@ -28,6 +28,11 @@ def l1(y: np.ndarray, t: np.ndarray) -> float:
     return float(np.mean(np.abs(y - t)))
 
 
+def huber(y: np.ndarray, t: np.ndarray) -> float:
+    d = np.abs(y - t)
+    return float(np.mean(np.where(d <= 1, d * d / 2, d - 0.5)))
+
+
 def bce_with_logits(y: np.ndarray, t: np.ndarray) -> float:
     return float(np.mean(np.maximum(y, 0) - y * t + np.log1p(np.exp(-np.abs(y)))))
 
@@ -42,6 +47,7 @@ def softmax_cross_entropy(y: np.ndarray, t: np.ndarray) -> float:
 FORMULAS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "mse": mse,
     "l1": l1,
+    "huber": huber,
     "bce_with_logits": bce_with_logits,
     "softmax_cross_entropy": softmax_cross_entropy,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,17 +84,15 @@ def verdict(case: Case, *, freeze: bool, kernels: str) -> str:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("freeze", [True, False], ids=["constants", "as-shipped"])
-def test_everything_is_right(freeze: bool, kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_right(freeze: bool, kernels: str, tell: Callable[[str], None]) -> None:
     """With constant and with run-time scales, sizes and regions of interest."""
     verdicts = {name: verdict(case, freeze=freeze, kernels=kernels) for name, case in cases().items()}
     counts: dict[str, Counter[str]] = {op: Counter() for op in OPERATORS}
     for name, case in cases().items():
         counts[case.operator][verdicts[name]] += 1
-    with capsys.disabled():
-        inputs = "constant" if freeze else "run-time"
-        print(f"\nONNX backend cases, {inputs} scales and sizes, route {kernels}:")
-        for operator, count in counts.items():
-            print(f"  {operator}: " + ", ".join(f"{n} {what}" for what, n in sorted(count.items())))
+    tell(f"ONNX backend cases, {'constant' if freeze else 'run-time'} scales and sizes, route {kernels}:")
+    for operator, count in counts.items():
+        tell(f"  {operator}: " + ", ".join(f"{n} {what}" for what, n in sorted(count.items())))
     assert len(verdicts) >= 57, "onnx ships fewer cases than when this was written"
     assert {name: what for name, what in verdicts.items() if what != "right"} == {}
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, parser
 
 import onnx_backprop as ob
-from tests.gradient_checks import retyped, session_run
+from tests.gradient_checks import Case, Oracle, case, check_case, retyped, session_run
 from tests.rule_checks import symbolic
 
 SEED = 23
@@ -142,3 +142,42 @@ def test_refused(node: str, message: str) -> None:
     )
     with pytest.raises(ob.UnsupportedError, match=message):
         ob.backward(model, wrt=["x"], straight_through=True)
+
+
+DYNAMIC = [
+    case(
+        "q, y, z = DynamicQuantizeLinear(x)",
+        op="DynamicQuantizeLinear",
+        x=np.float32(x),
+        oracle=Oracle("onnxruntime", 2.0**-6, 1e-4),
+        skips=["half"],
+    )
+    for x in ([[0.5, -2, 3], [1, 2.5, -1]], [[1, 2, 4]], [[-1, -5], [-2, -1]], [3.0], [[-1.5, 4]])
+]
+
+
+@pytest.mark.parametrize("variant", ["static", "symbolic", "unranked"])
+@pytest.mark.parametrize("case", DYNAMIC, ids=str)
+def test_the_dynamic_scale_needs_no_estimator(case: Case, variant: str) -> None:
+    check_case(case, variant)
+
+
+@pytest.mark.parametrize("x", [[[0.5, -2, 3], [1, 2.5, -1]], [[4, 1, 4], [2, 3, 0]], [[-1, -2, -3], [-3, -1, -3]]])
+def test_the_dynamic_estimator(x: list) -> None:
+    """y = s (q - z) with dq = dx / s: dx = dy, and what s adds at the ends of the range."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[2,3] x) => (float[2,3] y) '
+        "{ q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"
+    )
+    with pytest.raises(ob.UnsupportedError, match="DynamicQuantizeLinear .*straight_through=True"):
+        ob.backward(model, wrt=["x"])
+    point = np.float32(x)
+    dy = np.float32([[1, -2, 3], [0.5, 4, -1]])
+    y, got = session_run(ob.backward(model, wrt=["x"], straight_through=True))({"x": point, "y_grad": dy})
+    low, high = min(point.min(), 0), max(point.max(), 0)
+    share = float((dy * (y - point)).sum()) / (high - low)  # ds / 255: dy (q - z - x / s) summed, over the range
+    want = np.array(dy, np.float64)
+    for end, sign in ((high, 1), (low, -1)):
+        ties = (point == end) & (point != 0)
+        want[ties] += sign * share / max(ties.sum(), 1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

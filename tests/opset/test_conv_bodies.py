@@ -120,6 +120,18 @@ def test_an_empty_batch(kernels: str) -> None:
     assert dx.shape == (0, 3, 5)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("op", ["ConvolutionBackwardData", "ConvolutionBackwardWeights"])
+def test_a_source_of_padding_only(rng, op: str, stride: int) -> None:
+    """The source has no cells, the destination has one, all of it padding."""
+    attrs = attributes(1, strides=[stride], pads_begin=[1], pads_end=[1], groups=2)
+    dy, w = rng.standard_normal((2, 4, 1), f32), rng.standard_normal((4, 3, 2), f32)
+    if op == "ConvolutionBackwardData":
+        assert_right(op, attrs | {"dst_shape": [2, 6, 0]}, [dy, w], set())
+    else:
+        assert_right(op, attrs | {"weights_shape": [4, 3, 2]}, [np.zeros((2, 6, 0), f32), dy], set())
+
+
 def test_a_batch_of_one_is_not_stretched() -> None:
     """MatMul would broadcast it without a word."""
     attrs = attributes(1, weights_shape=[4, 3, 2])

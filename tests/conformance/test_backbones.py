@@ -1,0 +1,74 @@
+"""The smaller backbones of the onnx wheel, all gradients; all nine run under `make conformance`. And long models."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+import onnx_backprop as ob
+from tests.conformance import backbones
+
+CHAIN = 20_000
+KINDS = ("Relu", "Tanh", "Mul", "Add", "Sigmoid")
+
+
+@pytest.mark.parametrize("name", backbones.SMALL)
+def test_every_gradient_is_right(name: str) -> None:
+    outcome = backbones.examine(name)
+    assert outcome.report.verdict == "right", f"{name}, seed {backbones.SEED}:\n{outcome.report}"
+    assert {result.verdict for result in outcome.report.results} == {"right"}
+    assert outcome.weights >= 50
+    assert outcome.seconds < backbones.LIMIT
+
+
+def test_the_model_with_the_most_nodes_converts_in_time() -> None:
+    model = backbones.backbone("densenet121")
+    start = time.perf_counter()
+    training = ob.backward(model)
+    assert time.perf_counter() - start < backbones.LIMIT
+    names = {value.name for value in training.graph.output}
+    assert {f"{weight}_grad" for weight in backbones.weights(model)} <= names
+    assert len(names) > 800
+
+
+def test_every_network_of_the_wheel_is_examined() -> None:
+    shipped = {path.stem.removeprefix("light_") for path in backbones.FOLDER.glob("light_*.onnx")}
+    assert shipped == set(backbones.NAMES)
+
+
+def chain(count: int) -> ModelProto:
+    """Nodes one behind the other; every second to third reads the same weight."""
+    names = ["x", *(f"v{n}" for n in range(count))]
+    nodes = [
+        helper.make_node(kind, [names[n], "w"] if kind in ("Mul", "Add") else [names[n]], [names[n + 1]], name=f"n{n}")
+        for n, kind in ((n, KINDS[n % len(KINDS)]) for n in range(count))
+    ]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in [("x", ["N", 2]), ("w", [2])]
+    ]
+    outputs = [helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, ["N", 2])]
+    return helper.make_model(
+        helper.make_graph(nodes, "chain", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+
+
+def seconds(count: int) -> float:
+    model = chain(count)
+    start = time.process_time()
+    training = ob.backward(model, wrt=["x", "w"])
+    assert sum(node.name.endswith(("_grad/Where", "_grad/Mul")) for node in training.graph.node) > count / 5
+    return time.process_time() - start
+
+
+def test_a_long_chain_converts_in_linear_time() -> None:
+    short, long = seconds(CHAIN // 4), seconds(CHAIN)
+    assert long < 10 * short, f"{CHAIN} nodes: {long:.1f} s, a quarter of them: {short:.1f} s"
+
+
+def test_the_gradient_of_a_chain_is_right() -> None:
+    model = chain(40)
+    report = ob.check_gradients(model, feeds={"x": np.float32([[0.3, -0.2], [0.9, 0.4]])}, wrt=["w"])
+    assert report.verdict == "right", str(report)

@@ -1,0 +1,67 @@
+"""What every route owes to the process it runs in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from onnx_backprop.opset import KERNELS
+
+SESSIONS_AT_EXIT = """
+import builtins, sys, types
+import numpy as np
+from onnx import parser
+import onnx_backprop as ob
+
+model = ob.backward(parser.parse_model('''
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[1, 1, n] x, float[1, 1, 3] w) => (float[1, 1, m] y) { y = Conv (x, w) }
+'''), wrt=["w"])
+
+
+def session():
+    return ob.session(model, kernels=sys.argv[1])
+
+
+class Node:
+    pass
+
+
+keeper = sys.modules["keeper"] = types.ModuleType("keeper")
+keeper.session = session()
+node = Node()
+node.itself, node.session = node, session()
+builtins.kept = session()
+feeds = {"x": np.ones((1, 1, 5), np.float32), "w": np.ones((1, 1, 3), np.float32), "y_grad": np.ones((1, 1, 3), np.float32)}
+print(*[s.run(["w_grad"], feeds)[0].ravel() for s in (keeper.session, node.session, builtins.kept)])
+"""
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_sessions_may_outlive_the_modules(kernels: str) -> None:
+    """Sessions in reference cycles are destroyed when nearly everything else of Python is gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS_AT_EXIT, kernels], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout == "[3. 3. 3.] [3. 3. 3.] [3. 3. 3.]\n"
+
+
+NATIVE_OPERATOR = """
+import gc, weakref
+from onnx_backprop.ort_ops import numpy_route
+
+numpy_route.register()
+operator = weakref.ref(numpy_route._check_op)
+del numpy_route._check_op
+gc.collect()
+print(operator() is not None)
+"""
+
+
+def test_a_native_operator_outlives_its_module() -> None:
+    """Python may clear the module first and then destroy a session, whose kernels call the operator."""
+    done = subprocess.run([sys.executable, "-c", NATIVE_OPERATOR], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
