@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
-from ..opset.functions import DEFAULT_KERNELS, use_kernels
+from ..opset.functions import use_kernels
 from . import numba_route, numpy_route
 
 logger = logging.getLogger("onnx_backprop")
@@ -42,7 +42,7 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
 def session(
     model: ModelProto | str | Path,
     *,
-    kernels: str | None = DEFAULT_KERNELS,
+    kernels: str | None = "numba",
     session_options: onnxruntime.SessionOptions | None = None,
     providers: Sequence[str] | None = None,
     **kwargs: Any,
