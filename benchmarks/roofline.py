@@ -21,27 +21,35 @@ def copy_bandwidth(threads: int, megabytes: int = 64, runs: int = 9) -> float:
     return 2 * 4 * count * threads / seconds
 
 
-def multiply_add_rate(threads: int, runs: int = 5) -> float:
-    """Multiplications and additions per second of independent fused multiply-adds in registers, all threads."""
+def multiply_add_rate(threads: int, runs: int = 9) -> float:
+    """Multiplications and additions per second of the register tile that our products are made of, all threads.
+
+    Its operands stay in the first-level cache and its sums in registers, so it shows what the processor can do.
+    """
     from numba import njit
 
-    @njit(nogil=True, fastmath={"contract"})
-    def chains(rounds: int) -> float:
-        lanes = np.zeros((12, 16), np.float32)
-        total = np.float32(0)
-        for _ in range(rounds):
-            for i in range(12):
-                for j in range(16):
-                    lanes[i, j] = lanes[i, j] * np.float32(0.999) + np.float32(1e-3)
-        for i in range(12):
-            for j in range(16):
-                total += lanes[i, j]
-        return float(total)
+    from onnx_backprop.ort_ops.native_micro import COLUMNS, ROWS, VECTORS, multiply
 
-    rounds = 200_000
-    chains(10)
-    seconds = min(_in_parallel(lambda _: chains(rounds), threads) for _ in range(runs))
-    return 2.0 * 12 * 16 * rounds * threads / seconds
+    steps, rounds = 64, 20_000
+
+    @njit(nogil=True)
+    def tiles(c, a, rows, b, table, rounds):
+        for _ in range(rounds):
+            multiply(ROWS, VECTORS, c, 4 * COLUMNS, a, rows, b, 1, table, steps, 4 * ROWS, 4 * COLUMNS, 0)
+
+    def arrays() -> list[np.ndarray]:
+        floats = [np.zeros(n, np.float32) for n in (ROWS * COLUMNS, ROWS * steps)]
+        return [*floats, 4 * np.arange(ROWS), np.zeros(COLUMNS * steps, np.float32), np.zeros(2, np.int64)]
+
+    operands = [arrays() for _ in range(threads)]
+
+    def work(n: int) -> None:
+        c, a, rows, b, table = (array.ctypes.data for array in operands[n])
+        tiles(c, a, rows, b, table, rounds)
+
+    work(0)
+    seconds = min(_in_parallel(work, threads) for _ in range(runs))
+    return 2.0 * ROWS * COLUMNS * steps * rounds * threads / seconds
 
 
 def _in_parallel(work: Callable[[int], object], threads: int) -> float:

@@ -13,18 +13,18 @@ from pathlib import Path
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from .errors import InvalidArgumentError, InvalidModelError, KernelError, OnnxBackpropError
+from .errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from .function_protos import present_inputs
 from .knowledge import Scope, domain_nodes, infer_missing
+from .native_body import NATIVE_OPS, native_body
 from .numpy_body import numpy_body
 from .op import DOMAIN, OPSET_VERSION, Attributes, Op
 from .registry import BY_NAME
 from .schema import attributes_of
 from .standard_body import standard_body
 
-KERNELS = ("onnx", "numpy")
+KERNELS = ("onnx", "numpy", "numba")  # routes
 DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
-_PLANNED = {"numba": "native kernels"}
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
 MIN_IR_VERSION = 10  # function overloads
@@ -33,11 +33,11 @@ MIN_IR_VERSION = 10  # function overloads
 def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     """Return a copy of the model whose domain nodes run on the given kernels.
 
-    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numpy" runs the
-    float64 references as Python operators, and the session needs `register_ops`.
-    Errors: InvalidArgumentError for an unknown name, KernelError for a route this version does not have,
-    InvalidModelError for a node that its operator's schema refuses (operator, node and reason in the message),
-    ShapeError for shapes that contradict each other.
+    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native
+    kernels compiled by Numba, "numpy" the float64 references as Python operators, and for both the session needs
+    `register_ops`.
+    Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
+    (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """
     check_kernels(kernels)
     result = ModelProto()
@@ -98,16 +98,18 @@ def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProt
     return standard_body(op, Attributes(op, attributes_of(node)), scope.args(op, node), opset)
 
 
-_BUILDERS = {"numpy": _numpy, "onnx": _standard}
+def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
+    present = present_inputs(op, node)
+    if op.name not in NATIVE_OPS:
+        return numpy_body(op, present, opset)
+    return native_body(op, present, opset, typed=scope.states_type(node.output[0]))
+
+
+_BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}
 
 
 def check_kernels(kernels: str) -> None:
     """Raise unless `kernels` names a route that this version has."""
-    if kernels in _PLANNED:
-        raise KernelError(
-            f"kernels {kernels!r} ({_PLANNED[kernels]}) are not part of this version. "
-            f"Use {', '.join(map(repr, KERNELS))}"
-        )
     if kernels not in KERNELS:
         raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}")
 

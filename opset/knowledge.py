@@ -22,6 +22,7 @@ class Scope:
         self._outer = outer
         self._dims: dict[str, Dims] = {}
         self._constants: dict[str, TensorProto] = {}
+        self._typed: set[str] = set()
         if graph is None:
             return
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -36,6 +37,8 @@ class Scope:
                 self._note_constant(node)
 
     def _note(self, value: ValueInfoProto) -> None:
+        if value.type.tensor_type.elem_type:
+            self._typed.add(value.name)
         dims = dims_of(value.type)
         if dims is not None:
             self._dims[value.name] = dims
@@ -54,6 +57,10 @@ class Scope:
         if name in self._dims or self._outer is None:
             return self._dims.get(name)
         return self._outer.dims(name)
+
+    def states_type(self, name: str) -> bool:
+        """Whether the graph itself states the element type of one of its tensors."""
+        return name in self._typed
 
     def constant(self, name: str) -> tuple[float | int, ...] | None:
         """The entries of a short constant, None when the tensor is none."""

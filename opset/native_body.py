@@ -4,22 +4,44 @@ from __future__ import annotations
 
 from onnx import FunctionProto, helper
 
-from .function_protos import Present, function, reference
+from .function_protos import Present, function, reference, result_type
 from .numpy_body import overload_of
 from .op import Op
 
 NATIVE_DOMAIN = "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
+NATIVE_OPS = frozenset(
+    {
+        "BiasAddBackward",
+        "ConvolutionBackwardData",
+        "ConvolutionBackwardWeights",
+        "ConvTransposeBackwardData",
+        "ConvTransposeBackwardWeights",
+        "ConvTransposeBackpropFilters",
+        "InterpolateBackward",
+        "InterpolateBackprop",
+        "ResampleGrad",
+        "ResizeGrad",
+    }
+)  # the others run their reference on this route
 
 
-def native_body(op: Op, present: Present, opset: int) -> FunctionProto:
+def native_body(op: Op, present: Present, opset: int, *, typed: bool) -> FunctionProto:
     """Tensors pass as they are, without a copy; an absent optional input stays absent.
 
     An attribute that the node does not have arrives as the function's default, which nobody can mean.
+
+    typed: the graph around the node states the element type of its result. Otherwise a cast behind the kernel does,
+    for onnxruntime wants to know it before it looks at the kernel; it changes nothing and is mostly removed.
     """
     inputs = [i.name if there else "" for i, there in zip(op.inputs, present, strict=True)]
     while inputs and not inputs[-1]:
         inputs.pop()
-    kernel = helper.make_node(NATIVE_PREFIX + op.name, inputs, [op.output], domain=NATIVE_DOMAIN, name="kernel")
+    result = op.output if typed else "result"
+    kernel = helper.make_node(NATIVE_PREFIX + op.name, inputs, [result], domain=NATIVE_DOMAIN, name="kernel")
     kernel.attribute.extend(reference(a.name, a) for a in op.attributes)
-    return function(op, present, [kernel], overload=overload_of(op, present), opset=opset, domains={NATIVE_DOMAIN: 1})
+    nodes, overload = [kernel], overload_of(op, present)
+    if not typed:
+        nodes.append(helper.make_node("CastLike", [result, result_type(op)], [op.output]))
+        overload += "_cast" if overload else "cast"
+    return function(op, present, nodes, overload=overload, opset=opset, domains={NATIVE_DOMAIN: 1})

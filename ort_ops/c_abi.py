@@ -9,14 +9,15 @@ positions never change. Everything that could crash is checked before it is used
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
 API_VERSION = 17  # of the struct below, where KernelComputeV2 may answer with a status
 INVALID_ARGUMENT = 2  # OrtErrorCode
 
 # ONNXTensorElementDataType
-UINT8, INT64 = 2, 7
+FLOAT, UINT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 6, 7, 10, 16
+REQUIRED, OPTIONAL = 0, 1  # OrtCustomOpInputOutputCharacteristic
 
 
 class OrtApiBase(Structure):
@@ -41,11 +42,41 @@ class Api:
         self.type_and_shape = bind(65, c_void_p, c_void_p, POINTER(c_void_p))
         self.context_input = bind(90, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
         self.context_output = bind(91, c_void_p, c_void_p, c_size_t, POINTER(c_int64), c_size_t, POINTER(c_void_p))
+        self.release_status = bind(93, None, c_void_p)
         self.release_type_and_shape = bind(99, None, c_void_p)
+        size = POINTER(c_size_t)
+        self._int = bind(86, c_void_p, c_void_p, c_char_p, POINTER(c_int64))
+        self._float = bind(85, c_void_p, c_void_p, c_char_p, POINTER(c_float))
+        self._string = bind(87, c_void_p, c_void_p, c_char_p, c_void_p, size)
+        self._ints = bind(163, c_void_p, c_void_p, c_char_p, c_void_p, size)
+        self._floats = bind(162, c_void_p, c_void_p, c_char_p, c_void_p, size)
 
     def status(self, message: str) -> int:
         """A failed OrtStatus with this text; onnxruntime releases it."""
         return self.create_status(INVALID_ARGUMENT, message.encode())
+
+    def attribute(self, info: int, name: str, kind: str) -> object:
+        """An attribute of the node behind an OrtKernelInfo, None where the node has none of this name and kind."""
+        key = name.encode()
+        if kind in ("int", "float"):
+            number, read = (c_int64(), self._int) if kind == "int" else (c_float(), self._float)
+            return number.value if self._there(read(info, key, number)) else None
+        read = {"string": self._string, "ints": self._ints, "floats": self._floats}[kind]
+        count = c_size_t()
+        if not self._there(read(info, key, None, count)):
+            return None
+        if kind == "string":
+            text = ctypes.create_string_buffer(count.value)
+            return text.value.decode() if self._there(read(info, key, text, count)) else None
+        if not count.value:
+            return ()
+        values = ((c_int64 if kind == "ints" else c_float) * count.value)()
+        return tuple(values) if self._there(read(info, key, values, count)) else None
+
+    def _there(self, status: int | None) -> bool:
+        if status:
+            self.release_status(status)
+        return not status
 
     def input(self, context: int, index: int) -> tuple[int, tuple[int, ...]]:
         """Address of an input's data and its shape. Raises on a failing call."""
@@ -124,7 +155,6 @@ def custom_op(
     The struct must outlive every session: keep a reference to it for the life of the process.
     """
     apis: dict[int, Api] = {}
-    name_buffer = ctypes.create_string_buffer(name.encode())
 
     def create(_op: int, api: int, _info: int, kernel: object) -> int:
         apis.setdefault(api, Api(api))
@@ -139,26 +169,70 @@ def custom_op(
             message = f"{name}: {type(e).__name__}: {e}"
         return api.status(message) if message else 0
 
+    return _custom_op(
+        name,
+        [(kind, REQUIRED) for kind in inputs],
+        outputs,
+        create_kernel_v2=_CreateKernelV2(create),
+        compute_v2=_ComputeV2(run),
+        destroy=_Destroy(lambda _kernel: None),
+    )
+
+
+def native_op(
+    name: str,
+    inputs: Sequence[tuple[int, int]],
+    output: int,
+    *,
+    create: Callable[[int, int], tuple[int, int]],
+    compute: int,
+    destroy: int,
+) -> OrtCustomOp:
+    """An operator that is compiled code but for the creation of its kernels.
+
+    `inputs` are pairs of element type and characteristic. `create(api, info)` runs when a session is created and
+    answers (kernel handle, 0) or (0, OrtStatus); `compute` and `destroy` are addresses of C functions. The struct must
+    outlive every session.
+    """
+
+    def create_kernel(_op: int, api: int, info: int, kernel: object) -> int:
+        handle, status = create(api, info)
+        kernel[0] = handle  # type: ignore[index]
+        return status
+
+    return _custom_op(
+        name,
+        inputs,
+        (output,),
+        create_kernel_v2=_CreateKernelV2(create_kernel),
+        compute_v2=_ComputeV2(compute),
+        destroy=_Destroy(destroy),
+    )
+
+
+def _custom_op(
+    name: str, inputs: Sequence[tuple[int, int]], outputs: Sequence[int], **functions: object
+) -> OrtCustomOp:
+    """The struct with all that is known before any kernel exists."""
+    name_buffer = ctypes.create_string_buffer(name.encode())
     return OrtCustomOp(
         version=API_VERSION,
         get_name=_Name(lambda _op: ctypes.addressof(name_buffer)),
         get_execution_provider=_Name(lambda _op: None),
-        get_input_type=_Type(lambda _op, n: inputs[n]),
+        get_input_type=_Type(lambda _op, n: inputs[n][0]),
         get_input_count=_Count(lambda _op: len(inputs)),
         get_output_type=_Type(lambda _op, n: outputs[n]),
         get_output_count=_Count(lambda _op: len(outputs)),
-        destroy=_Destroy(lambda _kernel: None),
-        get_input_characteristic=_Type(lambda _op, _n: 0),
-        get_output_characteristic=_Type(lambda _op, _n: 0),
+        get_input_characteristic=_Type(lambda _op, n: inputs[n][1]),
+        get_output_characteristic=_Type(lambda _op, _n: REQUIRED),
         get_input_memory_type=_Type(lambda _op, _n: 0),
         get_variadic_input_min_arity=_Int(lambda _op: 0),
         get_variadic_input_homogeneity=_Int(lambda _op: 0),
         get_variadic_output_min_arity=_Int(lambda _op: 0),
         get_variadic_output_homogeneity=_Int(lambda _op: 0),
-        create_kernel_v2=_CreateKernelV2(create),
-        compute_v2=_ComputeV2(run),
         get_start_version=_Int(lambda _op: 1),
         get_end_version=_Int(lambda _op: 2**31 - 1),
+        **functions,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -13,8 +15,10 @@ from onnx import ModelProto
 from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
-from ..opset.functions import DEFAULT_KERNELS, use_kernels
-from . import numpy_route
+from ..opset.functions import use_kernels
+from . import numba_route, numpy_route
+
+logger = logging.getLogger("onnx_backprop")
 
 _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 
@@ -23,10 +27,12 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     """Register the kernels with session options of your own; returns the same options.
 
     Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
-    a model with kernels="numpy". The operators run in the Python process that calls
-    this, under its interpreter lock.
+    a model with kernels="numba" or "numpy". Those of "numpy" run in the Python process that calls this, under its
+    interpreter lock. Where the native kernels of "numba" cannot work, a warning says why, and models that need them
+    do not load.
     """
     numpy_route.register()
+    _native_works()
     if session_options not in _registered:
         session_options.register_custom_ops_library(get_library_path())
         _registered.add(session_options)
@@ -36,38 +42,53 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
 def session(
     model: ModelProto | str | Path,
     *,
-    kernels: str | None = DEFAULT_KERNELS,
+    kernels: str | None = "numba",
     session_options: onnxruntime.SessionOptions | None = None,
     providers: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
     """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
 
-    kernels: see `use_kernels`; None leaves the model as it is. session_options: yours; the kernels are registered
+    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
+    warning says why and "numpy" takes their place. session_options: yours; the kernels are registered
     with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file; what `use_kernels` and onnxruntime raise.
     """
     if not isinstance(model, ModelProto) and not Path(model).is_file():
         raise InvalidArgumentError(f"no such file: {model}")
-    options = register_ops(session_options or _default_options())
+    options = register_ops(session_options or _default_options(kernels == "numpy"))
     source: str | bytes
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     else:
         proto = model if isinstance(model, ModelProto) else onnx.load(model)
+        if kernels == "numba" and not _native_works():
+            kernels = "numpy"
         source = use_kernels(proto, kernels).SerializeToString()
     return onnxruntime.InferenceSession(
         source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs
     )
 
 
-def _default_options() -> onnxruntime.SessionOptions:
-    """Options for somebody who has none of their own.
+@cache
+def _native_works() -> bool:
+    """Whether the native kernels are registered; a warning, once per process, where they are not."""
+    reason = numba_route.reason_against()
+    if reason:
+        logger.warning('the native kernels of kernels="numba" cannot work here, "numpy" takes their place: %s', reason)
+    return not reason
 
-    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning: its
-    worker threads, waiting busily between nodes, would take the cores from NumPy's (measured: half the speed).
+
+@cache
+def _default_options(python_operators: bool) -> onnxruntime.SessionOptions:
+    """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
+
+    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
+    Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
+    (measured: half the speed).
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if python_operators:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

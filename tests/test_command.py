@@ -230,7 +230,7 @@ BAD_INPUT = {
     "unknown frozen": ("convert small.onnx -o out.onnx --loss mse --frozen bais", r"Did you mean 'bias'"),
     "loss of many elements": ("convert small.onnx -o out.onnx --loss none", r"'y' .* must have one element"),
     "unknown loss": ("convert small.onnx -o out.onnx --loss msee", r"--loss: invalid choice: 'msee'"),
-    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'numpy', got 'nump'"),
+    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'numba', got 'nump'"),
     "no folder to write to": (
         "convert small.onnx -o none/out.onnx",
         r"cannot write none/out\.onnx: there is no folder",

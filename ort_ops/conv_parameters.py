@@ -1,0 +1,46 @@
+"""Where the numbers of a convolution's plan lie: indices into blocks of int64.
+
+Names ending in 3 are the first of three entries, one per spatial axis z, y, x; missing axes come first and have length
+1. Strides of tensors are in elements. "in" is what a kernel reads, "out" what it writes; channels are those of a group.
+"""
+
+from __future__ import annotations
+
+# ----- a sum over taps (conv_gather) ------
+
+WORKER, PACKER, KIND, BATCH, GROUPS, OUTS, INS, LAST = range(8)  # LAST: channels are the last axis
+DATA, WEIGHTS = 8, 9  # which inputs
+IN_N, IN_C, IN_3 = 10, 11, 12
+OUT_N, OUT_C, OUT_3 = 15, 16, 17
+LENGTH_3 = 20  # of in
+STEP_3 = 23  # in cells per out cell of a phase
+OUT_STEP_3 = 26  # distance of the out cells of a phase
+W_OUT, W_IN, W_GROUP = 29, 30, 31  # strides of the weights
+ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PHASES, PHASE_TABLE = range(32, 39)
+GATHER_WORDS = 39
+
+# one phase; bands are boxes of out cells
+START_3, COUNT_3, BAND_3, BANDS_3, LOW_3, HIGH_3 = 0, 3, 6, 9, 12, 15  # LOW, HIGH: least and greatest shift
+FIRST_ITEM, FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT, RESIDUES, RESIDUE_TABLE = range(18, 25)
+PHASE_WORDS = 25
+
+# one tap: place in the weights, shift, and which of the residues it reads
+TAP_WEIGHT, TAP_SHIFT_3, TAP_RESIDUE, TAP_WORDS = 0, 1, 4, 5
+RESIDUE_WORDS = 3
+
+# ----- what workers share ------
+
+JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_STAGE, JOB_WORDS = range(6)
+
+# ----- a sum over cells (conv_weights) ---------------------------------------------------------
+
+(
+    C_WORKER, C_REDUCER, C_KIND, C_BATCH, C_GROUPS, C_S, C_D, C_TURNED, C_LAST, C_SOURCE, C_DEST,
+    C_S_N, C_S_C, C_D_N, C_D_C, C_W_D, C_W_S, C_TAPS, C_TAP_TABLE, C_UNITS, C_PARTS, C_BLOCKS, C_COLUMNS,
+    C_ROWS, C_PART_BYTES, C_LANE_BYTES,
+) = range(26)  # fmt: skip
+C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(26, 53, 3)
+C_WORDS = 53
+
+# one tap: place in the weights and shift
+C_TAP_WEIGHT, C_TAP_SHIFT_3, C_TAP_WORDS = 0, 1, 4

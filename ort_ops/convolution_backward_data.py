@@ -1,0 +1,22 @@
+"""ConvolutionBackwardData, compiled."""
+
+from __future__ import annotations
+
+from ..opset.convolution_backward_data import OP
+from ..opset.layout import conv_weights_to_canonical
+from . import conv_gather
+from .conv_plans import correlation, data_gradient
+from .native_bridge import Call, NativeKernel, Plan
+
+
+def _plan(call: Call) -> Plan:
+    diff_dst, weights, _ = call.inputs
+    assert diff_dst is not None
+    assert weights is not None
+    order = conv_weights_to_canonical(call.attributes["weights_format"], len(weights))
+    c = correlation(call.attributes, call.output, diff_dst, weights, order)
+    pack, work, run = conv_gather.functions()
+    return Plan(run.address, data_gradient(c, call.element_type, (0, 1), (pack.address, work.address)))
+
+
+KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

@@ -1,0 +1,31 @@
+"""The operators that have compiled kernels."""
+
+from __future__ import annotations
+
+from . import (
+    bias_add_backward,
+    conv_transpose_backward_data,
+    conv_transpose_backward_weights,
+    convolution_backward_data,
+    convolution_backward_weights,
+    interpolate_backward,
+    resample_grad,
+    resize_grad,
+)
+from .native_bridge import register as register_kernels
+
+KERNELS = (
+    bias_add_backward.KERNEL,
+    convolution_backward_data.KERNEL,
+    convolution_backward_weights.KERNEL,
+    conv_transpose_backward_data.KERNEL,
+    *conv_transpose_backward_weights.KERNELS,
+    *interpolate_backward.KERNELS,
+    resample_grad.KERNEL,
+    resize_grad.KERNEL,
+)
+
+
+def register() -> None:
+    """Hand the operators to onnxruntime-extensions; once per process."""
+    register_kernels(KERNELS)

@@ -1,0 +1,65 @@
+"""The route "numba": the operators as compiled custom operators of onnxruntime.
+
+Whether the route can work is found out once per process, before anything of it is used: the platform, the versions of
+the libraries, the exported symbol, and one small session whose answer is known. `reason_against` says why not.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from functools import cache
+
+import numpy as np
+import onnxruntime
+from onnx import helper
+from onnxruntime_extensions import get_library_path
+
+from ..opset.native_body import NATIVE_DOMAIN, NATIVE_PREFIX
+
+_MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
+_MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2
+
+
+@cache
+def reason_against() -> str:
+    """Register the operators; '' where that worked, else why it did not. Once per process."""
+    if platform.machine().lower() not in _MACHINES or sys.maxsize < 2**32:
+        return f"no native kernels for {platform.machine()}"
+    if sys.platform == "win32":
+        return "onnxruntime-extensions for Windows takes no native operators"
+    version = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
+    if version < _MIN_ONNXRUNTIME:
+        return f"onnxruntime {onnxruntime.__version__} is older than 1.17"
+    try:
+        from . import native_table
+
+        native_table.register()
+        return _self_test()
+    except Exception as e:  # noqa: BLE001 - whatever is wrong with the route, there is another one
+        return f"{type(e).__name__}: {e}"
+
+
+def _self_test() -> str:
+    """Sum three columns on the native kernel, with attributes, a good and a bad shape; '' where all is well."""
+    kernel = helper.make_node(
+        f"{NATIVE_PREFIX}BiasAddBackward", ["dy"], ["db"], domain=NATIVE_DOMAIN, data_format="NXC"
+    )
+    info = helper.make_tensor_value_info("dy", 1, None)
+    graph = helper.make_graph([kernel], "self_test", [info], [helper.make_tensor_value_info("db", 1, None)])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(NATIVE_DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.register_custom_ops_library(get_library_path())
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    dy = np.arange(12, dtype=np.float32).reshape(4, 3)
+    got = np.asarray(session.run(None, {"dy": dy})[0])
+    if got.tolist() != dy.sum(axis=0).tolist():
+        return f"the self-test expected {dy.sum(axis=0).tolist()}, got {got.tolist()}"
+    try:
+        session.run(None, {"dy": dy[0]})
+    except Exception as e:  # noqa: BLE001 - onnxruntime's exceptions have no common base
+        return "" if "expected rank" in str(e) else f"the self-test expected a refusal of rank 1, got {e}"
+    return "the self-test expected a refusal of rank 1, got an answer"

@@ -1,0 +1,159 @@
+"""Random calls on tensors between unreadable pages: python -m tests.ort_ops.guarded --calls 1000 --seed 0
+
+Every input and the output lie at the end of a page before an unreadable one, then at the start of one behind an
+unreadable one: a read or write beyond a tensor ends the process. Answers are compared with the float64 reference; every
+third call is spoilt and must be refused like the reference refuses it, or answered like the reference answers it.
+
+The call about to run is printed before it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+
+import numpy as np
+from onnx import ModelProto, helper
+
+import onnx_backprop as ob
+from onnx_backprop.opset.registry import BY_NAME
+from tests.checks import DTYPES, evaluate
+from tests.ort_ops.random_calls import random_call
+from tests.property.calls import Call
+from tests.single_op import ELEMENT_TYPES, KINDS
+
+PAGE = mmap.PAGESIZE
+PROT_NONE = 0
+TOLERANCE = {"f32": 3e-5, "f16": 2e-3, "bf16": 1.6e-2}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Guarded:
+    """Memory for one tensor with an unreadable page on either side."""
+
+    def __init__(self, size: int) -> None:
+        pages = max(1, -(-size // PAGE))
+        self._map = mmap.mmap(-1, (pages + 2) * PAGE)
+        self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + PAGE
+        self._size, self._pages = size, pages
+        for page in (self._first - PAGE, self._first + pages * PAGE):
+            if _libc.mprotect(page, PAGE, PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    def address(self, *, at_end: bool) -> int:
+        return self._first + (self._pages * PAGE - self._size if at_end else 0)
+
+
+def model(call: Call, dtype: str) -> ModelProto:
+    """One node on typed graph inputs, without casts."""
+    op = BY_NAME[call.op]
+    infos, names = [], []
+    for spec, array in zip(op.inputs, call.inputs, strict=False):
+        names.append(spec.name if array is not None else "")
+        if array is not None:
+            element = ELEMENT_TYPES[dtype] if spec.type_name == "T1" else helper.np_dtype_to_tensor_dtype(array.dtype)
+            infos.append(helper.make_tensor_value_info(spec.name, element, [None] * array.ndim))
+    node = helper.make_node(call.op, names, ["result"], domain=ob.DOMAIN)
+    kinds = {a.name: KINDS.get(a.kind) for a in op.attributes}
+    for name, value in call.attributes.items():
+        node.attribute.append(helper.make_attribute(name, value, attr_type=None if value else kinds.get(name)))
+    output = helper.make_tensor_value_info("result", ELEMENT_TYPES[dtype], None)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
+    return helper.make_model(helper.make_graph([node], "g", infos, [output]), opset_imports=imports, ir_version=10)
+
+
+def run(call: Call, dtype: str, shape: tuple[int, ...], *, at_end: bool) -> np.ndarray:
+    """The kernel's answer, everything between unreadable pages."""
+    session = ob.session(model(call, dtype), kernels="numba")
+    binding = session.io_binding()
+    kept = []
+
+    def place(name: str, array: np.ndarray, element: int, bind) -> int:
+        memory = Guarded(array.nbytes)
+        kept.append(memory)
+        address = memory.address(at_end=at_end)
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+        bind(name, "cpu", 0, element, array.shape, address)
+        return address
+
+    graph_inputs = {i.name for i in session.get_inputs()}
+    for spec, array in zip(BY_NAME[call.op].inputs, call.inputs, strict=False):
+        if array is not None and spec.name in graph_inputs:
+            tensor = spec.type_name == "T1"
+            typed = array.astype(DTYPES[dtype]) if tensor else array
+            element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
+            place(spec.name, np.ascontiguousarray(typed), element, binding.bind_input)
+    result = np.full(shape, np.nan, np.float32).astype(DTYPES[dtype])  # what is not written shows
+    address = place("result", result, ELEMENT_TYPES[dtype], binding.bind_output)
+    session.run_with_iobinding(binding)
+    ctypes.memmove(result.ctypes.data, address, result.nbytes)
+    return result.astype(np.float32)
+
+
+def spoilt(call: Call, rng: np.random.Generator) -> Call:
+    """One length of one input changed."""
+    inputs = list(call.inputs)
+    n = int(rng.choice([n for n, i in enumerate(inputs) if i is not None]))
+    array = inputs[n]
+    assert array is not None
+    if array.dtype == np.float32 and array.ndim > 1:
+        shape = list(array.shape)
+        shape[int(rng.integers(array.ndim))] += int(rng.choice([-1, 1, 2]))
+        inputs[n] = np.ones([max(d, 0) for d in shape], np.float32)
+    elif array.size:
+        inputs[n] = array + rng.integers(-1, 2, array.shape).astype(array.dtype)
+    return Call(call.op, call.attributes, inputs, call.seed)
+
+
+def check(call: Call, dtype: str, *, at_end: bool) -> str:
+    """Run and compare; 'answered' or 'refused'."""
+    expected, reason = None, ""
+    try:
+        expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
+    except ob.OnnxBackpropError as e:
+        reason = str(e)
+    if expected is None:
+        refusal = refused(call, dtype, at_end=at_end)
+        if f"{call.op}: " not in refusal:
+            raise SystemExit(f"{call} {dtype}: expected the refusal {reason!r}, got {refusal!r}")
+        return "refused"
+    if not expected.size:
+        return "answered"
+    got = run(call, dtype, expected.shape, at_end=at_end)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE[dtype] * scale, err_msg=f"{call} {dtype}")
+    return "answered"
+
+
+def refused(call: Call, dtype: str, *, at_end: bool) -> str:
+    """The text of the refusal, or what came instead."""
+    try:
+        return f"an answer of shape {run(call, dtype, (1,), at_end=at_end).shape}"
+    except Exception as e:  # noqa: BLE001 - onnxruntime's exceptions have no common base
+        return str(e)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quiet", action="store_true", help="print only the summary")
+    arguments = parser.parse_args()
+    counts = {"answered": 0, "refused": 0}
+    for n in range(arguments.calls):
+        rng = np.random.default_rng([arguments.seed, n])
+        call = random_call(rng)
+        if n % 3 == 2:
+            call = spoilt(call, rng)
+        dtype = str(rng.choice(["f32", "f32", "f16", "bf16"]))
+        if not arguments.quiet:
+            print(n, call, dtype, flush=True)
+        counts[check(call, dtype, at_end=n % 2 == 0)] += 1
+    print(counts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Memory that stays behind per session: python -m tests.ort_ops.sessions_in_memory --sessions 10000
+
+Each session makes plans for three shapes and is dropped. The first half does not count: allocators
+and threads settle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+import onnx_backprop as ob
+from tests import single_op
+
+CONV = {
+    "strides": [1, 1],
+    "dilations": [1, 1],
+    "pads_begin": [1, 1],
+    "pads_end": [1, 1],
+    "data_format": "NCX",
+    "weights_format": "OIX",
+}
+
+
+def resident() -> int:
+    """Bytes of the resident set, after what is free went back to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, required=True)
+    arguments = parser.parse_args()
+    w = np.ones((8, 4, 3, 3), np.float32)
+    model = ob.use_kernels(
+        single_op.model("ConvolutionBackwardData", CONV, [np.ones((1, 8, 5, 5), np.float32), w, np.zeros(4, np.int32)]),
+        "numba",
+    )
+    before = 0
+    for n in range(arguments.sessions):
+        if n == arguments.sessions // 2:
+            before = resident()
+        session = ob.session(model, kernels=None)
+        for length in (5, 6, 7):
+            dy, shape = np.ones((1, 8, length, 5), np.float32), np.array([1, 4, length, 5], np.int32)
+            session.run(None, {"diff_dst": dy, "weights": w, "dst_shape": shape})
+        del session
+    grown = (resident() - before) / (arguments.sessions - arguments.sessions // 2)
+    print(f"{arguments.sessions} sessions, {grown / 1024:.3f} KiB/session")
+
+
+if __name__ == "__main__":
+    main()
