@@ -18,6 +18,7 @@ from .differentiate import Path as GradientPath
 from .differentiate import Progress, explain_unreached, find_path, walk_back
 from .expand import drop_unread
 from .prepare import infer, pick, prepare
+from .weights import set_aside
 
 
 def backward(
@@ -59,7 +60,8 @@ def backward(
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
-    proto = infer(ir.to_proto(ir_model))
+    light, weights = set_aside(ir.to_proto(ir_model))
+    proto = weights.put_back(infer(light))
     proto.training_info.extend(original.training_info)
     return use_kernels(proto, kernels)
 

@@ -16,6 +16,7 @@ from ..opset.op import DOMAIN
 from .conv_lengths import infer_with_explicit_pads
 from .resize_lengths import infer_without_misread_scales
 from .upgrade import upgrade
+from .weights import Weights, set_aside
 
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
@@ -40,13 +41,14 @@ def load(model: ModelProto | str | Path) -> ModelProto:
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes."""
-    proto = ModelProto()
-    proto.CopyFrom(load(model))
+    proto, weights = set_aside(load(model))
     _shapes_of_outputs(proto)
     _check(proto)
+    _check_tensors(weights)
     initializers_are_constants(proto)
     proto = _inline(proto)
-    return infer_without_misread_scales(upgrade(proto), lambda p: infer_with_explicit_pads(p, infer))
+    proto = infer_without_misread_scales(upgrade(proto), lambda p: infer_with_explicit_pads(p, infer))
+    return weights.put_back(proto)
 
 
 def infer(proto: ModelProto) -> ModelProto:
@@ -80,6 +82,14 @@ def _check(proto: ModelProto) -> None:
         raise
     except checker.ValidationError as e:
         raise InvalidModelError(f"the model does not pass onnx.checker: {e}") from e
+
+
+def _check_tensors(weights: Weights) -> None:
+    for tensor in weights.tensors.values():
+        try:
+            checker.check_tensor(tensor)
+        except checker.ValidationError as e:
+            raise InvalidModelError(f"initializer {tensor.name!r} does not pass onnx.checker: {e}") from e
 
 
 def initializers_are_constants(proto: ModelProto) -> None:

@@ -26,9 +26,9 @@ def test_every_gradient_is_right(name: str) -> None:
 
 def test_the_model_with_the_most_nodes_converts_in_time() -> None:
     model = backbones.backbone("densenet121")
-    start = time.perf_counter()
+    start = time.process_time()
     training = ob.backward(model)
-    assert time.perf_counter() - start < backbones.LIMIT
+    assert time.process_time() - start < backbones.LIMIT
     names = {value.name for value in training.graph.output}
     assert {f"{weight}_grad" for weight in backbones.weights(model)} <= names
     assert len(names) > 800

@@ -1,0 +1,75 @@
+"""Large weights set aside while a model is checked, converted and inferred, none of which reads them.
+
+onnx's tools work on serialised copies of a model; for hundreds of megabytes of weights these copies take longer than
+everything else together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from onnx import ModelProto, TensorProto, helper
+
+LARGE = 4096  # elements
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors that were set aside, the order of all initializers, and the inputs that stand for some of them."""
+
+    tensors: Mapping[str, TensorProto]
+    order: Sequence[str]
+    declared: frozenset[str]
+
+    def put_back(self, model: ModelProto) -> ModelProto:
+        """The model, changed: with the weights in their places again; initializers that are new come last."""
+        graph = model.graph
+        present = {tensor.name: tensor for tensor in graph.initializer}
+        ordered = [self.tensors.get(name, present.get(name)) for name in self.order]
+        known = set(self.order)
+        new = [tensor for tensor in graph.initializer if tensor.name not in known]
+        merged = [tensor for tensor in ordered if tensor is not None] + new
+        inputs = [value for value in graph.input if value.name not in self.declared]
+        del graph.initializer[:], graph.input[:]
+        graph.initializer.extend(merged)
+        graph.input.extend(inputs)
+        return model
+
+
+def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
+    """A copy of a model in which inputs of the same name, type and shape stand for its large float initializers.
+
+    The tensors themselves are not copied: they stay the model's own until they are put back.
+    """
+    tensors = {t.name: t for t in model.graph.initializer if _is_large(t)}
+    light = ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _copy(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _copy(light.graph, field.name, value)
+    light.graph.initializer.extend(t for t in model.graph.initializer if t.name not in tensors)
+    inputs = {value.name for value in model.graph.input}
+    light.graph.input.extend(
+        helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in tensors.items() if name not in inputs
+    )
+    # before IR version 4 an initializer was always listed as an input too, which did not make it one
+    declared = tensors.keys() if model.ir_version < 4 else tensors.keys() - inputs
+    order = [t.name for t in model.graph.initializer]
+    return light, Weights(tensors, order, frozenset(declared))
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    stored = tensor.data_location == TensorProto.DEFAULT
+    return stored and tensor.data_type in FLOATS and prod(tensor.dims) >= LARGE
+
+
+def _copy(target: object, name: str, value: object) -> None:
+    if hasattr(value, "MergeFrom"):
+        getattr(target, name).MergeFrom(value)
+    else:
+        setattr(target, name, value)
