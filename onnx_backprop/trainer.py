@@ -47,9 +47,12 @@ class Trainer:
         *,
         learning_rate: float = 1e-3,
         seed: int = 0,
+        kernels: str | None = None,
         session_options: onnxruntime.SessionOptions | None = None,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
+
+        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has.
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
@@ -65,7 +68,9 @@ class Trainer:
         self.schedule: Schedule | None = None
         self._options = session_options
         self._session = session(
-            without_initializers(self.graph.model, self.graph.updates), kernels=None, session_options=session_options
+            without_initializers(self.graph.model, self.graph.updates),
+            kernels=kernels,
+            session_options=session_options,
         )
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}

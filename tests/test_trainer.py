@@ -13,6 +13,7 @@ import safetensors.numpy
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
+from models import fsrcnn
 from onnx_backprop.converters.optimizers import SGD, AdamW
 from onnx_backprop.history import Record, read_log
 from onnx_backprop.schedules import Cosine, Step, Warmup
@@ -47,6 +48,17 @@ def test_a_path_serves_as_well(tmp_path: Path) -> None:
     graph.save(tmp_path / "training.onnx")
     batch = next(iter(batches()))
     assert ob.Trainer(tmp_path / "training.onnx").step(**batch) == ob.Trainer(graph).step(**batch)
+
+
+def test_other_kernels() -> None:
+    """A convolution, whose gradients are operators of our domain, on the references in NumPy."""
+    graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
+    low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
+    batch = {graph.inputs[0]: low, graph.inputs[1]: np.ones((1, 1, 15, 12), np.float32)}
+    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, "numpy")]
+    for _ in range(3):
+        one, other = (trainer.step(batch) for trainer in trainers)
+        assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_the_seed_chooses_the_masks() -> None:
