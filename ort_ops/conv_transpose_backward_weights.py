@@ -7,7 +7,7 @@ from ..opset.conv_transpose_backward_weights import Names
 from ..opset.op import Op
 from . import conv_weights
 from .conv_plans import correlation
-from .conv_weight_plans import weights_gradient
+from .conv_weight_plans import weights_plan
 from .native_bridge import Call, NativeKernel, Plan
 
 
@@ -19,8 +19,7 @@ def _kernel(op: Op, names: Names) -> NativeKernel:
         assert diff_dst is not None
         order = names.order(call.attributes, len(call.output))
         c = correlation(call.attributes, diff_dst, src, call.output, order, transposed=True)
-        work, reduce, run = conv_weights.functions()
-        return Plan(run.address, weights_gradient(c, call.element_type, (1, 0), (work.address, reduce.address)))
+        return weights_plan(c, call.element_type, (1, 0))
 
     return NativeKernel(op, plan, conv_weights.functions)
 

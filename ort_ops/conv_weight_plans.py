@@ -1,4 +1,4 @@
-"""The parameters of `conv_weights` for the weight gradient of a correlation. Plain Python."""
+"""Plans of the weight gradient of a correlation, for `conv_weights` and `conv_depthwise`. Plain Python."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from . import conv_depthwise, conv_weights
 from . import conv_parameters as par
 from .conv_plans import BAND_FLOATS, Correlation, Triple, band_of, processors, three, three_words, words
+from .native_bridge import Plan
 from .native_micro import ROWS
 from .native_source import VECTOR
 
@@ -38,13 +40,90 @@ def _turned(c: Correlation) -> bool:
     return used(c.s) > 1.9 * used(c.d)
 
 
-def weights_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
-    """Parameters of the gradient with respect to the weights; `inputs` are source and destination."""
+def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
+    """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
-    turned = _turned(c)
+    if c.s == c.d == 1 and c.groups > 1:
+        work, run = conv_depthwise.functions()
+        return Plan(run.address, _depthwise(c, kind, inputs, work.address))
+    work, reduce, run = conv_weights.functions()
+    return Plan(run.address, _product(c, kind, inputs, (work.address, reduce.address)))
+
+
+def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) -> np.ndarray:
+    """Bands are some rows; an item is a channel, or as many as a vector holds."""
+    (low, high), table = _taps(c)
+    deep, lines = high[0] - low[0] + 1, c.out_length[1]
+
+    def floats(lines: int) -> int:
+        tall = (lines - 1) * c.strides[1] + high[1] - low[1] + 1
+        width = c.out_length[2]
+        if c.last:
+            return VECTOR * (lines * width + deep * tall * ((width - 1) * c.strides[2] + high[2] - low[2] + 1))
+        width += VECTOR
+        return lines * width + c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
+
+    while lines > 1 and floats(lines) > BAND_FLOATS // 4:
+        lines = math.ceil(lines / 2)
+    head = _head(c, kind, inputs) | three_words(par.C_BAND_3, (1, lines, c.out_length[2]))
+    head |= three_words(par.C_LOW_3, low) | three_words(par.C_HIGH_3, high)
     taps = math.prod(c.kernel)
+    head |= {
+        par.C_WORKER: worker,
+        par.C_UNITS: math.ceil(c.groups / VECTOR) if c.last else c.groups,
+        par.C_LANE_BYTES: 8 * taps * (VECTOR + 1) + 64 + 4 * floats(lines),
+    }
+    return np.array([*words(head, par.C_WORDS), *table], np.int64)
+
+
+def _taps(c: Correlation) -> tuple[tuple[Triple, Triple], list[int]]:
+    """The least and the greatest shift, and the table of taps."""
     shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     low, high = three([s[0] for s in shifts], 0), three([s[-1] for s in shifts], 0)
+    table: list[int] = []
+    for z, sz in enumerate(shifts[0]):
+        for y, sy in enumerate(shifts[1]):
+            for x, sx in enumerate(shifts[2]):
+                table += [sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), sz, sy, sx]
+    return (low, high), table
+
+
+def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> dict[int, int]:
+    """What every plan states: types, sizes and strides."""
+    head = {
+        par.C_KIND: kind,
+        par.C_BATCH: c.batch,
+        par.C_GROUPS: c.groups,
+        par.C_S: c.s,
+        par.C_D: c.d,
+        par.C_LAST: int(c.last),
+        par.C_SOURCE: inputs[0],
+        par.C_DEST: inputs[1],
+        par.C_S_N: c.source.n,
+        par.C_S_C: c.source.c,
+        par.C_D_N: c.destination.n,
+        par.C_D_C: c.destination.c,
+        par.C_W_D: c.w_d,
+        par.C_W_S: c.w_s,
+        par.C_TAPS: math.prod(c.kernel),
+        par.C_TAP_TABLE: par.C_WORDS,
+    }
+    for at, values in (
+        (par.C_S_3, c.source.cells),
+        (par.C_D_3, c.destination.cells),
+        (par.C_LENGTH_3, c.source_length),
+        (par.C_OUT_3, c.out_length),
+        (par.C_STEP_3, c.strides),
+    ):
+        head |= three_words(at, values)
+    return head
+
+
+def _product(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+    """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
+    turned = _turned(c)
+    taps = math.prod(c.kernel)
+    (low, high), table = _taps(c)
     rows, columns = (c.d, c.s) if turned else (c.s, c.d)
     padded = math.ceil(columns / VECTOR) * VECTOR
     band, floats = _band(c, turned, padded, low, high)
@@ -59,26 +138,10 @@ def weights_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functio
     blocks = max(1, blocks)
     c_rows = row_lines + blocks * ROWS
     lane = 8 * (math.ceil(rows / blocks) * (1 if turned else taps) + ROWS) + 16 * band[0] * band[1] + 64 + 4 * floats
-    head = {
+    head = _head(c, kind, inputs) | {
         par.C_WORKER: functions[0],
         par.C_REDUCER: functions[1],
-        par.C_KIND: kind,
-        par.C_BATCH: c.batch,
-        par.C_GROUPS: c.groups,
-        par.C_S: c.s,
-        par.C_D: c.d,
         par.C_TURNED: int(turned),
-        par.C_LAST: int(c.last),
-        par.C_SOURCE: inputs[0],
-        par.C_DEST: inputs[1],
-        par.C_S_N: c.source.n,
-        par.C_S_C: c.source.c,
-        par.C_D_N: c.destination.n,
-        par.C_D_C: c.destination.c,
-        par.C_W_D: c.w_d,
-        par.C_W_S: c.w_s,
-        par.C_TAPS: taps,
-        par.C_TAP_TABLE: par.C_WORDS,
         par.C_UNITS: units,
         par.C_PARTS: parts,
         par.C_BLOCKS: blocks,
@@ -87,23 +150,8 @@ def weights_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functio
         par.C_PART_BYTES: 4 * parts * c.groups * c_rows * per_row,
         par.C_LANE_BYTES: lane,
     }
-    for at, values in (
-        (par.C_S_3, c.source.cells),
-        (par.C_D_3, c.destination.cells),
-        (par.C_LENGTH_3, c.source_length),
-        (par.C_OUT_3, c.out_length),
-        (par.C_STEP_3, c.strides),
-        (par.C_LOW_3, low),
-        (par.C_HIGH_3, high),
-        (par.C_BAND_3, band),
-        (par.C_BANDS_3, bands),
-    ):
+    for at, values in ((par.C_LOW_3, low), (par.C_HIGH_3, high), (par.C_BAND_3, band), (par.C_BANDS_3, bands)):
         head |= three_words(at, values)
-    table: list[int] = []
-    for z, sz in enumerate(shifts[0]):
-        for y, sy in enumerate(shifts[1]):
-            for x, sx in enumerate(shifts[2]):
-                table += [sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), sz, sy, sx]
     return np.array([*words(head, par.C_WORDS), *table], np.int64)
 
 

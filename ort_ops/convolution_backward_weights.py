@@ -6,7 +6,7 @@ from ..opset.convolution_backward_weights import OP
 from ..opset.layout import conv_weights_to_canonical
 from . import conv_weights
 from .conv_plans import correlation
-from .conv_weight_plans import weights_gradient
+from .conv_weight_plans import weights_plan
 from .native_bridge import Call, NativeKernel, Plan
 
 
@@ -16,8 +16,7 @@ def _plan(call: Call) -> Plan:
     assert diff_dst is not None
     order = conv_weights_to_canonical(call.attributes["weights_format"], len(call.output))
     c = correlation(call.attributes, src, diff_dst, call.output, order)
-    work, reduce, run = conv_weights.functions()
-    return Plan(run.address, weights_gradient(c, call.element_type, (0, 1), (work.address, reduce.address)))
+    return weights_plan(c, call.element_type, (0, 1))
 
 
 KERNEL = NativeKernel(OP, _plan, conv_weights.functions)

@@ -251,3 +251,69 @@ def gather_columns(_context, target, step, source, scale, starts, taps, count):
         return target_context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate
+
+
+DOT_TAPS = (9, 3, 1)  # how many sums `dot_taps` makes at once
+
+
+def _dot(module: ir.Module, taps: int) -> ir.Function:
+    """The function behind `dot_taps` for a number of taps."""
+    name = f"onnx_backprop_dot_{taps}"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 10), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step = function.args
+    entry, outer, inner, after, leave = (
+        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "outer", "inner", "after", "leave")
+    )
+    places = [entry.load(_pointer(entry, entry.add(shifts, _I64(8 * t)), _I64)) for t in range(taps)]
+    entry.branch(outer.block)
+    line, a_start, b_start = (outer.phi(_I64) for _ in range(3))
+    before = [outer.phi(_VEC) for _ in range(taps)]
+    outer.branch(inner.block)
+    left, a_at, b_at = (inner.phi(_I64) for _ in range(3))
+    running = [inner.phi(_VEC) for _ in range(taps)]
+    value = inner.load(_pointer(inner, a_at, _VEC), align=_ITEM)
+    fma = _fma(module)
+    result = [
+        inner.call(fma, [value, inner.load(_pointer(inner, inner.add(b_at, place), _VEC), align=_ITEM), total])
+        for place, total in zip(places, running, strict=True)
+    ]
+    fewer = inner.sub(left, _I64(1))
+    steps = [(left, count, fewer), (a_at, a_start, inner.add(a_at, a_step)), (b_at, b_start, inner.add(b_at, b_step))]
+    steps += list(zip(running, before, result, strict=True))
+    for phi, first, following in steps:
+        phi.add_incoming(first, outer.block)
+        phi.add_incoming(following, inner.block)
+    inner.cbranch(inner.icmp_signed(">", fewer, _I64(0)), inner.block, after.block)
+    zero = ir.Constant(_VEC, [0.0] * VECTOR)
+    rest = after.sub(line, _I64(1))
+    steps = [(line, lines, rest), (a_start, a, after.add(a_start, a_line)), (b_start, b, after.add(b_start, b_line))]
+    steps += [(total, zero, more) for total, more in zip(before, result, strict=True)]
+    for phi, first, following in steps:
+        phi.add_incoming(first, entry.block)
+        phi.add_incoming(following, after.block)
+    after.cbranch(after.icmp_signed(">", rest, _I64(0)), outer.block, leave.block)
+    for t, total in enumerate(result):
+        leave.store(total, _vector(leave, sums, t), align=_ITEM)
+    leave.ret_void()
+    return function
+
+
+def _dot_function(taps: int) -> Any:
+    @intrinsic
+    def dot_taps(_context, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+        """Vector sums[t] = Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
+
+        def generate(target_context, builder, _signature, args):
+            builder.call(_dot(builder.module, taps), args)
+            return target_context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), generate
+
+    return dot_taps
+
+
+dot_9, dot_3, dot_1 = (_dot_function(taps) for taps in DOT_TAPS)

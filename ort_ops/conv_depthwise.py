@@ -1,0 +1,206 @@
+"""The weight gradient of a depthwise convolution, one channel per group on either side. Compiled.
+
+    dw[c, t] = Σ_{n, o} dy[n, c, o] · x[n, c, o·S + shift(t)]
+
+Several taps share every vector of dy. Data NCX: vectors go along rows of padded float32 copies, cells of equal residue
+modulo the stride side by side; the lanes of a sum are added up in the end, in a fixed order. Data NXC: vectors go
+across channels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import njit, types
+
+from . import conv_parameters as par
+from .conv_boxes import copy_box_cells
+from .conv_cells import copy_row
+from .native_bridge import keep
+from .native_call import (
+    CALL_INPUTS,
+    CALL_OUTPUT,
+    CALL_PARAMETERS,
+    CALL_RUNTIME,
+    acquire,
+    lanes,
+    no_memory,
+    parallel,
+    release,
+    take,
+)
+from .native_llvm import F32, exchange, load_f32, load_i64, stack, store_f32, store_i64
+from .native_micro import dot_1, dot_3, dot_9
+from .native_rows import add_run, clear, write_run
+from .native_source import VECTOR, exported
+
+_job = stack(par.JOB_WORDS)
+
+
+@njit
+def _get3(block, at):
+    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
+
+
+@njit
+def _dot_all(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+    t = 0
+    while t < taps:
+        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
+        if taps - t >= 9:
+            dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 9
+        elif taps - t >= 3:
+            dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 3
+        else:
+            dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 1
+
+
+@njit
+def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
+    """NCX: some rows of one channel of one image."""
+    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
+    step, low, high = _get3(p, par.C_STEP_3), _get3(p, par.C_LOW_3), _get3(p, par.C_HIGH_3)
+    s_stride, d_stride = _get3(p, par.C_S_3), _get3(p, par.C_D_3)
+    length, out = _get3(p, par.C_LENGTH_3), _get3(p, par.C_OUT_3)
+    pitch = (out[2] + VECTOR - 1) // VECTOR * VECTOR
+    for line in range(lines):
+        row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
+        copy_row(kind, copies, line * pitch, dy, row, d_stride[2], 0, pitch, out[2])
+    image = copies + 4 * lines * pitch
+    first, last = low[2] // step[2], high[2] // step[2]
+    wide, deep, tall = pitch + last - first, high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
+    at = 0
+    for residue in range(step[2]):
+        end = (length[2] - residue + step[2] - 1) // step[2]
+        for cell_z in range(z * step[0] + low[0], z * step[0] + low[0] + deep):
+            for cell_y in range(y * step[1] + low[1], y * step[1] + low[1] + tall):
+                if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
+                    row = x_first + cell_z * s_stride[0] + cell_y * s_stride[1] + residue * s_stride[2]
+                    copy_row(kind, image, at, x, row, step[2] * s_stride[2], first, wide, end)
+                else:
+                    clear(image, at, wide)
+                at += wide
+    for t in range(taps):
+        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
+        shift = load_i64(tap, par.C_TAP_SHIFT_3 + 2)
+        place = (shift % step[2]) * deep + load_i64(tap, par.C_TAP_SHIFT_3) - low[0]
+        place = place * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
+        store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
+    a_line, b_line = 4 * pitch, 4 * step[1] * wide
+    _dot_all(taps, sums, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
+
+
+@njit
+def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies):
+    """NXC: some rows of at most a vector of channels of one image."""
+    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
+    step, low, high = _get3(p, par.C_STEP_3), _get3(p, par.C_LOW_3), _get3(p, par.C_HIGH_3)
+    length, out = _get3(p, par.C_LENGTH_3), _get3(p, par.C_OUT_3)
+    stride = _get3(p, par.C_D_3)
+    copy_box_cells(kind, copies, VECTOR, dy, dy_first, count, stride, (z, y, 0), (1, lines, out[2]), out)
+    image = copies + 4 * lines * out[2] * VECTOR
+    deep, tall = high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
+    wide = (out[2] - 1) * step[2] + high[2] - low[2] + 1
+    corner = (z * step[0] + low[0], y * step[1] + low[1], low[2])
+    stride = _get3(p, par.C_S_3)
+    copy_box_cells(kind, image, VECTOR, x, x_first, count, stride, corner, (deep, tall, wide), length)
+    for t in range(taps):
+        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
+        place = (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
+        store_i64(shifts, t, 4 * VECTOR * (place * wide + load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]))
+    cell = 4 * VECTOR
+    a_line, b_line = cell * out[2], cell * step[1] * wide
+    _dot_all(taps, sums, copies, image, shifts, lines, a_line, b_line, out[2], cell, cell * step[2])
+
+
+@njit
+def _item(call, item, scratch):
+    """All weights of one channel, or of as many as a vector holds."""
+    p = load_i64(call, CALL_PARAMETERS)
+    kind, taps, last = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS), load_i64(p, par.C_LAST)
+    out, band = _get3(p, par.C_OUT_3), load_i64(p, par.C_BAND_3 + 1)
+    channel, count = item, 1
+    if last:
+        channel = item * VECTOR
+        count = min(VECTOR, load_i64(p, par.C_GROUPS) - channel)
+    totals = scratch
+    sums = totals + 4 * VECTOR * taps
+    shifts = sums + 4 * VECTOR * taps
+    copies = (shifts + 8 * taps + 63) & -64
+    x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
+    dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
+    clear(totals, 0, VECTOR * taps)
+    for n in range(load_i64(p, par.C_BATCH)):
+        x_first = n * load_i64(p, par.C_S_N) + channel * load_i64(p, par.C_S_C)
+        dy_first = n * load_i64(p, par.C_D_N) + channel * load_i64(p, par.C_D_C)
+        for z in range(out[0]):
+            for y in range(0, out[1], band):
+                lines = min(band, out[1] - y)
+                if last:
+                    _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies)
+                else:
+                    _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies)
+                add_run(F32, totals, sums, 0, VECTOR * taps)
+    result, w_d = load_i64(call, CALL_OUTPUT), load_i64(p, par.C_W_D)
+    for t in range(taps):
+        place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
+        if not last:
+            width = VECTOR
+            while width > 1:
+                width //= 2
+                for i in range(t * VECTOR, t * VECTOR + width):
+                    store_f32(totals, i, load_f32(totals, i) + load_f32(totals, i + width))
+        write_run(kind, result, place + channel * w_d, w_d, totals, t * VECTOR, count)
+
+
+@njit
+def _work(job, _lane):
+    call = load_i64(job, par.JOB_CALL)
+    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
+    items, size, scratch = load_i64(p, par.C_UNITS), load_i64(p, par.C_LANE_BYTES), 0
+    while True:
+        item = take(job + 8 * par.JOB_NEXT)
+        if item >= items:
+            break
+        if scratch == 0:
+            scratch = acquire(runtime, size)
+            if scratch == 0:
+                exchange(job + 8 * par.JOB_FAILED, 1)
+                break
+        _item(call, item, scratch)
+    release(runtime, scratch, size)
+
+
+@njit
+def _run(call):
+    p = load_i64(call, CALL_PARAMETERS)
+    job = _job()
+    store_i64(job, par.JOB_CALL, call)
+    store_i64(job, par.JOB_NEXT, 0)
+    store_i64(job, par.JOB_FAILED, 0)
+    status = parallel(call, load_i64(p, par.C_WORKER), job, min(lanes(call), load_i64(p, par.C_UNITS)))
+    if status == 0 and load_i64(job, par.JOB_FAILED):
+        return no_memory(call)
+    return status
+
+
+def _build() -> tuple[Any, Any]:
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        _work(job, lane)
+
+    @exported(types.int64(types.int64))
+    def run(call):
+        return _run(call)
+
+    return work, run
+
+
+@cache
+def functions() -> tuple[Any, Any]:
+    """(work, run), compiled."""
+    return keep(_build())
