@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kill conformance bench lint format docs build clean
+.PHONY: help demo test endurance kill conformance bench lint format docs build clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
@@ -27,6 +27,10 @@ test: lint ## lint, types, import contracts and the whole test suite
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
 	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py
+
+endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
+	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet
+	$(BIN)/python -m tests.ort_ops.sessions_in_memory --sessions 10000
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance
