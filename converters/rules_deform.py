@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 import onnx_ir as ir
 
-from ..opset.errors import UnsupportedError
 from .builder import Builder, dims, element_type
 from .forward import Forward
 from .idioms import cast, work_type
@@ -23,12 +20,12 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Shapes: X (N, C, H, W), W (M, C / g, kH, kW), Δ (N, 2 o kH kW, oH, oW) with y before x, m (N, o kH kW, oH, oW),
     for g groups and o groups of offsets. Half types are computed in float32.
     """
-    kernel = _kernel(node)
+    kernel = _kernel(op, node)
     groups, offset_groups = node.int("group", 1), node.int("offset_group", 1)
     x, weights, offset = node.input(0), node.input(1), node.input(2)
     own, wide = element_type(x), work_type(x)
     x_wide, w_wide, offset_wide, dy = (cast(op, value, own, wide) for value in (x, weights, offset, dy))
-    taken = prod(kernel)
+    taken = op.ReduceProd(kernel, keepdims=1)
     out = op.Shape(offset, start=2)
 
     # one image for each group of offsets; K P points in each: every output position under every kernel position
@@ -77,57 +74,52 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return [None if grad is None else cast(op, grad, wide, own) for grad in grads]
 
 
-def _columns_per_group(op: Builder, weights: ir.Value, taken: int) -> ir.Value:
-    return op.Mul(op.Shape(weights, start=1, end=2), op.ints([taken]))
+def _columns_per_group(op: Builder, weights: ir.Value, taken: ir.Value) -> ir.Value:
+    return op.Mul(op.Shape(weights, start=1, end=2), taken)
 
 
-def _offsets(op: Builder, at: Taps, read: ir.Value, taken: int, positions: ir.Value, shape: ir.Value) -> ir.Value:
+def _offsets(op: Builder, at: Taps, read: ir.Value, taken: ir.Value, positions: ir.Value, shape: ir.Value) -> ir.Value:
     """From what was read, weighted by its gradient, (N o, K P, 4)."""
     by_axis = []
     for axis in range(2):
         slope = op.ReduceSum(op.Mul(read, at.slope(axis)), op.ints([2]), keepdims=0)
-        slope = op.Reshape(slope, op.Concat(op.ints([-1, taken, 1]), positions, axis=0))
+        slope = op.Reshape(slope, op.Concat(op.ints([-1]), taken, op.ints([1]), positions, axis=0))
         by_axis.append(slope)
     return op.Reshape(op.Concat(*by_axis, axis=2), shape, allowzero=1)
 
 
 def _points(
-    op: Builder, node: Forward, offset: ir.Value, kernel: list[int], out: ir.Value, wide: ir.DataType
+    op: Builder, node: Forward, offset: ir.Value, kernel: ir.Value, out: ir.Value, wide: ir.DataType
 ) -> list[ir.Value]:
     """Where the kernel reads, in pixels: y and x, (N o, K P) each."""
     strides = node.ints("strides", [1, 1]) or [1, 1]
     dilations = node.ints("dilations", [1, 1]) or [1, 1]
     pads = node.ints("pads", [0, 0, 0, 0]) or [0, 0, 0, 0]
-    taken = prod(kernel)
-    offsets = op.Reshape(offset, op.Concat(op.ints([-1, taken, 2]), out, axis=0))
+    taken = op.ReduceProd(kernel, keepdims=1)
+    offsets = op.Reshape(offset, op.Concat(op.ints([-1]), taken, op.ints([2]), out, axis=0))
     zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-    grid = op.Concat(op.ints(kernel), out, axis=0)
+    grid = op.Concat(kernel, out, axis=0)
     points = []
     for axis in range(2):
         steps = op.Range(zero, op.Squeeze(op.Gather(out, op.ints([axis])), op.ints([0])), one)
         starts = op.Sub(op.Mul(steps, op.ints([strides[axis]])), op.ints([pads[axis]]))
         starts = op.Unsqueeze(starts, op.ints([0, 1, 3]) if axis == 0 else op.ints([0, 1, 2]))
-        inside = np.arange(kernel[axis]) * dilations[axis]
-        inside = inside.reshape((-1, 1, 1, 1) if axis == 0 else (1, -1, 1, 1))
-        regular = op.Expand(op.Add(starts, op.constant(inside)), grid)
-        regular = op.Reshape(regular, op.Concat(op.ints([taken]), out, axis=0), allowzero=1)
+        cells = op.Range(zero, op.Squeeze(op.Gather(kernel, op.ints([axis])), op.ints([0])), one)
+        inside = op.Mul(cells, op.ints([dilations[axis]]))
+        inside = op.Unsqueeze(inside, op.ints([1, 2, 3]) if axis == 0 else op.ints([0, 2, 3]))
+        regular = op.Expand(op.Add(starts, inside), grid)
+        regular = op.Reshape(regular, op.Concat(taken, out, axis=0), allowzero=1)
         moved = op.Add(op.Cast(regular, to=wide.value), op.Gather(offsets, op.constant(np.array(axis)), axis=2))
         points.append(op.Reshape(moved, op.ints([0, -1])))
     return points
 
 
-def _kernel(node: Forward) -> list[int]:
-    """The two lengths of the kernel."""
+def _kernel(op: Builder, node: Forward) -> ir.Value:
+    """The two lengths of the kernel: constants where conversion knows them, else those of the run's W."""
     kernel: list[int] | None = node.ints("kernel_shape")
     known = dims(node.input(1))
     if kernel is None and known is not None and all(isinstance(n, int) for n in known[2:]):
         kernel = [n for n in known[2:] if isinstance(n, int)]
-    if kernel is None:
-        raise UnsupportedError(
-            "the gradient needs the lengths of the kernel at conversion. Write kernel_shape, or give W a shape",
-            op_type=node.op_type,
-            node=node.name,
-        )
-    if len(kernel) != 2:
+    if (2 if known is None else len(known) - 2) != 2 or (kernel is not None and len(kernel) != 2):
         raise node.refuse("kernel_shape", kernel, "of two axes, as onnxruntime does")
-    return kernel
+    return op.Shape(node.input(1), start=2) if kernel is None else op.ints(kernel)
