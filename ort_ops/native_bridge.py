@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -71,6 +72,10 @@ class _Spec:
 # Sessions may outlive the interpreter's modules: what onnxruntime or compiled code points to is never freed.
 _immortal: list[object] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
+
+# Held for a few instructions. A fork waits for it, or the child would find it held by a thread that it does not have.
+_lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 # Equal specs share a number, so that creating the same session again takes no memory.
 _specs: list[_Spec] = []
@@ -135,6 +140,15 @@ def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
     return given
 
 
+def _spec_number(key: tuple[object, ...], spec: _Spec) -> int:
+    """Where a spec lies in `_specs`; sessions may be created by several threads at once."""
+    with _lock:
+        if key not in _spec_numbers:
+            _specs.append(spec)
+            _spec_numbers[key] = len(_specs) - 1
+        return _spec_numbers[key]
+
+
 def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
     """CreateKernelV2: (kernel handle, 0) or (0, status)."""
     api = _apis.setdefault(api_table, c_abi.Api(api_table))
@@ -142,9 +156,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
         attributes = Attributes(kernel.op, _given_attributes(kernel.op, api, info))
         kernel.compile()
         key = (kernel.op.name, *(attributes[a.name] for a in kernel.op.attributes))
-        number = _spec_numbers.setdefault(key, len(_specs))
-        if number == len(_specs):
-            _specs.append(_Spec(kernel, attributes))
+        number = _spec_number(key, _Spec(kernel, attributes))
         words = np.zeros(native_call.STATE_WORDS, np.int64)
         words[native_call.STATE_API] = api_table
         words[native_call.STATE_SPEC] = number
@@ -185,13 +197,14 @@ def _prepare(state: int, key: int, words: int, answer: int) -> int:
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         answers[0] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
         return 0
-    # other threads walk the list meanwhile; this one holds the interpreter lock, so it alone adds to it
-    if state_words[native_call.STATE_COUNT] >= native_call.MAX_PLANS:
-        answers[1] = 0
-        return plan
-    state_words[native_call.STATE_COUNT] += 1
-    ctypes.c_int64.from_address(plan).value = state_words[native_call.STATE_PLANS]
-    _publish()(state + 8 * native_call.STATE_PLANS, plan)
+    publish = _publish()
+    with _lock:  # other threads walk the list meanwhile, but one at a time adds to it
+        if state_words[native_call.STATE_COUNT] >= native_call.MAX_PLANS:
+            answers[1] = 0
+            return plan
+        state_words[native_call.STATE_COUNT] += 1
+        ctypes.c_int64.from_address(plan).value = state_words[native_call.STATE_PLANS]
+        publish(state + 8 * native_call.STATE_PLANS, plan)
     return plan
 
 

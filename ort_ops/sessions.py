@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,12 @@ from . import numba_route, numpy_route
 logger = logging.getLogger("onnx_backprop")
 
 _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
+# Libraries take an operator once, and the first sessions may be made by several threads at once.
+_registration = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_registration.acquire, after_in_parent=_registration.release, after_in_child=_registration.release
+    )
 
 
 def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
@@ -31,11 +39,12 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     interpreter lock. Where the native kernels of "numba" cannot work, a warning says why, and models that need them
     do not load.
     """
-    numpy_route.register()
-    _native_works()
-    if session_options not in _registered:
-        session_options.register_custom_ops_library(get_library_path())
-        _registered.add(session_options)
+    with _registration:
+        numpy_route.register()
+        _native_works()
+        if session_options not in _registered:
+            session_options.register_custom_ops_library(get_library_path())
+            _registered.add(session_options)
     return session_options
 
 

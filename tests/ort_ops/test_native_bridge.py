@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -14,7 +16,7 @@ from onnx import helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.native_body import NATIVE_DOMAIN, NATIVE_PREFIX
-from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops import native_bridge, numba_route, sessions
 from tests import single_op
 
 DY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -30,6 +32,25 @@ def kernel_model(**attributes: object) -> onnx.ModelProto:
     infos = [helper.make_tensor_value_info(name, 1, None) for name in ("dy", "db")]
     imports = [helper.make_opsetid("", 18), helper.make_opsetid(NATIVE_DOMAIN, 1)]
     return helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:]), opset_imports=imports, ir_version=10)
+
+
+class SlowList(list):
+    """Another thread always gets its turn before the length is told."""
+
+    def __len__(self) -> int:
+        time.sleep(0.05)
+        return super().__len__()
+
+
+def test_sessions_of_several_threads_keep_their_own_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels created at once must not get the number of the same attributes: the gradient would be another."""
+    monkeypatch.setattr(native_bridge, "_specs", SlowList())
+    monkeypatch.setattr(native_bridge, "_spec_numbers", {})
+    with ThreadPoolExecutor(8) as threads:
+        specs = [str(n % 4) for n in range(8)]
+        numbers = list(threads.map(lambda spec: native_bridge._spec_number((spec,), spec), specs))
+    assert [native_bridge._specs[number] for number in numbers] == specs
+    assert sorted(native_bridge._specs) == ["0", "1", "2", "3"]
 
 
 def test_the_route_works_here() -> None:

@@ -65,3 +65,45 @@ def test_a_native_operator_outlives_its_module() -> None:
     """Python may clear the module first and then destroy a session, whose kernels call the operator."""
     done = subprocess.run([sys.executable, "-c", NATIVE_OPERATOR], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+FIRST_SESSIONS = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+import numpy as np
+from onnx import parser
+import onnx_backprop as ob
+from onnx_backprop.ort_ops import numpy_route, sessions
+
+calls, start = [], Barrier(4)
+register = numpy_route._register_check
+
+
+def counted():
+    calls.append(1)
+    time.sleep(0.2)
+    register()
+
+
+numpy_route._register_check = counted
+model = parser.parse_model('''
+    <ir_version: 10, opset_import: ["" : 18, "onnx_backprop" : 1]>
+    g (float[N, C] dy) => (float[C] db) { db = onnx_backprop.BiasAddBackward <data_format = "NXC"> (dy) }
+''')
+
+
+def first(kernels):
+    start.wait()
+    return ob.session(model, kernels=kernels).run(None, {"dy": np.ones((3, 2), np.float32)})[0].tolist()
+
+
+with ThreadPoolExecutor(4) as threads:
+    print(len(calls) or "none", list(threads.map(first, ["numba", "numpy", "numba", "numpy"])), len(calls))
+"""
+
+
+def test_the_first_sessions_may_be_made_by_several_threads() -> None:
+    """The operators are registered once; a second registration would be of operators that exist."""
+    done = subprocess.run([sys.executable, "-c", FIRST_SESSIONS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"none {[[3.0, 3.0]] * 4} 1\n"), done.stderr
