@@ -9,10 +9,12 @@ from __future__ import annotations
 from numba import njit
 
 from .conv_cells import copy_row
-from .native_llvm import F32
-from .native_micro import transpose_tile
-from .native_rows import clear, read_run, scatter_run
+from .native_llvm import F32, stack
+from .native_rows import clear, read_run
 from .native_source import VECTOR
+from .native_vectors import transpose_part
+
+_square = stack(VECTOR * VECTOR // 2)
 
 
 @njit
@@ -52,45 +54,44 @@ def copy_box_cells(kind, target, columns, source, first, channels, stride, low, 
 
 @njit
 def turn_box(kind, target, columns, source, first, channels, channel, stride, low, size, length):
-    """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise."""
+    """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise, `columns` whole vectors."""
+    rows, count, end = size[1], size[2], length[2]
+    whole = low[2] == 0 and count == end and stride[1] == count * stride[2]
+    if whole and low[1] >= 0 and low[1] + rows <= length[1]:  # they are one long row
+        rows, count, end = 1, rows * count, rows * count
     at = 0
     for z in range(size[0]):
-        for y in range(size[1]):
+        for y in range(rows):
             cell_z, cell_y = low[0] + z, low[1] + y
             if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
-                start, stop = min(max(0, -low[2]), size[2]), max(min(size[2], length[2] - low[2]), 0)
-                stop = max(start, stop)
+                start = min(max(0, -low[2]), count)
+                stop = max(start, min(count, end - low[2]))
                 row = first + cell_z * stride[0] + cell_y * stride[1] + (low[2] + start) * stride[2]
                 clear(target, at, start * columns)
-                turn_row(
-                    kind, target, at + start * columns, columns, source, row, channels, channel, stride[2], stop - start
-                )
-                clear(target, at + stop * columns, (size[2] - stop) * columns)
+                to = at + start * columns
+                turn_row(kind, target, to, columns, source, row, channels, channel, stride[2], stop - start)
+                clear(target, at + stop * columns, (count - stop) * columns)
             else:
-                clear(target, at, size[2] * columns)
-            at += size[2] * columns
+                clear(target, at, count * columns)
+            at += count * columns
 
 
 @njit
 def turn_row(kind, target, to, columns, source, first, channels, channel, step, count):
     """target[to + i·columns + c] = source[first + c·channel + i·step], 0 for the columns from `channels` on."""
-    c = 0
-    if kind == F32 and step == 1:
-        whole = count // VECTOR * VECTOR
-        while c + VECTOR <= channels:
-            for i in range(0, whole, VECTOR):
-                transpose_tile(
-                    target + 4 * (to + i * columns + c),
-                    4 * columns,
-                    source + 4 * (first + c * channel + i),
-                    4 * channel,
-                )
-            for lane in range(c, c + VECTOR):
-                begin = first + lane * channel + whole
-                scatter_run(kind, target, to + whole * columns + lane, columns, source, begin, 1, count - whole)
-            c += VECTOR
-    for lane in range(c, channels):
-        scatter_run(kind, target, to + lane, columns, source, first + lane * channel, step, count)
-    if columns > channels:
-        for i in range(count):
-            clear(target, to + i * columns + channels, columns - channels)
+    direct, c = kind == F32 and step == 1, 0
+    while c < channels:
+        rows, i = min(VECTOR, channels - c), 0
+        while i < count:
+            cells, place = min(VECTOR, count - i), target + 4 * (to + i * columns + c)
+            if direct:
+                start = source + 4 * (first + c * channel + i)
+                transpose_part(place, 4 * columns, start, 4 * channel, rows, cells)
+            else:
+                square = _square()
+                for lane in range(rows):
+                    start = first + (c + lane) * channel + i * step
+                    read_run(kind, square, lane * VECTOR, source, start, step, cells)
+                transpose_part(place, 4 * columns, square, 4 * VECTOR, rows, cells)
+            i += VECTOR
+        c += VECTOR

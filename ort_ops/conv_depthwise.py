@@ -31,9 +31,9 @@ from .native_call import (
     take,
 )
 from .native_llvm import F32, exchange, load_f32, load_i64, stack, store_f32, store_i64
-from .native_micro import dot_1, dot_3, dot_9
 from .native_rows import add_run, clear, write_run
 from .native_source import VECTOR, exported
+from .native_taps import dot_taps
 
 _job = stack(par.JOB_WORDS)
 
@@ -41,22 +41,6 @@ _job = stack(par.JOB_WORDS)
 @njit
 def _get3(block, at):
     return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
-
-
-@njit
-def _dot_all(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
-    t = 0
-    while t < taps:
-        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
-        if taps - t >= 9:
-            dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
-            t += 9
-        elif taps - t >= 3:
-            dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
-            t += 3
-        else:
-            dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
-            t += 1
 
 
 @njit
@@ -91,7 +75,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
         place = place * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
         store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
     a_line, b_line = 4 * pitch, 4 * step[1] * wide
-    _dot_all(taps, sums, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
+    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
 
 
 @njit
@@ -114,7 +98,7 @@ def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies
         store_i64(shifts, t, 4 * VECTOR * (place * wide + load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]))
     cell = 4 * VECTOR
     a_line, b_line = cell * out[2], cell * step[1] * wide
-    _dot_all(taps, sums, copies, image, shifts, lines, a_line, b_line, out[2], cell, cell * step[2])
+    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, out[2], cell, cell * step[2])
 
 
 @njit

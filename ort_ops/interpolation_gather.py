@@ -43,9 +43,10 @@ from .native_llvm import (
     store_f32,
     store_i64,
 )
-from .native_micro import gather_columns, transpose_tile
+from .native_micro import gather_columns
 from .native_rows import clear, write_run
 from .native_source import VECTOR, compiled, exported
+from .native_vectors import transpose_tile
 
 # parameters; the tables lie behind them, at word indices
 (

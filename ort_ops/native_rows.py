@@ -21,6 +21,7 @@ from .native_llvm import (
     store_f32,
 )
 from .native_source import compiled
+from .native_vectors import copy_even, copy_run, spread_even
 
 
 def _reader(name: str, load: Any) -> Any:
@@ -67,18 +68,38 @@ def _adder(name: str, load: Any) -> Any:
     return add
 
 
-_read_f32 = _reader("f32", load_f32)
 _read_f16 = _reader("f16", load_f16)
 _read_bf16 = _reader("bf16", load_bf16)
 _scatter_f32 = _scatterer("f32", load_f32)
 _scatter_f16 = _scatterer("f16", load_f16)
 _scatter_bf16 = _scatterer("bf16", load_bf16)
-_write_f32 = _writer("f32", store_f32)
 _write_f16 = _writer("f16", store_f16)
 _write_bf16 = _writer("bf16", store_bf16)
 _add_f32 = _adder("f32", load_f32)
 _add_f16 = _adder("f16", load_f16)
 _add_bf16 = _adder("bf16", load_bf16)
+
+
+@njit
+def _read_f32(target, to, source, first, step, count):
+    if step == 1:
+        copy_run(target + 4 * to, source + 4 * first, count)
+    elif step == 2:
+        copy_even(target + 4 * to, source + 4 * first, count)
+    else:
+        for i in range(count):
+            store_f32(target, to + i, load_f32(source, first + i * step))
+
+
+@njit
+def _write_f32(target, to, step, source, first, count):
+    if step == 1:
+        copy_run(target + 4 * to, source + 4 * first, count)
+    elif step == 2:
+        spread_even(target + 4 * to, source + 4 * first, count)
+    else:
+        for i in range(count):
+            store_f32(target, to + i * step, load_f32(source, first + i))
 
 
 @njit

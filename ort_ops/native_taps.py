@@ -1,0 +1,158 @@
+"""Sums over the taps of a kernel with one channel, as vector code.
+
+    dot:   sums[t] = Σ_{l, i} a[l, i] · b[l, i + shift(t)]        the weights' gradient
+    weigh: target[i] (+)= Σ_t weights[t] · source[i + shift(t)]   the correlation, or its data gradient
+
+Every element is a vector: cells of a row or channels of a cell. As many taps as registers hold are done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+
+from .native_llvm import intrinsic
+from .native_source import VECTOR
+from .native_vectors import BYTES, I64, MASK, VEC, ZERO, Value, caller, fma, load, load_masked, pointer, store
+
+Make = Callable[[ir.Function], None]
+
+
+def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
+    return [b.load(pointer(b, b.add(shifts, I64(8 * t)), I64)) for t in range(taps)]
+
+
+def _dot(taps: int) -> Make:
+    """All lines of some taps."""
+
+    def make(function: ir.Function) -> None:
+        sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step = function.args
+        entry, outer, inner, after, leave = (
+            ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "outer", "inner", "after", "leave")
+        )
+        places = _places(entry, shifts, taps)
+        entry.branch(outer.block)
+        line, a_start, b_start = (outer.phi(I64) for _ in range(3))
+        before = [outer.phi(VEC) for _ in range(taps)]
+        outer.branch(inner.block)
+        left, a_at, b_at = (inner.phi(I64) for _ in range(3))
+        running = [inner.phi(VEC) for _ in range(taps)]
+        value = load(inner, a_at)
+        result = [
+            fma(inner, value, load(inner, inner.add(b_at, place)), total)
+            for place, total in zip(places, running, strict=True)
+        ]
+        fewer = inner.sub(left, I64(1))
+        steps = [
+            (left, count, fewer),
+            (a_at, a_start, inner.add(a_at, a_step)),
+            (b_at, b_start, inner.add(b_at, b_step)),
+        ]
+        steps += list(zip(running, before, result, strict=True))
+        for phi, first, following in steps:
+            phi.add_incoming(first, outer.block)
+            phi.add_incoming(following, inner.block)
+        inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
+        rest = after.sub(line, I64(1))
+        steps = [
+            (line, lines, rest),
+            (a_start, a, after.add(a_start, a_line)),
+            (b_start, b, after.add(b_start, b_line)),
+        ]
+        steps += [(total, ZERO, more) for total, more in zip(before, result, strict=True)]
+        for phi, first, following in steps:
+            phi.add_incoming(first, entry.block)
+            phi.add_incoming(following, after.block)
+        after.cbranch(after.icmp_signed(">", rest, I64(0)), outer.block, leave.block)
+        for t, total in enumerate(result):
+            store(leave, total, leave.add(sums, I64(BYTES * t)))
+        leave.ret_void()
+
+    return make
+
+
+def _weigh(taps: int) -> Make:
+    """A row of some taps; the weights stay in registers."""
+
+    def make(function: ir.Function) -> None:
+        target, target_step, source, source_step, shifts, weights, count, add = function.args
+        entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
+        places = _places(entry, shifts, taps)
+        factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
+        whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+        before = entry.select(entry.icmp_signed("!=", add, I64(0)), whole, nothing)
+        entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
+        left, to, at = (loop.phi(I64) for _ in range(3))
+        total = load_masked(loop, to, before)
+        for place, factor in zip(places, factors, strict=True):
+            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
+        store(loop, total, to)
+        fewer = loop.sub(left, I64(1))
+        for phi, first, following in (
+            (left, count, fewer),
+            (to, target, loop.add(to, target_step)),
+            (at, source, loop.add(at, source_step)),
+        ):
+            phi.add_incoming(first, entry.block)
+            phi.add_incoming(following, loop.block)
+        loop.cbranch(loop.icmp_signed(">", fewer, I64(0)), loop.block, leave.block)
+        leave.ret_void()
+
+    return make
+
+
+def _dot_function(taps: int) -> Any:
+    @intrinsic
+    def dot(_context, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+        return caller(f"dot_{taps}", 10, _dot(taps))
+
+    return dot
+
+
+def _weigh_function(taps: int) -> Any:
+    @intrinsic
+    def weigh(_context, target, target_step, source, source_step, shifts, weights, count, add):
+        return caller(f"weigh_{taps}", 8, _weigh(taps))
+
+    return weigh
+
+
+_dot_9, _dot_3, _dot_1 = (_dot_function(taps) for taps in (9, 3, 1))
+_weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps) for taps in (9, 3, 1))
+
+
+@njit
+def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+    """Vector sums[t] = Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
+    t = 0
+    while t < taps:
+        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
+        if taps - t >= 9:
+            _dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 9
+        elif taps - t >= 3:
+            _dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 3
+        else:
+            _dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step)
+            t += 1
+
+
+@njit
+def weigh_taps(taps, target, target_step, source, source_step, shifts, weights, count):
+    """Vector target[i] = Σ_t weights[t] · source[i] at shifts[t], tap after tap; addresses, steps in bytes."""
+    t = 0
+    while t < taps:
+        table, factors = shifts + 8 * t, weights + 4 * VECTOR * t
+        if taps - t >= 9:
+            _weigh_9(target, target_step, source, source_step, table, factors, count, t)
+            t += 9
+        elif taps - t >= 3:
+            _weigh_3(target, target_step, source, source_step, table, factors, count, t)
+            t += 3
+        else:
+            _weigh_1(target, target_step, source, source_step, table, factors, count, t)
+            t += 1
