@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from numba import njit
 
-from .conv_cells import copy_row
-from .native_llvm import F32, stack
+from .native_llvm import F32, load_i64, stack
 from .native_rows import clear, read_run
 from .native_source import VECTOR
 from .native_vectors import transpose_part
 
 _square = stack(VECTOR * VECTOR // 2)
+
+
+@njit
+def load3(block, at):
+    """Three entries of a block."""
+    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
+
+
+@njit
+def copy_row(kind, target, to, source, first, step, low, count, end):
+    """target[to + i] = source[first + (low + i)·step] for i < count, 0 where low + i is not in [0, end)."""
+    start, stop = min(max(0, -low), count), max(min(count, end - low), 0)
+    stop = max(start, stop)
+    clear(target, to, start)
+    read_run(kind, target, to + start, source, first + (low + start) * step, step, stop - start)
+    clear(target, to + stop, count - stop)
 
 
 @njit

@@ -1,83 +1,179 @@
-"""Copies of boxes of an image in float32, with zeros where the box leaves the image. Compiled."""
+"""Bands of a gather whose product has output channels as columns: tiles of cells by channels. Compiled.
+
+The channels of a cell lie together: NXC data, in place or copied with zeros around, or NCX data turned round for it,
+which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
+"""
 
 from __future__ import annotations
 
 from numba import njit
 
-from .conv_parameters import IN_3, IN_C, INS, KIND, LENGTH_3, RESIDUE_TABLE, RESIDUE_WORDS, RESIDUES, STEP_3
-from .native_llvm import load_i64
-from .native_rows import clear, read_run
+from . import conv_parameters as par
+from .conv_boxes import copy_box_cells, load3, turn_box
+from .conv_planes import out_at, phase_size
+from .native_call import CALL_INPUTS, CALL_OUTPUT
+from .native_llvm import F32, load_i64, store_i64
+from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
+from .native_rows import clear, write_run
+from .native_source import VECTOR
+from .native_vectors import transpose_part
+
+_ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 
 
 @njit
-def copy_row(kind, target, to, source, first, step, low, count, end):
-    """target[to + i] = source[first + (low + i)·step] for i < count, 0 where low + i is not in [0, end)."""
-    start, stop = min(max(0, -low), count), max(min(count, end - low), 0)
-    stop = max(start, stop)
-    clear(target, to, start)
-    read_run(kind, target, to + start, source, first + (low + start) * step, step, stop - start)
-    clear(target, to + stop, count - stop)
+def _band(call, p, n, group, cell, size, band):
+    """The cells that a band reads: (address, strides of the axes), in place or copied."""
+    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
+    low, high, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.STEP_3)
+    length, stride, channel = load3(p, par.LENGTH_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
+    corner = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
+    box = (
+        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
+        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
+    )
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    first = n * load_i64(p, par.IN_N) + group * channels * channel
+    pitch = load_i64(p, par.PITCH)
+    if load_i64(p, par.TURNED):
+        turn_box(kind, band, pitch, data, first, channels, channel, stride, corner, box, length)
+    else:
+        inside = kind == F32 and 4 * stride[2] % _ALIAS != 0
+        for axis in range(3):
+            inside = inside and corner[axis] >= 0 and corner[axis] + box[axis] <= length[axis]
+        if inside:
+            start = first + corner[0] * stride[0] + corner[1] * stride[1] + corner[2] * stride[2]
+            return data + 4 * start, stride
+        copy_box_cells(kind, band, pitch, data, first, channels, stride, corner, box, length)
+    return band, (box[1] * box[2] * pitch, box[2] * pitch, pitch)
 
 
 @njit
-def copy_planes(p, phase, source, first, target, low, size, plane):
-    """NCX: for every residue and channel a plane of rows x, y, z; `first` is the image's first element.
+def _shifts(p, table, stride):
+    """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
+    low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
+    for n in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * n)
+        taps, entries = load_i64(phase, par.TAPS), load_i64(phase, par.TAP_TABLE)
+        for tap in range(taps):
+            shift, at = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3), 0
+            for axis in range(3):
+                at += (shift[axis] - low[axis]) * stride[axis]
+            store_i64(table, 0, 4 * at)
+            store_i64(table, 1, 4 * tap * channels * COLUMNS)
+            table += 16
 
-    low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
-    """
-    kind = load_i64(p, KIND)
-    sz, sy, sx = load_i64(p, STEP_3), load_i64(p, STEP_3 + 1), load_i64(p, STEP_3 + 2)
-    iz, iy, ix = load_i64(p, IN_3), load_i64(p, IN_3 + 1), load_i64(p, IN_3 + 2)
-    length_z, length_y, length_x = load_i64(p, LENGTH_3), load_i64(p, LENGTH_3 + 1), load_i64(p, LENGTH_3 + 2)
-    to, pitch = 0, size[2]
-    for residue in range(load_i64(phase, RESIDUES)):
-        table = p + 8 * (load_i64(phase, RESIDUE_TABLE) + RESIDUE_WORDS * residue)
-        rz, ry, rx = load_i64(table, 0), load_i64(table, 1), load_i64(table, 2)
-        end = (length_x - rx + sx - 1) // sx
-        for c in range(load_i64(p, INS)):
-            channel, at = first + c * load_i64(p, IN_C), to
+
+@njit
+def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band."""
+    channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
+    tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
+    table = rows + 8 * ROWS
+    results = table + 16 * load_i64(p, par.ALL_TAPS)
+    lines = results + 4 * (load_i64(p, par.CELLS) + ROWS) * COLUMNS
+    band = results
+    if load_i64(p, par.TURNED):
+        band = lines + 4 * VECTOR * (load_i64(p, par.CELLS) + VECTOR)
+    data, stride = _band(call, p, n, group, cell, size, band)
+    _shifts(p, table, stride)
+    tiles = (outs + COLUMNS - 1) // COLUMNS
+    for m in range(begin, end):
+        segments, columns = table, min(COLUMNS, outs - m * COLUMNS)
+        for number in range(load_i64(p, par.PHASES)):
+            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
+            at, step = out_at(p, phase, n, group, cell)
+            at += m * COLUMNS * load_i64(p, par.OUT_C)
+            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (group * tiles + m) * taps * channels * COLUMNS)
+            out = load_i64(call, CALL_OUTPUT)
+            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, rows, tile, results)
+            if load_i64(p, par.TURNED):
+                _write_turned(p, out, at, step, own, columns, results, lines)
+            segments += 16 * taps
+
+
+@njit
+def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments, rows, tile, results):
+    """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
+    kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
+    channels = load_i64(p, par.INS)
+    cells, vectors, place = size[0] * size[1] * size[2], 1 if columns <= VECTOR else 2, 0
+    whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
+    z = y = x = 0
+    if taps * channels == 0:
+        clear(tile, 0, ROWS * COLUMNS)
+        if turned:
+            clear(results, 0, cells * COLUMNS)
+            return
+    while place < cells:
+        count, first = min(ROWS, cells - place), (z, y, x)
+        for i in range(count):
+            at_z, at_y, at_x = z * steps[0] * stride[0], y * steps[1] * stride[1], x * steps[2] * stride[2]
+            store_i64(rows, i, 4 * (at_z + at_y + at_x))
+            z, y, x = _next(z, y, x, size)
+        for i in range(count, ROWS):
+            store_i64(rows, i, load_i64(rows, count - 1))
+        c, c_row = tile, 4 * COLUMNS
+        if turned:
+            c = results + 4 * COLUMNS * place
+        elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
+            c, c_row = out + 4 * (at + first[0] * step[0] + first[1] * step[1] + first[2] * step[2]), 4 * step[2]
+        if taps * channels > 0:
+            multiply(
+                TILE_ROWS[count],
+                vectors,
+                c,
+                c_row,
+                data,
+                rows,
+                panel,
+                taps,
+                segments,
+                channels,
+                4,
+                4 * COLUMNS,
+                0,
+            )
+        if c == tile:
+            cell_z, cell_y, cell_x = first
+            for i in range(count):
+                to = at + cell_z * step[0] + cell_y * step[1] + cell_x * step[2]
+                write_run(kind, out, to, 1, tile, i * COLUMNS, columns)
+                cell_z, cell_y, cell_x = _next(cell_z, cell_y, cell_x, size)
+        place += count
+
+
+@njit
+def _next(z, y, x, size):
+    """The cell behind a cell."""
+    x += 1
+    if x == size[2]:
+        x = 0
+        y += 1
+        if y == size[1]:
+            y = 0
+            z += 1
+    return z, y, x
+
+
+@njit
+def _write_turned(p, out, at, step, size, columns, results, lines):
+    """Cells by channels into the output's channels by cells; `lines` is scratch for a vector of channels."""
+    kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
+    cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]
+    line = (cells + VECTOR - 1) // VECTOR * VECTOR
+    if step[1] == size[2] * step[2]:  # whole rows are one long row
+        runs, length = 1, size[1] * size[2]
+    for block in range(0, columns, VECTOR):
+        lanes = min(VECTOR, columns - block)
+        for i in range(0, cells, VECTOR):
+            source = results + 4 * (COLUMNS * i + block)
+            transpose_part(lines + 4 * i, 4 * line, source, 4 * COLUMNS, min(VECTOR, cells - i), lanes)
+        for lane in range(lanes):
+            to, done = at + (block + lane) * channel, lane * line
             for z in range(size[0]):
-                cell_z = (low[0] + z) * sz + rz
-                for y in range(size[1]):
-                    cell_y = (low[1] + y) * sy + ry
-                    if 0 <= cell_z < length_z and 0 <= cell_y < length_y:
-                        row = channel + cell_z * iz + cell_y * iy + rx * ix
-                        copy_row(kind, target, at, source, row, sx * ix, low[2], pitch, end)
-                    else:
-                        clear(target, at, pitch)
-                    at += pitch
-            clear(target, at, to + plane - at)
-            to += plane
-
-
-@njit
-def copy_cells(p, source, first, target, low, size):
-    """NXC: the cells of a box, each with its channels together; low, size in cells of the image."""
-    kind, channels = load_i64(p, KIND), load_i64(p, INS)
-    iz, iy, ix = load_i64(p, IN_3), load_i64(p, IN_3 + 1), load_i64(p, IN_3 + 2)
-    length_z, length_y, length_x = load_i64(p, LENGTH_3), load_i64(p, LENGTH_3 + 1), load_i64(p, LENGTH_3 + 2)
-    at, row = 0, size[2] * channels
-    for z in range(size[0]):
-        cell_z = low[0] + z
-        for y in range(size[1]):
-            cell_y = low[1] + y
-            if 0 <= cell_z < length_z and 0 <= cell_y < length_y:
-                start = first + cell_z * iz + cell_y * iy
-                if ix == channels:
-                    copy_row(kind, target, at, source, start, 1, low[2] * channels, row, length_x * channels)
-                else:
-                    _copy_groups(kind, target, at, source, start, ix, low[2], size[2], length_x, channels)
-            else:
-                clear(target, at, row)
-            at += row
-
-
-@njit
-def _copy_groups(kind, target, at, source, start, step, low, count, length, channels):
-    for x in range(count):
-        cell = low + x
-        if 0 <= cell < length:
-            read_run(kind, target, at, source, start + cell * step, 1, channels)
-        else:
-            clear(target, at, channels)
-        at += channels
+                for y in range(runs):
+                    write_run(kind, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
+                    done += length

@@ -15,41 +15,23 @@ from typing import Any
 from numba import njit, types
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_cells
-from .conv_cells import copy_row
+from .conv_boxes import copy_box_cells, copy_row, load3
 from .native_bridge import keep
-from .native_call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    lanes,
-    no_memory,
-    parallel,
-    release,
-    take,
-)
-from .native_llvm import F32, exchange, load_f32, load_i64, stack, store_f32, store_i64
+from .native_call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
+from .native_jobs import JOB_CALL, begin, new_job, work_off, worker
+from .native_llvm import F32, load_f32, load_i64, store_f32, store_i64
 from .native_rows import add_run, clear, write_run
 from .native_source import VECTOR, exported
 from .native_taps import dot_taps
-
-_job = stack(par.JOB_WORDS)
-
-
-@njit
-def _get3(block, at):
-    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
 
 
 @njit
 def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
     """NCX: some rows of one channel of one image."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
-    step, low, high = _get3(p, par.C_STEP_3), _get3(p, par.C_LOW_3), _get3(p, par.C_HIGH_3)
-    s_stride, d_stride = _get3(p, par.C_S_3), _get3(p, par.C_D_3)
-    length, out = _get3(p, par.C_LENGTH_3), _get3(p, par.C_OUT_3)
+    step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
+    s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
+    length, out = load3(p, par.C_LENGTH_3), load3(p, par.C_OUT_3)
     pitch = (out[2] + VECTOR - 1) // VECTOR * VECTOR
     for line in range(lines):
         row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
@@ -82,15 +64,15 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
 def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies):
     """NXC: some rows of at most a vector of channels of one image."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
-    step, low, high = _get3(p, par.C_STEP_3), _get3(p, par.C_LOW_3), _get3(p, par.C_HIGH_3)
-    length, out = _get3(p, par.C_LENGTH_3), _get3(p, par.C_OUT_3)
-    stride = _get3(p, par.C_D_3)
+    step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
+    length, out = load3(p, par.C_LENGTH_3), load3(p, par.C_OUT_3)
+    stride = load3(p, par.C_D_3)
     copy_box_cells(kind, copies, VECTOR, dy, dy_first, count, stride, (z, y, 0), (1, lines, out[2]), out)
     image = copies + 4 * lines * out[2] * VECTOR
     deep, tall = high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
     wide = (out[2] - 1) * step[2] + high[2] - low[2] + 1
     corner = (z * step[0] + low[0], y * step[1] + low[1], low[2])
-    stride = _get3(p, par.C_S_3)
+    stride = load3(p, par.C_S_3)
     copy_box_cells(kind, image, VECTOR, x, x_first, count, stride, corner, (deep, tall, wide), length)
     for t in range(taps):
         tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
@@ -102,11 +84,12 @@ def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies
 
 
 @njit
-def _item(call, item, scratch):
+def _item(job, item, scratch):
     """All weights of one channel, or of as many as a vector holds."""
+    call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     kind, taps, last = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS), load_i64(p, par.C_LAST)
-    out, band = _get3(p, par.C_OUT_3), load_i64(p, par.C_BAND_3 + 1)
+    out, band = load3(p, par.C_OUT_3), load_i64(p, par.C_BAND_3 + 1)
     channel, count = item, 1
     if last:
         channel = item * VECTOR
@@ -141,35 +124,14 @@ def _item(call, item, scratch):
         write_run(kind, result, place + channel * w_d, w_d, totals, t * VECTOR, count)
 
 
-@njit
-def _work(job, _lane):
-    call = load_i64(job, par.JOB_CALL)
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    items, size, scratch = load_i64(p, par.C_UNITS), load_i64(p, par.C_LANE_BYTES), 0
-    while True:
-        item = take(job + 8 * par.JOB_NEXT)
-        if item >= items:
-            break
-        if scratch == 0:
-            scratch = acquire(runtime, size)
-            if scratch == 0:
-                exchange(job + 8 * par.JOB_FAILED, 1)
-                break
-        _item(call, item, scratch)
-    release(runtime, scratch, size)
+_work = worker("conv_depthwise_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
 
 
 @njit
 def _run(call):
-    p = load_i64(call, CALL_PARAMETERS)
-    job = _job()
-    store_i64(job, par.JOB_CALL, call)
-    store_i64(job, par.JOB_NEXT, 0)
-    store_i64(job, par.JOB_FAILED, 0)
-    status = parallel(call, load_i64(p, par.C_WORKER), job, min(lanes(call), load_i64(p, par.C_UNITS)))
-    if status == 0 and load_i64(job, par.JOB_FAILED):
-        return no_memory(call)
-    return status
+    p, job = load_i64(call, CALL_PARAMETERS), new_job()
+    begin(job, call, 0)
+    return work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
 
 
 def _build() -> tuple[Any, Any]:

@@ -16,31 +16,30 @@ LENGTH_3 = 20  # of in
 STEP_3 = 23  # in cells per out cell of a phase
 OUT_STEP_3 = 26  # distance of the out cells of a phase
 W_OUT, W_IN, W_GROUP = 29, 30, 31  # strides of the weights
-ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PHASES, PHASE_TABLE = range(32, 39)
-GATHER_WORDS = 39
+ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PHASES, PHASE_TABLE, ALL_TAPS = range(32, 40)
+BAND_3, BANDS_3, LOW_3, HIGH_3 = 40, 43, 46, 49  # boxes of out cells of every phase; least and greatest shift
+RESIDUES, RESIDUE_TABLE = 52, 53
+CELLS, TURNED, PITCH = 54, 55, 56  # cells of a band, 0 if they are columns; NCX data turned; from cell to cell
+ALL_CELLS_3 = 57
+GATHER_WORDS = 60
 
-# one phase; bands are boxes of out cells
-START_3, COUNT_3, BAND_3, BANDS_3, LOW_3, HIGH_3 = 0, 3, 6, 9, 12, 15  # LOW, HIGH: least and greatest shift
-FIRST_ITEM, FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT, RESIDUES, RESIDUE_TABLE = range(18, 25)
-PHASE_WORDS = 25
+# one phase
+START_3, COUNT_3 = 0, 3
+FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT, PHASE_WORDS = range(6, 11)
 
 # one tap: place in the weights, shift, and which of the residues it reads
 TAP_WEIGHT, TAP_SHIFT_3, TAP_RESIDUE, TAP_WORDS = 0, 1, 4, 5
 RESIDUE_WORDS = 3
-
-# ----- what workers share ------
-
-JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_STAGE, JOB_WORDS = range(6)
 
 # ----- a sum over cells (conv_weights) ---------------------------------------------------------
 
 (
     C_WORKER, C_REDUCER, C_KIND, C_BATCH, C_GROUPS, C_S, C_D, C_TURNED, C_LAST, C_SOURCE, C_DEST,
     C_S_N, C_S_C, C_D_N, C_D_C, C_W_D, C_W_S, C_TAPS, C_TAP_TABLE, C_UNITS, C_PARTS, C_BLOCKS, C_COLUMNS,
-    C_ROWS, C_PART_BYTES, C_LANE_BYTES,
-) = range(26)  # fmt: skip
-C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(26, 53, 3)
-C_WORDS = 53
+    C_ROWS, C_PART_BYTES, C_LANE_BYTES, C_ITEMS,
+) = range(27)  # fmt: skip
+C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(27, 54, 3)
+C_WORDS = 54
 
 # one tap: place in the weights and shift
 C_TAP_WEIGHT, C_TAP_SHIFT_3, C_TAP_WORDS = 0, 1, 4

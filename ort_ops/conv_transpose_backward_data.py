@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..opset.conv_transpose_backward_data import OP
 from ..opset.layout import conv_transpose_weights_to_canonical
 from . import conv_gather
-from .conv_plans import correlation, forward
+from .conv_gather_plans import forward
+from .conv_plans import correlation
 from .native_bridge import Call, NativeKernel, Plan
 
 

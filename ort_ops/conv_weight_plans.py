@@ -70,7 +70,7 @@ def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) 
     taps = math.prod(c.kernel)
     head |= {
         par.C_WORKER: worker,
-        par.C_UNITS: math.ceil(c.groups / VECTOR) if c.last else c.groups,
+        par.C_ITEMS: math.ceil(c.groups / VECTOR) if c.last else c.groups,
         par.C_LANE_BYTES: 8 * taps * (VECTOR + 1) + 64 + 4 * floats(lines),
     }
     return np.array([*words(head, par.C_WORDS), *table], np.int64)
@@ -143,6 +143,7 @@ def _product(c: Correlation, kind: int, inputs: tuple[int, int], functions: tupl
         par.C_REDUCER: functions[1],
         par.C_TURNED: int(turned),
         par.C_UNITS: units,
+        par.C_ITEMS: blocks * parts * c.groups,
         par.C_PARTS: parts,
         par.C_BLOCKS: blocks,
         par.C_COLUMNS: padded,

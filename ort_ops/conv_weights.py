@@ -18,7 +18,7 @@ from typing import Any
 from numba import njit, types
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_cells, copy_box_planes, turn_box
+from .conv_boxes import copy_box_cells, copy_box_planes, load3, turn_box
 from .native_bridge import keep
 from .native_call import (
     CALL_INPUTS,
@@ -26,24 +26,17 @@ from .native_call import (
     CALL_PARAMETERS,
     CALL_RUNTIME,
     acquire,
-    lanes,
     no_memory,
     parallel,
     release,
-    take,
 )
-from .native_llvm import F32, exchange, load_i64, stack, store_i64
+from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_llvm import F32, load_i64, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import add_run, clear, write_run
 from .native_source import VECTOR, exported
 
 _PAGE = 4096
-_job = stack(par.JOB_WORDS)
-
-
-@njit
-def _get3(block, at):
-    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
 
 
 @njit
@@ -99,7 +92,7 @@ def _columns(p, data, first, channels, channel, stride, low, size, length, colum
 def _tile_rows(p, base, channel, stride, begin, count, rows):
     """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
     taps = load_i64(p, par.C_TAPS)
-    low = _get3(p, par.C_LOW_3)
+    low = load3(p, par.C_LOW_3)
     for row in range(count):
         tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * ((begin + row) % taps))
         at = (begin + row) // taps * channel + base
@@ -150,7 +143,7 @@ def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_
 @njit
 def _item(job, item, scratch):
     """One block of rows of one group over the cells of one part."""
-    call = load_i64(job, par.JOB_CALL)
+    call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     blocks, parts, turned = load_i64(p, par.C_BLOCKS), load_i64(p, par.C_PARTS), load_i64(p, par.C_TURNED)
     block, item = item % blocks, item // blocks
@@ -160,7 +153,7 @@ def _item(job, item, scratch):
     taps, columns = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS)
     per_row = columns * taps if turned else columns
     first_row = (begin if turned else begin * taps) + block * ROWS
-    c = load_i64(job, par.JOB_SHARED)
+    c = load_i64(job, JOB_SHARED)
     c += 4 * ((part * load_i64(p, par.C_GROUPS) + group) * load_i64(p, par.C_ROWS) + first_row) * per_row
     units = load_i64(p, par.C_UNITS)
     unit, stop, add = part * units // parts, (part + 1) * units // parts, 0
@@ -173,8 +166,8 @@ def _item(job, item, scratch):
 @njit
 def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     """One band of one image."""
-    bands, size_of = _get3(p, par.C_BANDS_3), _get3(p, par.C_BAND_3)
-    out, step = _get3(p, par.C_OUT_3), _get3(p, par.C_STEP_3)
+    bands, size_of = load3(p, par.C_BANDS_3), load3(p, par.C_BAND_3)
+    out, step = load3(p, par.C_OUT_3), load3(p, par.C_STEP_3)
     n, band = unit // _cells(bands), unit % _cells(bands)
     at = (
         band // (bands[1] * bands[2]) * size_of[0],
@@ -182,7 +175,7 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         band % bands[2] * size_of[2],
     )
     size = (min(size_of[0], out[0] - at[0]), min(size_of[1], out[1] - at[1]), min(size_of[2], out[2] - at[2]))
-    low, high = _get3(p, par.C_LOW_3), _get3(p, par.C_HIGH_3)
+    low, high = load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
     x_low = (at[0] * step[0] + low[0], at[1] * step[1] + low[1], at[2] * step[2] + low[2])
     x_size = (
         (size[0] - 1) * step[0] + high[0] - low[0] + 1,
@@ -190,11 +183,11 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         (size[2] - 1) * step[2] + high[2] - low[2] + 1,
     )
     taps, columns, turned = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS), load_i64(p, par.C_TURNED)
-    s, d, length = load_i64(p, par.C_S), load_i64(p, par.C_D), _get3(p, par.C_LENGTH_3)
+    s, d, length = load_i64(p, par.C_S), load_i64(p, par.C_D), load3(p, par.C_LENGTH_3)
     x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
     dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
     s_channel, d_channel = load_i64(p, par.C_S_C), load_i64(p, par.C_D_C)
-    s_stride, d_stride = _get3(p, par.C_S_3), _get3(p, par.C_D_3)
+    s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
     x_first = n * load_i64(p, par.C_S_N) + group * s * s_channel
     dy_first = n * load_i64(p, par.C_D_N) + group * d * d_channel
     count = (end - begin) if turned else (end - begin) * taps
@@ -256,7 +249,7 @@ def _repeat_last(rows, count):
 @njit
 def _reduce(job, index):
     """One channel of one group: add up the parts and write all its weights."""
-    call = load_i64(job, par.JOB_CALL)
+    call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     kind, turned, blocks = load_i64(p, par.C_KIND), load_i64(p, par.C_TURNED), load_i64(p, par.C_BLOCKS)
     s, d, taps, columns = (
@@ -271,7 +264,7 @@ def _reduce(job, index):
     row = (channel if turned else channel * taps) + block * ROWS
     per_row = columns * taps if turned else columns
     groups, rows = load_i64(p, par.C_GROUPS), load_i64(p, par.C_ROWS)
-    first = load_i64(job, par.JOB_SHARED) + 4 * (group * rows + row) * per_row
+    first = load_i64(job, JOB_SHARED) + 4 * (group * rows + row) * per_row
     w_d, w_s = load_i64(p, par.C_W_D), load_i64(p, par.C_W_S)
     for part in range(1, load_i64(p, par.C_PARTS)):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
@@ -289,24 +282,7 @@ def _reduce(job, index):
 # ----- one call -------------------------------------------------------------------------------
 
 
-@njit
-def _work(job, _lane):
-    """Take items until none is left."""
-    call = load_i64(job, par.JOB_CALL)
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    items = load_i64(p, par.C_BLOCKS) * load_i64(p, par.C_PARTS) * load_i64(p, par.C_GROUPS)
-    size, scratch = load_i64(p, par.C_LANE_BYTES), 0
-    while True:
-        item = take(job + 8 * par.JOB_NEXT)
-        if item >= items:
-            break
-        if scratch == 0:
-            scratch = acquire(runtime, size)
-            if scratch == 0:
-                exchange(job + 8 * par.JOB_FAILED, 1)
-                break
-        _item(job, item, scratch)
-    release(runtime, scratch, size)
+_work = worker("conv_weights_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
 
 
 @njit
@@ -316,23 +292,17 @@ def _run(call):
     partial = acquire(runtime, size)
     if partial == 0:
         return no_memory(call)
-    job = _job()
-    store_i64(job, par.JOB_CALL, call)
-    store_i64(job, par.JOB_NEXT, 0)
-    store_i64(job, par.JOB_FAILED, 0)
-    store_i64(job, par.JOB_SHARED, partial)
+    job = new_job()
+    begin(job, call, partial)
     status = 0
     if load_i64(p, par.C_UNITS) == 0:
         clear(partial, 0, size // 4)
     else:
-        items = load_i64(p, par.C_BLOCKS) * load_i64(p, par.C_PARTS) * load_i64(p, par.C_GROUPS)
-        status = parallel(call, load_i64(p, par.C_WORKER), job, min(lanes(call), items))
-    if status == 0 and load_i64(job, par.JOB_FAILED) == 0:
+        status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
+    if status == 0:
         channels = load_i64(p, par.C_D) if load_i64(p, par.C_TURNED) else load_i64(p, par.C_S)
         status = parallel(call, load_i64(p, par.C_REDUCER), job, load_i64(p, par.C_GROUPS) * channels)
     release(runtime, partial, size)
-    if status == 0 and load_i64(job, par.JOB_FAILED):
-        return no_memory(call)
     return status
 
 

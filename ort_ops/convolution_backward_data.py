@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..opset.convolution_backward_data import OP
 from ..opset.layout import conv_weights_to_canonical
 from . import conv_gather
-from .conv_plans import correlation, data_gradient
+from .conv_gather_plans import data_gradient
+from .conv_plans import correlation
 from .native_bridge import Call, NativeKernel, Plan
 
 

@@ -1,0 +1,237 @@
+"""Plans of sums over taps, for `conv_gather`: a correlation, or the data gradient of one. Plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from . import conv_parameters as par
+from .conv_plans import BAND_FLOATS, Correlation, Tensor, Triple, band_of, processors, three, three_words, words
+from .native_micro import COLUMNS, ROWS, TILE_ROWS
+from .native_source import VECTOR
+
+_DENSE: Triple = (1, 1, 1)
+_LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
+
+
+@dataclass(frozen=True)
+class _Tap:
+    kernel: Triple
+    shift: Triple
+
+
+@dataclass(frozen=True)
+class _Phase:
+    start: Triple
+    count: Triple
+    taps: tuple[_Tap, ...]
+
+
+def _axis_phases(c: Correlation, axis: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """(first source cell, number of cells, [(kernel cell, shift of the destination cell)]) per residue."""
+    stride, dilation, pad = c.strides[axis], c.dilations[axis], c.pads[axis]
+    length = c.source_length[axis]
+    result = []
+    for r in range(min(stride, length)):
+        reach = [(k, r + pad - k * dilation) for k in range(c.kernel[axis])]
+        taps = [(k, at // stride) for k, at in reach if at % stride == 0]
+        result.append((r, (length - r + stride - 1) // stride, taps))
+    return result
+
+
+def _data_phases(c: Correlation) -> list[_Phase]:
+    """The source cells of equal residues, with the kernel cells that reach them."""
+    phases = []
+    for z, y, x in product(*(_axis_phases(c, axis) for axis in range(3))):
+        taps = tuple(_Tap((kz, ky, kx), (oz, oy, ox)) for (kz, oz), (ky, oy), (kx, ox) in product(z[2], y[2], x[2]))
+        phases.append(_Phase((z[0], y[0], x[0]), (z[1], y[1], x[1]), taps))
+    return phases
+
+
+def _forward_phase(c: Correlation) -> _Phase:
+    axes = [[(k, k * d - p) for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
+    taps = tuple(_Tap((kz, ky, kx), (oz, oy, ox)) for (kz, oz), (ky, oy), (kx, ox) in product(*axes))
+    return _Phase((0, 0, 0), c.out_length, taps)
+
+
+def data_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+    """Parameters of the gradient with respect to the source; `inputs` are data and weights."""
+    head = _head(c, kind, inputs, functions, (c.s, c.d), c.destination, c.source, c.out_length)
+    head |= three_words(par.STEP_3, _DENSE) | three_words(par.OUT_STEP_3, c.strides)
+    head |= {par.W_OUT: c.w_s, par.W_IN: c.w_d, par.W_GROUP: c.d * c.w_d}
+    return _gather(c, head, _data_phases(c), _DENSE)
+
+
+def forward(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+    """Parameters of the correlation itself."""
+    head = _head(c, kind, inputs, functions, (c.d, c.s), c.source, c.destination, c.source_length)
+    head |= three_words(par.STEP_3, c.strides) | three_words(par.OUT_STEP_3, _DENSE)
+    head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d}
+    return _gather(c, head, [_forward_phase(c)], c.strides)
+
+
+def _head(
+    c: Correlation,
+    kind: int,
+    inputs: tuple[int, int],
+    functions: tuple[int, int],
+    channels: tuple[int, int],
+    data: Tensor,
+    out: Tensor,
+    length: Triple,
+) -> dict[int, int]:
+    head = {par.PACKER: functions[0], par.WORKER: functions[1], par.KIND: kind}
+    head |= {par.BATCH: c.batch, par.GROUPS: c.groups, par.OUTS: channels[0], par.INS: channels[1]}
+    head |= {par.LAST: int(c.last), par.DATA: inputs[0], par.WEIGHTS: inputs[1]}
+    head |= {par.IN_N: data.n, par.IN_C: data.c, par.OUT_N: out.n, par.OUT_C: out.c}
+    head |= three_words(par.IN_3, data.cells) | three_words(par.OUT_3, out.cells) | three_words(par.LENGTH_3, length)
+    return head
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What a band reads: least and greatest shift, residues of the cells modulo the step, the step."""
+
+    low: Triple
+    high: Triple
+    residues: int
+    steps: Triple
+
+    def box(self, band: Sequence[int], steps: Triple) -> list[int]:
+        """Lengths of what a band of such lengths reads."""
+        return [(b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, steps, self.low, self.high, strict=True)]
+
+
+def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: Triple) -> np.ndarray:
+    """The head, the phases, and the tables of taps and residues behind them."""
+    outs, ins = head[par.OUTS], head[par.INS]
+    count = _per_axis(max, [phase.count for phase in phases])
+    turned = False
+    if not c.last:
+        turned = _turning_pays(phases, outs, ins, count, steps)
+    cells = c.last or turned
+    shifted = [_shifts(phase, steps, quotients=not cells) for phase in phases]
+    residues = list(dict.fromkeys(residue for taps in shifted for _, residue in taps)) or [(0, 0, 0)]
+    every = [shift for taps in shifted for shift, _ in taps]
+    reach = _Reach(_per_axis(min, every), _per_axis(max, every), len(residues), steps)
+    floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
+    least = (1, 1, min(count[2], 2 * COLUMNS))
+    band, _ = band_of(count, floats, BAND_FLOATS, least)
+    band = _cut_for_threads(band, count, c.batch * c.groups)
+    bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
+    width = COLUMNS if cells else ROWS
+    tiles = math.ceil(outs / width)
+    items = c.batch * c.groups * math.prod(bands)
+    split = 1 if items >= 2 * processors() else min(tiles, math.ceil(4 * processors() / max(items, 1)))
+    records, tables, pack = _records(c, phases, shifted, residues, (width, tiles, ins))
+    all_taps = sum(len(phase.taps) for phase in phases)
+    residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
+    head |= {par.ITEMS: items * split, par.SPLIT: split, par.UNITS: c.groups * tiles * len(phases)}
+    head |= {par.PACK_BYTES: 4 * pack, par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
+    head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
+    head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: _pitch(ins, turned=turned)}
+    for at, values in (
+        (par.BAND_3, band),
+        (par.BANDS_3, bands),
+        (par.LOW_3, reach.low),
+        (par.HIGH_3, reach.high),
+        (par.ALL_CELLS_3, count),
+    ):
+        head |= three_words(at, values)
+    head[par.LANE_BYTES] = 4 * ROWS * COLUMNS + 8 * ROWS + 16 * all_taps + 4 * floats(list(band))
+    blocks = [words(head, par.GATHER_WORDS), *(words(r, par.PHASE_WORDS) for r in records), tables]
+    blocks.append([r for residue in residues for r in residue])
+    return np.array([word for block in blocks for word in block], np.int64)
+
+
+def _records(
+    c: Correlation,
+    phases: list[_Phase],
+    shifted: list[list[tuple[Triple, Triple]]],
+    residues: list[Triple],
+    sizes: tuple[int, int, int],
+) -> tuple[list[dict[int, int]], list[int], int]:
+    """The words of the phases, the tables of their taps, and the floats of the packed weights."""
+    width, tiles, ins = sizes
+    tables: list[int] = []
+    records: list[dict[int, int]] = []
+    pack = 0
+    for n, (phase, shifts) in enumerate(zip(phases, shifted, strict=True)):
+        record = {par.FIRST_UNIT: c.groups * tiles * n, par.TAPS: len(phase.taps), par.PACK_AT: pack}
+        record[par.TAP_TABLE] = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
+        records.append(record | three_words(par.START_3, phase.start) | three_words(par.COUNT_3, phase.count))
+        for tap, (shift, residue) in zip(phase.taps, shifts, strict=True):
+            place = sum(k * s for k, s in zip(tap.kernel, c.w_kernel, strict=True))
+            tables += [place, *shift, residues.index(residue)]
+        pack += c.groups * tiles * len(phase.taps) * ins * width
+    return records, tables, pack
+
+
+def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:
+    return three([choose(column) for column in zip(*triples, strict=True)] if triples else [], 0)
+
+
+def _shifts(phase: _Phase, steps: Triple, *, quotients: bool) -> list[tuple[Triple, Triple]]:
+    """(shift, residue) of every tap; as quotients the cells of a residue modulo the step lie in planes of their own."""
+    if not quotients:
+        return [(tap.shift, (0, 0, 0)) for tap in phase.taps]
+    pairs = [[divmod(shift, step) for shift, step in zip(tap.shift, steps, strict=True)] for tap in phase.taps]
+    return [(three([q for q, _ in tap], 0), three([r for _, r in tap], 0)) for tap in pairs]
+
+
+def _planes_floats(reach: _Reach, channels: int, *, turned: bool) -> Callable[[Sequence[int]], int]:
+    """How many floats the copy of what a band reads has at most, as planes."""
+    assert not turned
+
+    def floats(band: Sequence[int]) -> int:
+        plane = math.prod(reach.box(band, _DENSE)) + (reach.high[2] - reach.low[2]) + COLUMNS + 32
+        return channels * reach.residues * plane
+
+    return floats
+
+
+def _cells_floats(reach: _Reach, channels: int, *, turned: bool) -> Callable[[Sequence[int]], int]:
+    """As cells; turned ones are followed by their results, as cells and as lines."""
+
+    def floats(band: Sequence[int]) -> int:
+        cells = math.prod(band)
+        results = (cells + ROWS) * COLUMNS + VECTOR * (cells + VECTOR) if turned else 0
+        return math.prod(reach.box(band, reach.steps)) * _pitch(channels, turned=turned) + results
+
+    return floats
+
+
+def _pitch(channels: int, *, turned: bool) -> int:
+    """Floats from cell to cell of a copy: an odd number of vectors, so that a cache holds neighbours apart."""
+    vectors = math.ceil(channels / VECTOR)
+    if not turned and vectors * VECTOR != channels:
+        return channels
+    return VECTOR * (vectors + 1 - vectors % 2)
+
+
+def _turning_pays(phases: list[_Phase], outs: int, ins: int, count: Triple, steps: Triple) -> bool:
+    """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
+    taps = sum(len(phase.taps) for phase in phases)
+    cells, rows = math.prod(count), math.prod(count[:2])
+    shifts = [tap.shift[2] for phase in phases for tap in phase.taps] or [0]
+    spread = (max(shifts) - min(shifts)) // steps[2]
+    long_row = rows * (count[2] + spread)  # the gaps between rows are computed too
+    tile_rows = outs // ROWS * ROWS + TILE_ROWS[outs % ROWS]
+    planes = taps * ins * tile_rows * math.ceil(long_row / VECTOR)
+    turned = taps * ins * (cells // ROWS * ROWS + TILE_ROWS[cells % ROWS]) * math.ceil(outs / VECTOR)
+    copies = (math.prod(steps) * cells * ins + len(phases) * cells * outs) // 3
+    return turned + copies < planes
+
+
+def _cut_for_threads(band: Triple, count: Triple, images: int) -> Triple:
+    """Smaller bands along the first axis that has several cells, so that every thread has some."""
+    axis = next((axis for axis in range(3) if band[axis] > 1), 2)
+    bands = math.prod(math.ceil(n / b) for n, b in zip(count, band, strict=True))
+    wanted = math.ceil(4 * processors() / max(images * bands, 1))
+    most = max(1, math.prod(band) // _LEAST_CELLS)
+    length = math.ceil(band[axis] / min(wanted, most))
+    return three([length if n == axis else band[n] for n in range(3)], 1)
