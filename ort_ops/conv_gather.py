@@ -6,8 +6,9 @@ for every phase r. A correlation has one phase and S' = 1; the data gradient has
 of the source index modulo the stride S', each with the taps that reach it (`conv_plans`). No image is unrolled: a band
 of cells q, with all its phases, is computed from a float32 copy of the cells it reads, with zeros around.
 
-The product has cells as columns (`conv_planes`) or output channels as columns (`conv_cells`). The weights are packed
-once per call in the order in which its tiles read them.
+The product has cells as columns (`conv_planes`) or output channels as columns (`conv_cells`); the weights are packed
+once per call in the order in which its tiles read them. One channel per group on either side makes no product
+(`conv_depthwise_gather`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numba import njit, types
 from . import conv_parameters as par
 from .conv_boxes import load3
 from .conv_cells import gather_cells
+from .conv_depthwise_gather import gather_depthwise
 from .conv_planes import gather_planes
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_PARAMETERS, CALL_RUNTIME, acquire, no_memory, parallel, release
@@ -79,7 +81,9 @@ def _item(job, item, scratch):
     tiles, _ = _tiles(p)
     first, stop = split * tiles // splits, (split + 1) * tiles // splits
     packed = load_i64(job, JOB_SHARED)
-    if load_i64(p, par.CELLS):
+    if load_i64(p, par.DEPTHWISE):
+        gather_depthwise(call, p, n, group, cell, size, scratch)
+    elif load_i64(p, par.CELLS):
         gather_cells(call, p, packed, n, group, cell, size, first, stop, scratch)
     else:
         gather_planes(call, p, packed, n, group, cell, size, first, stop, scratch)
@@ -97,7 +101,9 @@ def _run(call):
         return no_memory(call)
     job = new_job()
     begin(job, call, packed)
-    status = parallel(call, load_i64(p, par.PACKER), job, load_i64(p, par.UNITS))
+    status = 0
+    if load_i64(p, par.UNITS):
+        status = parallel(call, load_i64(p, par.PACKER), job, load_i64(p, par.UNITS))
     if status == 0:
         status = work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
     release(runtime, packed, size)

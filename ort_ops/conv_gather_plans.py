@@ -15,6 +15,7 @@ from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
 
 _DENSE: Triple = (1, 1, 1)
+_DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
 
@@ -110,28 +111,34 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     """The head, the phases, and the tables of taps and residues behind them."""
     outs, ins = head[par.OUTS], head[par.INS]
     count = _per_axis(max, [phase.count for phase in phases])
-    turned = False
-    if not c.last:
-        turned = _turning_pays(phases, outs, ins, count, steps)
+    depthwise = c.s == c.d == 1 and c.groups > 1
+    turned = not (c.last or depthwise) and _turning_pays(phases, outs, ins, count, steps)
     cells = c.last or turned
     shifted = [_shifts(phase, steps, quotients=not cells) for phase in phases]
     residues = list(dict.fromkeys(residue for taps in shifted for _, residue in taps)) or [(0, 0, 0)]
     every = [shift for taps in shifted for shift, _ in taps]
     reach = _Reach(_per_axis(min, every), _per_axis(max, every), len(residues), steps)
-    floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
-    least = (1, 1, min(count[2], 2 * COLUMNS))
-    band, _ = band_of(count, floats, BAND_FLOATS, least)
-    band = _cut_for_threads(band, count, c.batch * c.groups)
+    all_taps = sum(len(phase.taps) for phase in phases)
+    if depthwise:
+        floats, limit = _depthwise_floats(reach, last=c.last), _DEPTHWISE_FLOATS
+    else:
+        floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
+        limit = BAND_FLOATS if all_taps > 1 else BAND_FLOATS // 4
+    band, _ = band_of(count, floats, limit, (1, 1, min(count[2], 2 * COLUMNS)))
+    groups = math.ceil(c.groups / VECTOR) if depthwise and c.last else c.groups
+    band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
     tiles = math.ceil(outs / width)
-    items = c.batch * c.groups * math.prod(bands)
+    items = c.batch * groups * math.prod(bands)
     split = 1 if items >= 2 * processors() else min(tiles, math.ceil(4 * processors() / max(items, 1)))
     records, tables, pack = _records(c, phases, shifted, residues, (width, tiles, ins))
-    all_taps = sum(len(phase.taps) for phase in phases)
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
-    head |= {par.ITEMS: items * split, par.SPLIT: split, par.UNITS: c.groups * tiles * len(phases)}
-    head |= {par.PACK_BYTES: 4 * pack, par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
+    if depthwise:
+        pack, head[par.DEPTHWISE], head[par.GROUPS] = 0, c.groups, groups
+    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: 4 * pack}
+    head[par.UNITS] = 0 if depthwise else c.groups * tiles * len(phases)
+    head |= {par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
     head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: _pitch(ins, turned=turned)}
     for at, values in (
@@ -142,7 +149,8 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
         (par.ALL_CELLS_3, count),
     ):
         head |= three_words(at, values)
-    head[par.LANE_BYTES] = 4 * ROWS * COLUMNS + 8 * ROWS + 16 * all_taps + 4 * floats(list(band))
+    per_tap = 8 + 4 * VECTOR if depthwise else 16
+    head[par.LANE_BYTES] = 4 * ROWS * COLUMNS + 8 * ROWS + per_tap * all_taps + 4 * floats(list(band))
     blocks = [words(head, par.GATHER_WORDS), *(words(r, par.PHASE_WORDS) for r in records), tables]
     blocks.append([r for residue in residues for r in residue])
     return np.array([word for block in blocks for word in block], np.int64)
@@ -201,6 +209,18 @@ def _cells_floats(reach: _Reach, channels: int, *, turned: bool) -> Callable[[Se
         cells = math.prod(band)
         results = (cells + ROWS) * COLUMNS + VECTOR * (cells + VECTOR) if turned else 0
         return math.prod(reach.box(band, reach.steps)) * _pitch(channels, turned=turned) + results
+
+    return floats
+
+
+def _depthwise_floats(reach: _Reach, *, last: bool) -> Callable[[Sequence[int]], int]:
+    """The copy for one channel, or for a vector of channels, and a row of results."""
+
+    def floats(band: Sequence[int]) -> int:
+        if last:
+            return VECTOR * (math.prod(reach.box(band, reach.steps)) + band[2])
+        box = reach.box(band, _DENSE)
+        return reach.residues * (math.prod(box) + box[2] + 2 * VECTOR) + band[1] * box[2] + 2 * VECTOR
 
     return floats
 

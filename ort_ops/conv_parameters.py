@@ -21,7 +21,8 @@ BAND_3, BANDS_3, LOW_3, HIGH_3 = 40, 43, 46, 49  # boxes of out cells of every p
 RESIDUES, RESIDUE_TABLE = 52, 53
 CELLS, TURNED, PITCH = 54, 55, 56  # cells of a band, 0 if they are columns; NCX data turned; from cell to cell
 ALL_CELLS_3 = 57
-GATHER_WORDS = 60
+DEPTHWISE = 60  # channels of a depthwise convolution, 0 for any other; its groups are blocks of channels
+GATHER_WORDS = 61
 
 # one phase
 START_3, COUNT_3 = 0, 3

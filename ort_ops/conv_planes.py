@@ -17,7 +17,10 @@ from .native_rows import clear, write_run
 from .native_source import VECTOR
 from .native_vectors import copy_rows
 
-_PAGE = 4096
+_PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
+_FEW = (
+    64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
+)
 
 
 @njit
@@ -38,7 +41,7 @@ def out_at(p, phase, n, group, cell):
 
 
 @njit
-def _copy_planes(p, source, first, target, low, size, plane):
+def copy_planes(p, source, first, target, low, size, plane):
     """For every residue and channel a plane of rows x, y, z; `first` is the image's first element.
 
     low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
@@ -66,7 +69,7 @@ def _copy_planes(p, source, first, target, low, size, plane):
 
 
 @njit
-def _pitch(size, low, high, cell, end):
+def row_pitch(size, low, high, cell, end):
     """The shortest row pitch: zeros behind a row serve as zeros before the next one."""
     spread, start = high - low, cell + low
     return max(size, size + spread - max(0, -start), min(size + spread, end - start))
@@ -79,7 +82,7 @@ def _in_place(p, cell, box):
     z, y = cell[0] + low[0], cell[1] + low[1]
     unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and high[2] == 0
     dense = load_i64(p, par.KIND) == F32 and load_i64(p, par.IN_3 + 2) == 1 and step[0] == step[1] == step[2] == 1
-    spread = 4 * load_i64(p, par.IN_C) % _PAGE != 0  # else all channels fall on the same lines of the cache
+    spread = load_i64(p, par.INS) > _FEW and 4 * load_i64(p, par.IN_C) % _PAGE != 0
     inside = 0 <= z < length[0] and 0 <= y < length[1] and cell[2] + box[2] <= length[2]
     return unshifted and dense and spread and inside and box[2] > COLUMNS
 
@@ -107,7 +110,7 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
     kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
     low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
     step_x, plane = load_i64(p, par.STEP_3 + 2), load_i64(p, par.IN_C)
-    pitch = _pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
+    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
     box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
     tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
     table = rows + 8 * ROWS
@@ -122,7 +125,7 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
         plane = box[0] * box[1] * pitch + high[2] - low[2] + COLUMNS
         plane = (plane + 15) // 16 * 16
         plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
-        _copy_planes(p, data, first, band, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+        copy_planes(p, data, first, band, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
     _shifts(p, table, plane, box[1], pitch)

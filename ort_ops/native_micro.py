@@ -15,7 +15,7 @@ from numba import types
 
 from .native_llvm import intrinsic
 from .native_source import REGISTERS, VECTOR
-from .native_vectors import FLOAT, I32, I64, ITEM, VEC, fma, pointer, splat
+from .native_vectors import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
@@ -28,13 +28,6 @@ Value = Any
 
 def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
     return pointer(b, b.add(address, I64(ITEM * VECTOR * j)))
-
-
-def _prefetch_for_writing(b: ir.IRBuilder, place: Value) -> None:
-    name = "llvm.prefetch.p0"
-    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
-    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(function, [place, I32(1), I32(3), I32(1)])
 
 
 def _tile(module: ir.Module, rows: int, vectors: int) -> ir.Function:
@@ -54,7 +47,7 @@ def _tile(module: ir.Module, rows: int, vectors: int) -> ir.Function:
     a_at = [entry.add(a, entry.load(pointer(entry, entry.add(a_rows, I64(8 * i)), I64))) for i in range(rows)]
     c_at = [entry.add(c, entry.mul(c_row, I64(i))) for i in range(rows)]
     for i, j in cells:  # the sum takes longer than it takes to fetch what it is written to
-        _prefetch_for_writing(entry, _vector(entry, c_at[i], j))
+        prefetch(entry, entry.add(c_at[i], I64(ITEM * VECTOR * j)), writing=True)
     entry.cbranch(entry.icmp_signed("!=", add, I64(0)), load.block, outer.block)
 
     before = {(i, j): load.load(_vector(load, c_at[i], j), align=ITEM) for i, j in cells}

@@ -21,7 +21,7 @@ from .native_llvm import (
     store_f32,
 )
 from .native_source import compiled
-from .native_vectors import copy_even, copy_run, spread_even
+from .native_vectors import clear_run, copy_even, copy_run, spread_even
 
 
 def _reader(name: str, load: Any) -> Any:
@@ -149,5 +149,4 @@ def add_run(kind, target, source, first, count):
 @njit
 def clear(target, to, count):
     """float32 target[to + i] = 0."""
-    for i in range(count):
-        store_f32(target, to + i, 0.0)
+    clear_run(target + 4 * to, count)

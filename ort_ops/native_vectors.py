@@ -19,6 +19,7 @@ I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatTyp
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))
 ITEM = 4
 BYTES = ITEM * VECTOR
+_AHEAD = 2048  # bytes
 ZERO = ir.Constant(VEC, [0.0] * VECTOR)
 IOTA = ir.Constant(LANES, list(range(VECTOR)))
 Value = Any
@@ -72,6 +73,14 @@ def store(b: ir.IRBuilder, value: Value, address: Value) -> None:
     b.store(value, pointer(b, address), align=ITEM)
 
 
+def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False) -> None:
+    """Fetch a line of the cache that will be needed later; any address will do."""
+    name = "llvm.prefetch.p0"
+    kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
+    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    b.call(function, [pointer(b, address), I32(int(writing)), I32(3), I32(1)])
+
+
 def function_of(module: ir.Module, name: str, arguments: int, make: Callable[[ir.Function], None]) -> ir.Function:
     """The module's function of that name, made if it is new: int64 arguments and no result."""
     name = f"onnx_backprop_{name}"
@@ -119,11 +128,27 @@ def _copy(function: ir.Function) -> None:
     def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, offset), b.add(source, offset)
+        # Rows mostly follow one another, and the next ones are too far in the instructions to be fetched by themselves.
+        prefetch(b, b.add(at, I64(_AHEAD)))
+        prefetch(b, b.add(to, I64(_AHEAD)), writing=True)
         if left is None:
             store(b, load(b, at), to)
         else:
             mask = below(b, left)
             store_masked(b, load_masked(b, at, mask), to, mask)
+
+    _vectors(function, count, body)
+
+
+def _clear(function: ir.Function) -> None:
+    target, count = function.args
+
+    def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
+        to = b.add(target, b.mul(done, I64(ITEM)))
+        if left is None:
+            store(b, ZERO, to)
+        else:
+            store_masked(b, ZERO, to, below(b, left))
 
     _vectors(function, count, body)
 
@@ -229,6 +254,12 @@ def _transpose_part(function: ir.Function) -> None:
         store(column, values[j], column.add(target, column.mul(target_row, I64(j))))
         column.branch(blocks[j - 1] if j else leave)
     ir.IRBuilder(leave).ret_void()
+
+
+@intrinsic
+def clear_run(_context, target, count):
+    """target[i] = 0 for i < count."""
+    return caller("clear_run", 2, _clear)
 
 
 @intrinsic

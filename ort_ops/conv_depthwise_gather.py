@@ -1,0 +1,121 @@
+"""Bands of a gather with one channel per group: a depthwise convolution, or its data gradient. Compiled.
+
+    out[n, c, q·S' + r] = Σ_t w[c, t] · in[n, c, q·S + shift(t)]
+
+Data NCX: an item is a channel; vectors go along all rows of a band, in a padded float32 copy as in `conv_planes`.
+Data NXC: an item is a vector of channels.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from . import conv_parameters as par
+from .conv_boxes import copy_box_cells, load3
+from .conv_planes import copy_planes, out_at, phase_size, row_pitch
+from .native_call import CALL_INPUTS, CALL_OUTPUT
+from .native_llvm import load_i64, store_i64
+from .native_rows import clear, scatter_run, write_run
+from .native_source import VECTOR
+from .native_taps import weigh_taps
+
+_BYTES = 4 * VECTOR
+
+
+@njit
+def _weights(call, p, phase, channel, lanes, target):
+    """Vectors of the weights of a phase's taps: of one channel in all lanes, or of a channel each."""
+    kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
+    table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
+    for tap in range(load_i64(phase, par.TAPS)):
+        first = channel * step + load_i64(p, table + par.TAP_WORDS * tap + par.TAP_WEIGHT)
+        if load_i64(p, par.LAST):
+            clear(target, tap * VECTOR, VECTOR)
+            scatter_run(kind, target, tap * VECTOR, 1, source, first, step, lanes)
+        else:
+            scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
+
+
+@njit
+def _shifts(p, phase, stride, residue, target):
+    """Where a phase's taps start in the copy, in bytes."""
+    low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
+    for tap in range(load_i64(phase, par.TAPS)):
+        entry = p + 8 * (table + par.TAP_WORDS * tap)
+        shift, at = load3(entry, par.TAP_SHIFT_3), load_i64(entry, par.TAP_RESIDUE) * residue
+        for axis in range(3):
+            at += (shift[axis] - low[axis]) * stride[axis]
+        store_i64(target, tap, 4 * at)
+
+
+@njit
+def gather_depthwise(call, p, n, block, cell, size, scratch):
+    """All phases of one band."""
+    weights = scratch
+    shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
+    copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
+    if load_i64(p, par.LAST):
+        _cells(call, p, n, block, cell, size, weights, shifts, copy)
+    else:
+        _planes(call, p, n, block, cell, size, weights, shifts, copy)
+
+
+@njit
+def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
+    kind, out = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT)
+    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
+    step_x = load_i64(p, par.STEP_3 + 2)
+    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
+    box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
+    plane = box[0] * box[1] * pitch + high[2] - low[2] + VECTOR
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    first = n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C)
+    copy_planes(p, data, first, copy, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+    result = copy + 4 * load_i64(p, par.RESIDUES) * plane
+    for number in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+        own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
+        at, step = out_at(p, phase, n, channel, cell)
+        cells = (own[1] - 1) * pitch + own[2]
+        if own[1] <= 0 or own[2] <= 0:
+            continue
+        _weights(call, p, phase, channel, 1, weights)
+        _shifts(p, phase, (box[1] * pitch, pitch, 1), plane, shifts)
+        clear(result, 0, cells * (taps == 0))
+        for z in range(own[0]):
+            source, vectors = copy + 4 * z * box[1] * pitch, (cells + VECTOR - 1) // VECTOR
+            weigh_taps(taps, result, _BYTES, source, _BYTES, shifts, weights, vectors)
+            for y in range(own[1]):
+                write_run(kind, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])
+
+
+@njit
+def _cells(call, p, n, block, cell, size, weights, shifts, copy):
+    kind, out, channel = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT), block * VECTOR
+    lanes = min(VECTOR, load_i64(p, par.DEPTHWISE) - channel)
+    low, high, steps = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.STEP_3)
+    corner = (cell[0] * steps[0] + low[0], cell[1] * steps[1] + low[1], cell[2] * steps[2] + low[2])
+    box = (
+        (size[0] - 1) * steps[0] + high[0] - low[0] + 1,
+        (size[1] - 1) * steps[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * steps[2] + high[2] - low[2] + 1,
+    )
+    data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel
+    length = load3(p, par.LENGTH_3)
+    copy_box_cells(kind, copy, VECTOR, data, first, lanes, load3(p, par.IN_3), corner, box, length)
+    result = copy + _BYTES * box[0] * box[1] * box[2]
+    stride = (box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR)
+    for number in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+        own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
+        at, step = out_at(p, phase, n, 0, cell)
+        _weights(call, p, phase, channel, lanes, weights)
+        _shifts(p, phase, stride, 0, shifts)
+        clear(result, 0, own[2] * VECTOR * (taps == 0))
+        for z in range(own[0]):
+            for y in range(own[1]):
+                source = copy + 4 * (z * steps[0] * stride[0] + y * steps[1] * stride[1])
+                weigh_taps(taps, result, _BYTES, source, _BYTES * steps[2], shifts, weights, own[2])
+                to = at + channel + z * step[0] + y * step[1]
+                for x in range(own[2]):
+                    write_run(kind, out, to + x * step[2], 1, result, x * VECTOR, lanes)
