@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from . import conv_parameters as par
+from .conv_planes import FEW_CHANNELS
 from .conv_plans import BAND_FLOATS, Correlation, Tensor, Triple, band_of, processors, three, three_words, words
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
@@ -123,7 +124,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
         floats, limit = _depthwise_floats(reach, last=c.last), _DEPTHWISE_FLOATS
     else:
         floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
-        limit = BAND_FLOATS if all_taps > 1 else BAND_FLOATS // 4
+        limit = BAND_FLOATS // 4 if all_taps == 1 and ins <= FEW_CHANNELS else BAND_FLOATS
     band, _ = band_of(count, floats, limit, (1, 1, min(count[2], 2 * COLUMNS)))
     groups = math.ceil(c.groups / VECTOR) if depthwise and c.last else c.groups
     band = _cut_for_threads(band, count, c.batch * groups)

@@ -37,10 +37,10 @@ RESIDUE_WORDS = 3
 (
     C_WORKER, C_REDUCER, C_KIND, C_BATCH, C_GROUPS, C_S, C_D, C_TURNED, C_LAST, C_SOURCE, C_DEST,
     C_S_N, C_S_C, C_D_N, C_D_C, C_W_D, C_W_S, C_TAPS, C_TAP_TABLE, C_UNITS, C_PARTS, C_BLOCKS, C_COLUMNS,
-    C_ROWS, C_PART_BYTES, C_LANE_BYTES, C_ITEMS,
-) = range(27)  # fmt: skip
-C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(27, 54, 3)
-C_WORDS = 54
+    C_ROWS, C_PART_BYTES, C_LANE_BYTES, C_ITEMS, C_DENSE,
+) = range(28)  # fmt: skip
+C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(28, 55, 3)
+C_WORDS = 55
 
 # one tap: place in the weights and shift
 C_TAP_WEIGHT, C_TAP_SHIFT_3, C_TAP_WORDS = 0, 1, 4

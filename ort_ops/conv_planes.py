@@ -18,7 +18,7 @@ from .native_source import VECTOR
 from .native_vectors import copy_rows
 
 _PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
-_FEW = (
+FEW_CHANNELS = (
     64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
 )
 
@@ -82,7 +82,7 @@ def _in_place(p, cell, box):
     z, y = cell[0] + low[0], cell[1] + low[1]
     unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and high[2] == 0
     dense = load_i64(p, par.KIND) == F32 and load_i64(p, par.IN_3 + 2) == 1 and step[0] == step[1] == step[2] == 1
-    spread = load_i64(p, par.INS) > _FEW and 4 * load_i64(p, par.IN_C) % _PAGE != 0
+    spread = load_i64(p, par.INS) > FEW_CHANNELS and 4 * load_i64(p, par.IN_C) % _PAGE != 0
     inside = 0 <= z < length[0] and 0 <= y < length[1] and cell[2] + box[2] <= length[2]
     return unshifted and dense and spread and inside and box[2] > COLUMNS
 

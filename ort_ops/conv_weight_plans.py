@@ -144,6 +144,7 @@ def _product(c: Correlation, kind: int, inputs: tuple[int, int], functions: tupl
         par.C_TURNED: int(turned),
         par.C_UNITS: units,
         par.C_ITEMS: blocks * parts * c.groups,
+        par.C_DENSE: int(table[:: par.C_TAP_WORDS] == list(range(taps))),
         par.C_PARTS: parts,
         par.C_BLOCKS: blocks,
         par.C_COLUMNS: padded,

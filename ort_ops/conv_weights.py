@@ -31,12 +31,14 @@ from .native_call import (
     release,
 )
 from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
-from .native_llvm import F32, load_i64, store_i64
+from .native_llvm import F32, load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import add_run, clear, write_run
 from .native_source import VECTOR, exported
+from .native_vectors import transpose_part
 
 _PAGE = 4096
+_square = stack(VECTOR * VECTOR // 2)
 
 
 @njit
@@ -269,6 +271,9 @@ def _reduce(job, index):
     for part in range(1, load_i64(p, par.C_PARTS)):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
     out = load_i64(call, CALL_OUTPUT)
+    if not turned and load_i64(p, par.C_DENSE):
+        _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
+        return
     for t in range(taps):
         place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
         if turned:
@@ -279,7 +284,17 @@ def _reduce(job, index):
             write_run(kind, out, place, w_d, first, t * columns, d)
 
 
-# ----- one call -------------------------------------------------------------------------------
+@njit
+def _write_transposed(kind, out, at, step, source, columns, taps, count):
+    """out[at + i·step + t] = source[t, i]: all taps of a weight together, not one by one across the whole tensor."""
+    square = _square()
+    for i in range(0, count, VECTOR):
+        cells = min(VECTOR, count - i)
+        for t in range(0, taps, VECTOR):
+            rows = min(VECTOR, taps - t)
+            transpose_part(square, 4 * VECTOR, source + 4 * (t * columns + i), 4 * columns, rows, cells)
+            for cell in range(cells):
+                write_run(kind, out, at + (i + cell) * step + t, 1, square, cell * VECTOR, rows)
 
 
 _work = worker("conv_weights_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
