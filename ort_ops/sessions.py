@@ -41,7 +41,7 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     """
     with _registration:
         numpy_route.register()
-        _native_works()
+        native_kernels_work()
         if session_options not in _registered:
             session_options.register_custom_ops_library(get_library_path())
             _registered.add(session_options)
@@ -71,7 +71,7 @@ def session(
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     else:
         proto = model if isinstance(model, ModelProto) else onnx.load(model)
-        if kernels == "numba" and not _native_works():
+        if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
         source = use_kernels(proto, kernels).SerializeToString()
     return onnxruntime.InferenceSession(
@@ -80,11 +80,15 @@ def session(
 
 
 @cache
-def _native_works() -> bool:
+def native_kernels_work() -> bool:
     """Whether the native kernels are registered; a warning, once per process, where they are not."""
     reason = numba_route.reason_against()
     if reason:
-        logger.warning('the native kernels of kernels="numba" cannot work here, "numpy" takes their place: %s', reason)
+        logger.warning(
+            'the native kernels of kernels="numba" cannot work here. Sessions use "numpy" in their place, '
+            "a Trainer the kernels that its graph has: %s",
+            reason,
+        )
     return not reason
 
 
