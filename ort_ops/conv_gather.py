@@ -20,6 +20,7 @@ from numba import njit, types
 
 from . import conv_parameters as par
 from .conv_cells import copy_cells, copy_planes
+from .conv_epilogue import add_to_columns, add_to_rows, bias_of
 from .native_bridge import keep
 from .native_call import (
     CALL_INPUTS,
@@ -40,6 +41,7 @@ from .native_source import VECTOR, exported
 
 _PAGE = 4096
 _job = stack(par.JOB_WORDS)
+_bias = stack(COLUMNS)
 
 
 @njit
@@ -131,22 +133,28 @@ def _item(job, item, scratch):
     first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * load_i64(p, par.IN_C)
     out = load_i64(call, CALL_OUTPUT)
     at, step = _out_at(p, phase, n, group, cell)
+    which, bias, own = load_i64(p, par.BIAS), 0, group * load_i64(p, par.OUTS)
+    if which:
+        bias = load_i64(call, CALL_INPUTS + which)
     per_tile = load_i64(phase, par.TAPS) * load_i64(p, par.INS) * width
     packed = load_i64(job, par.JOB_SHARED) + 4 * (load_i64(phase, par.PACK_AT) + group * tiles * per_tile)
     if per_tile == 0:
-        _zeros(p, out, at, step, size, scratch)
+        _constants(p, out, at, step, size, bias, own, scratch)
     elif load_i64(p, par.LAST):
-        _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end, scratch)
+        _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end, bias, own, scratch)
     else:
-        _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end, scratch)
+        _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end, bias, own, scratch)
 
 
 @njit
-def _zeros(p, out, at, step, size, scratch):
-    """A band that no tap reaches."""
+def _constants(p, out, at, step, size, bias, own, scratch):
+    """A band that no tap reaches: the bias, from its entry `own` on, or zeros."""
     kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
-    clear(scratch, 0, ROWS * COLUMNS)
+    value = _bias()
     for c in range(load_i64(p, par.OUTS)):
+        bias_of(kind, bias, own + c, 1, value)
+        clear(scratch, 0, ROWS * COLUMNS)
+        add_to_rows(scratch, 4 * COLUMNS, value, 1, ROWS * COLUMNS)
         for z in range(size[0]):
             for y in range(size[1]):
                 row, x = at + c * channel + z * step[0] + y * step[1], 0
@@ -175,7 +183,7 @@ def _in_place(p, phase, cell, box):
 
 
 @njit
-def _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end, scratch):
+def _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end, bias, own, scratch):
     """One band of NCX data: tiles of output channels by cells."""
     kind, channels, outs, taps = (
         load_i64(p, par.KIND),
@@ -209,11 +217,13 @@ def _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end
         shift += load_i64(entry, par.TAP_SHIFT_3 + 2) - low[2]
         store_i64(table, 2 * tap, 4 * tap * channels * ROWS)
         store_i64(table, 2 * tap + 1, 4 * shift)
-    channel, cells = load_i64(p, par.OUT_C), (size[1] - 1) * pitch + size[2]
+    channel, cells, values = load_i64(p, par.OUT_C), (size[1] - 1) * pitch + size[2], _bias()
     whole = kind == F32 and step[2] == 1
     for m in range(begin, end):
         panel, count = packed + 4 * m * taps * channels * ROWS, min(ROWS, outs - m * ROWS)
         full = whole and TILE_ROWS[count] == count
+        if bias:
+            bias_of(kind, bias, own + m * ROWS, count, values)
         for z in range(size[0]):
             place = 0
             while place < cells:
@@ -243,6 +253,8 @@ def _planes(p, phase, data, first, packed, out, at, step, cell, size, begin, end
                     4 * plane,
                     0,
                 )
+                if bias:
+                    add_to_rows(c, c_row, values, count, columns)
                 if c == tile:
                     for i in range(count):
                         _write_cells(kind, out, target + i * channel, step, tile, i, y, x, columns, size, pitch)
@@ -263,7 +275,7 @@ def _write_cells(kind, out, target, step, tile, row, y, x, columns, size, pitch)
 
 
 @njit
-def _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end, scratch):
+def _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end, bias, own, scratch):
     """One band of NXC data: tiles of cells by output channels."""
     kind, channels, outs, taps = (
         load_i64(p, par.KIND),
@@ -297,10 +309,12 @@ def _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end,
         shift += (load_i64(entry, par.TAP_SHIFT_3 + 2) - low[2]) * in_x
         store_i64(table, 2 * tap, 4 * shift)
         store_i64(table, 2 * tap + 1, 4 * tap * channels * COLUMNS)
-    cells, per_z = size[0] * size[1] * size[2], size[1] * size[2]
+    cells, per_z, values = size[0] * size[1] * size[2], size[1] * size[2], _bias()
     for m in range(begin, end):
         panel, columns = packed + 4 * m * taps * channels * COLUMNS, min(COLUMNS, outs - m * COLUMNS)
         vectors = 1 if columns <= VECTOR else 2
+        if bias:
+            bias_of(kind, bias, own + m * COLUMNS, columns, values)
         place = 0
         while place < cells:
             count = min(ROWS, cells - place)
@@ -323,6 +337,8 @@ def _cells(p, phase, data, first, packed, out, at, step, cell, size, begin, end,
                 4 * COLUMNS,
                 0,
             )
+            if bias:
+                add_to_columns(tile, 4 * COLUMNS, values, count, columns)
             for i in range(count):
                 q = place + i
                 target = at + q // per_z * step[0] + q % per_z // size[2] * step[1] + q % size[2] * step[2]

@@ -17,7 +17,8 @@ STEP_3 = 23  # in cells per out cell of a phase
 OUT_STEP_3 = 26  # distance of the out cells of a phase
 W_OUT, W_IN, W_GROUP = 29, 30, 31  # strides of the weights
 ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PHASES, PHASE_TABLE = range(32, 39)
-GATHER_WORDS = 39
+BIAS = 39  # which input is added to the sums, 0: none
+GATHER_WORDS = 40
 
 # one phase; bands are boxes of out cells
 START_3, COUNT_3, BAND_3, BANDS_3, LOW_3, HIGH_3 = 0, 3, 6, 9, 12, 15  # LOW, HIGH: least and greatest shift

@@ -1,6 +1,6 @@
 """From attributes and shapes of the convolution operators to the parameters of compiled loops. Plain Python.
 
-Everything is put in the terms of the correlation of `opset.convolution`: source (N, S, in…), destination (N, D, out…),
+Everything is put in the terms of the correlation of `opset.correlation`: source (N, S, in…), destination (N, D, out…),
 weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, missing ones first, of length 1.
 """
 
@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ..opset import conv_spec as spec
-from ..opset.convolution import geometry, resolve
+from ..opset.correlation import geometry, resolve
 from ..opset.layout import Order, data_to_ncx
 from ..opset.op import Attributes
 from ..opset.shapes import permute
@@ -186,11 +186,13 @@ def data_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functions:
     return _gather(c, head, _data_phases(c), (c.s, c.d), _DENSE)
 
 
-def forward(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
-    """Parameters of the correlation itself."""
+def forward(
+    c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int], *, bias: int = 0
+) -> np.ndarray:
+    """Parameters of the correlation itself; `bias` is the input that is added to it, 0: none."""
     head = _head(c, kind, inputs, functions, (c.d, c.s), c.source, c.destination, c.source_length)
     head |= three_words(par.STEP_3, c.strides) | three_words(par.OUT_STEP_3, _DENSE)
-    head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d}
+    head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d, par.BIAS: bias}
     return _gather(c, head, [_forward_phase(c)], (c.d, c.s), c.strides)
 
 
