@@ -57,7 +57,7 @@ def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Pr
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         given = trainer.session_options
-        for name in _SETTINGS if given is not None else ():
+        for name in _SETTINGS:
             setattr(options, name, getattr(given, name))
         twin = Trainer(trainer.graph, learning_rate=0.0, kernels=trainer.kernels, session_options=options)
         twin.set_state(trainer.state())

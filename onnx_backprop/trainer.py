@@ -19,7 +19,7 @@ from .converters.prepare import near
 from .fitting import Callback, fit
 from .history import Record
 from .opset.errors import InvalidArgumentError
-from .ort_ops import native_kernels_work, session
+from .ort_ops import default_options, native_kernels_work, session
 from .schedules import Schedule, described, restored
 
 Feeds = Mapping[str, Any]
@@ -55,6 +55,9 @@ class Trainer:
         kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
         they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
 
+        session_options: yours. Memory patterns are turned off in them: after the first step onnxruntime would allocate
+        all that a step needs once more, in one block, and keep both.
+
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
         self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
@@ -68,12 +71,11 @@ class Trainer:
         self.batch = 0
         self.schedule: Schedule | None = None
         self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
-        self.session_options = session_options
-        self._session = session(
-            without_initializers(self.graph.model, self.graph.updates),
-            kernels=self.kernels,
-            session_options=session_options,
-        )
+        options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
+        options.enable_mem_pattern = False
+        self.session_options = options
+        model = without_initializers(self.graph.model, self.graph.updates)
+        self._session = session(model, kernels=self.kernels, session_options=options)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()

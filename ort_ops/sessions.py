@@ -14,11 +14,11 @@ from weakref import WeakSet
 import onnx
 import onnxruntime
 from onnx import ModelProto
-from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
 from ..opset.functions import use_kernels
 from . import numba_route, numpy_route
+from .extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
 
@@ -65,7 +65,7 @@ def session(
     """
     if not isinstance(model, ModelProto) and not Path(model).is_file():
         raise InvalidArgumentError(f"no such file: {model}")
-    options = register_ops(session_options or _default_options(kernels == "numpy"))
+    options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
     source: str | bytes
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
@@ -93,15 +93,16 @@ def native_kernels_work() -> bool:
 
 
 @cache
-def _default_options(python_operators: bool) -> onnxruntime.SessionOptions:
+def default_options(*, python_operators: bool, memory_patterns: bool = True) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
     Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
     Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
-    (measured: half the speed).
+    (measured: half the speed). memory_patterns: onnxruntime's own default.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

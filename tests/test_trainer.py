@@ -75,6 +75,7 @@ def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
     graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
     trainer, plain = ob.Trainer(graph), ob.Trainer(graph, kernels=None)
     assert (trainer.kernels, plain.kernels) == ("numba", None)
+    assert not trainer.session_options.enable_mem_pattern
     native = "OnnxBackprop_ConvolutionBackwardWeights"
     assert native in profiled_operators(trainer)
     assert native not in profiled_operators(plain)
