@@ -65,22 +65,26 @@ def _cases() -> dict[str, Case]:
 
 def ours(case: Case, threads: int) -> Callable[[], object]:
     """A step of a Trainer."""
-    import onnxruntime
-
     import onnx_backprop as ob
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
     with tempfile.TemporaryDirectory() as folder:
         # converted elsewhere, so that the memory measured is that of the training
         path = Path(folder) / "training.onnx"
         process = multiprocessing.get_context("spawn").Process(target=_write, args=(case, path))
         process.start()
         process.join()
-        trainer = ob.Trainer(path, learning_rate=RATE, session_options=options)
+        trainer = ob.Trainer(path, learning_rate=RATE, session_options=_options(threads))
     feeds = dict(zip(trainer.graph.inputs, case.batch(), strict=True))
     return lambda: trainer.step(feeds)
+
+
+def _options(threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    return options
 
 
 def _write(case: Case, path: Path) -> None:
@@ -201,8 +205,7 @@ def profile(case_name: str, threads: int) -> None:
     from onnx_backprop.profiling import profile as measured
 
     case = _cases()[case_name]
-    del threads
-    trainer = ob.Trainer(_graph(case))
+    trainer = ob.Trainer(_graph(case), session_options=_options(threads))
     found = measured(trainer, dict(zip(trainer.graph.inputs, case.batch(), strict=True)))
     print(f"\n{case_name}")
     for timing in found.operators[:12]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..opset.convolution import MAX_RANK
+from ..opset.correlation import MAX_RANK
 from ..opset.errors import InvalidModelError, UnsupportedError
 from ..opset.shapes import Dims
 from .builder import Builder, dims

@@ -15,6 +15,16 @@ import onnxruntime
 from .trainer import Trainer
 
 WARM_UP = 2  # steps before those that count
+_SETTINGS = (
+    "intra_op_num_threads",
+    "inter_op_num_threads",
+    "execution_mode",
+    "execution_order",
+    "graph_optimization_level",
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +47,19 @@ class Profile:
 
 
 def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Profile:
-    """Profile steps on one batch, in a session of their own; the trainer stays as it is."""
+    """Profile steps on one batch, in a session of their own; the trainer stays as it is.
+
+    The session has the trainer's kernels, number of threads and level of optimisation.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        twin = Trainer(trainer.graph, learning_rate=0.0, session_options=options)
+        given = trainer.session_options
+        for name in _SETTINGS:
+            setattr(options, name, getattr(given, name))
+        twin = Trainer(trainer.graph, learning_rate=0.0, kernels=trainer.kernels, session_options=options)
         twin.set_state(trainer.state())
         for _ in range(WARM_UP + steps):
             twin.step(feeds)

@@ -19,7 +19,7 @@ from .converters.prepare import near
 from .fitting import Callback, fit
 from .history import Record
 from .opset.errors import InvalidArgumentError
-from .ort_ops import session
+from .ort_ops import default_options, native_kernels_work, session
 from .schedules import Schedule, described, restored
 
 Feeds = Mapping[str, Any]
@@ -47,12 +47,16 @@ class Trainer:
         *,
         learning_rate: float = 1e-3,
         seed: int = 0,
-        kernels: str | None = None,
+        kernels: str | None = "numba",
         session_options: onnxruntime.SessionOptions | None = None,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
 
-        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has.
+        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
+        they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
+
+        session_options: yours. Memory patterns are turned off in them: after the first step onnxruntime would allocate
+        all that a step needs once more, in one block, and keep both.
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
@@ -66,12 +70,12 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
-        self._options = session_options
-        self._session = session(
-            without_initializers(self.graph.model, self.graph.updates),
-            kernels=kernels,
-            session_options=session_options,
-        )
+        self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
+        options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
+        options.enable_mem_pattern = False
+        self.session_options = options
+        model = without_initializers(self.graph.model, self.graph.updates)
+        self._session = session(model, kernels=self.kernels, session_options=options)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()
@@ -203,7 +207,7 @@ class Trainer:
         """The outputs of the model in inference mode, the loss among them, for one batch with its target."""
         if self._evaluation is None:
             model = without_initializers(self.graph.eval_model(), self.graph.forward_state)
-            self._evaluation = session(model, kernels=None, session_options=self._options)
+            self._evaluation = session(model, kernels=None, session_options=self.session_options)
         fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
         accepted = {value.name for value in self._evaluation.get_inputs()}
         fed |= {name: value for name, value in self._weights(ema=ema).items() if name in accepted}

@@ -1,7 +1,7 @@
 """The convolution operators in standard ONNX operators: geometry at run time, and the three products.
 
 Where a length is known it becomes a constant; where it is not, pads and expected shapes are computed when the model
-runs, and a tensor of another shape fails the run. Everything here is NCX and (D, S/g, k…), as in `convolution`.
+runs, and a tensor of another shape fails the run. Everything here is NCX and (D, S/g, k…), as in `correlation`.
 
     forward           Conv
     backward data     Conv with the kernel turned round for strides of 1, else ConvTranspose
@@ -10,7 +10,7 @@ runs, and a tensor of another shape fails the run. Everything here is NCX and (D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import lt
@@ -111,7 +111,7 @@ def _out(source: Ints, begin: Ints, end: Ints, extents: Ints, strides: Ints) -> 
 
 
 def conv_pads(b: Body, attrs: Attributes, source: Ints, kernel: Ints) -> tuple[Ints, Ints]:
-    """The pads of a convolution, as `convolution.conv_same_pads` finds them."""
+    """The pads of a convolution, as `correlation.conv_same_pads` finds them."""
     if not attrs["auto_pad"].startswith("SAME"):
         return _stated_pads(b, attrs)
     return _split(attrs, _conv_total(b, attrs, source, extent(b, attrs, kernel)))
@@ -120,7 +120,7 @@ def conv_pads(b: Body, attrs: Attributes, source: Ints, kernel: Ints) -> tuple[I
 def conv_transpose_pads(
     b: Body, attrs: Attributes, source: Ints, kernel: Ints, short: Ints | None
 ) -> tuple[Ints, Ints]:
-    """The pads of a transposed convolution's gradients, as `convolution.conv_transpose_backward_same_pads` finds them.
+    """The pads of a transposed convolution's gradients, as `correlation.conv_transpose_backward_same_pads` finds them.
 
     `source` are the lengths of its output, `short` those of its input where something states them.
     """
@@ -237,26 +237,45 @@ def guarded(c: Correlation, x: Tensor, zero: Ints) -> Tensor:
     return Tensor(c.b.Reshape(x, (shape(c.b, x) + zero).name, allowzero=1), x.dims)
 
 
-def forward(c: Correlation, x: Tensor, w: Tensor) -> str:
-    """Correlation: x (N, S, in…), w (D, S/g, k…) -> (N, D, out…)."""
-    pads, x = _pads(c, x, c.begin, c.end)
-    return c.b.Conv(x, w, strides=c.attrs["strides"], dilations=c.attrs["dilations"], group=c.groups, pads=pads)
+def forward(c: Correlation, x: Tensor, w: Tensor, bias: Tensor | None = None) -> str:
+    """Correlation: x (N, S, in…), w (D, S/g, k…), and a bias (D,) -> (N, D, out…)."""
+
+    def convolution(c: Correlation) -> str:
+        pads, data = _pads(c, x, c.begin, c.end)
+        inputs = (data, w) if bias is None else (data, w, bias)
+        attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
+        return c.b.Conv(*inputs, pads=pads, **attributes)
+
+    def constant(c: Correlation) -> str:
+        value = c.b.float_scalar(0)
+        if bias is not None:
+            value = c.b.Reshape(bias, c.b.ints([-1, *[1] * c.axes]), allowzero=0)
+        return c.b.Expand(value, join(c.b, c.batch, c.destination_channels, c.destination).name)
+
+    return _unless_empty(c, c.source_channels, convolution, constant)
 
 
 def backward_data(c: Correlation, dy: Tensor, w: Tensor) -> str:
     """Adjoint wrt the source: dy (N, D, out…), w (D, S/g, k…) -> (N, S, in…)."""
-    write = _turned_convolution if all(s == 1 for s in c.attrs["strides"]) else _transposed_convolution
-    if c.source.known is not None and 0 not in c.source.known:
-        return write(c, dy, w)
-
-    def empty(b: Body) -> str:
-        return b.Expand(b.float_scalar(0), join(b, *(v.on(b) for v in (c.batch, c.source_channels, c.source))).name)
-
-    if c.source.known is not None:
-        return empty(c.b)
     # a source all of whose cells are padding has none; onnxruntime makes no such tensor by convolution
-    has_cells = c.b.Greater(c.source.product().name, c.b.ints([0]))
-    return c.b.choose(has_cells, lambda b: write(c.on(b), dy, w), empty)
+    dense = all(s == 1 for s in c.attrs["strides"])
+    write = _turned_convolution if dense else _transposed_convolution
+
+    def zeros(c: Correlation) -> str:
+        return c.b.Expand(c.b.float_scalar(0), join(c.b, c.batch, c.source_channels, c.source).name)
+
+    needed = join(c.b, c.source, c.destination_channels) if dense else c.source
+    return _unless_empty(c, needed, lambda c: write(c, dy, w), zeros)
+
+
+def _unless_empty(
+    c: Correlation, lengths: Ints, write: Callable[[Correlation], str], otherwise: Callable[[Correlation], str]
+) -> str:
+    """What `write` writes if no length is 0: without channels to sum over, onnxruntime's padded Conv never ends."""
+    if lengths.known is not None:
+        return otherwise(c) if 0 in lengths.known else write(c)
+    some = c.b.Greater(lengths.product().name, c.b.ints([0]))
+    return c.b.choose(some, lambda b: write(c.on(b)), lambda b: otherwise(c.on(b)))
 
 
 def _turned_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .convolution import MAX_RANK, MIN_RANK
+from .correlation import MAX_RANK, MIN_RANK
 from .errors import ShapeError
 from .layout import data_to_ncx, inverse
 from .op import Arg, Attribute, Attributes, Float64Array, Input

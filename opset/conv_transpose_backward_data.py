@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from . import conv_body
 from . import conv_spec as spec
 from .body import Body, Tensor
-from .convolution import Resolved, forward, geometry, require_output_padding, resolve
+from .correlation import Resolved, forward, geometry, require_output_padding, resolve
 from .layout import conv_transpose_weights_to_canonical
 from .op import Arg, Attributes, Float64Array, Input, Op
 from .shapes import Dims, permute

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from . import conv_body
 from . import conv_spec as spec
 from .body import Body, Tensor
-from .convolution import Resolved, backward_data, geometry, require_output_padding, resolve
+from .correlation import Resolved, backward_data, geometry, require_output_padding, resolve
 from .layout import conv_weights_to_canonical, data_to_ncx
 from .op import Arg, Attributes, Float64Array, Input, Op
 from .shapes import Dims, permute

@@ -8,7 +8,7 @@ from . import conv_body
 from . import conv_spec as spec
 from .body import Body, Tensor
 from .conv_body_weights import backward_weights as backward_weights_body
-from .convolution import Resolved, backward_weights, geometry, resolve
+from .correlation import Resolved, backward_weights, geometry, resolve
 from .layout import conv_weights_to_canonical, inverse
 from .op import Arg, Attributes, Float64Array, Input, Op
 from .shapes import Dims, permute

@@ -10,7 +10,7 @@ import numpy as np
 from . import conv_spec as spec
 from . import interpolation_body_spec
 from .body import Body, Tensor
-from .convolution import MAX_RANK, MIN_RANK
+from .correlation import MAX_RANK, MIN_RANK
 from .errors import ShapeError
 from .interpolation import apply_transpose, spec_taps
 from .op import Arg, Attribute, Attributes, Float64Array, Input, Op

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .body import DOUBLE, INT64, Body, Tensor
-from .convolution import MAX_RANK, MIN_RANK
+from .correlation import MAX_RANK, MIN_RANK
 from .interpolation_body import transpose
 from .interpolation_body_forms import Axis
 from .interpolation_body_lengths import Length, guarded, join, lengths_of, positive_or_empty, split

@@ -13,6 +13,7 @@ NATIVE_PREFIX = "OnnxBackprop_"
 NATIVE_OPS = frozenset(
     {
         "BiasAddBackward",
+        "Convolution",
         "ConvolutionBackwardData",
         "ConvolutionBackwardWeights",
         "ConvTransposeBackwardData",

@@ -62,7 +62,8 @@ def infer(op: Op, context: Any) -> None:
     op.require_inputs(present)
     args = [_arg(context, n, spec) if n < len(present) else None for n, spec in enumerate(op.inputs)]
     dims = op.shape(Attributes(op, _given_attributes(op, context)), args)
-    types = [context.get_input_type(n) for n, spec in enumerate(op.inputs) if spec.type_name == "T1"]
+    tensors = [n for n, there in enumerate(present) if there and op.inputs[n].type_name == "T1"]
+    types = [context.get_input_type(n) for n in tensors]
     known = next((t for t in types if t is not None), None)
     if known is None:  # behind an operator that onnx does not know: leave the output untyped as well
         return

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..opset.functions import use_kernels
-from .sessions import register_ops, session
+from .sessions import default_options, native_kernels_work, register_ops, session
 
-__all__ = ["register_ops", "session", "use_kernels"]
+__all__ = ["default_options", "native_kernels_work", "register_ops", "session", "use_kernels"]

@@ -10,15 +10,17 @@ from numba import njit
 
 from . import conv_parameters as par
 from .conv_boxes import copy_box_cells, load3, turn_box
+from .conv_epilogue import add_to_columns, bias_address, bias_of
 from .conv_planes import out_at, phase_size
 from .native_call import CALL_INPUTS, CALL_OUTPUT
-from .native_llvm import F32, load_i64, store_i64
+from .native_llvm import F32, load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import clear, write_run
 from .native_source import VECTOR
 from .native_vectors import transpose_part
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
+_values = stack(COLUMNS)
 
 
 @njit
@@ -78,9 +80,12 @@ def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
         band = lines + 4 * VECTOR * (load_i64(p, par.CELLS) + VECTOR)
     data, stride = _band(call, p, n, group, cell, size, band)
     _shifts(p, table, stride)
-    tiles = (outs + COLUMNS - 1) // COLUMNS
+    tiles, bias = (outs + COLUMNS - 1) // COLUMNS, bias_address(call, p)
     for m in range(begin, end):
-        segments, columns = table, min(COLUMNS, outs - m * COLUMNS)
+        segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0
+        if bias:
+            values = _values()
+            bias_of(load_i64(p, par.KIND), bias, group * outs + m * COLUMNS, columns, values)
         for number in range(load_i64(p, par.PHASES)):
             phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
             taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
@@ -88,25 +93,20 @@ def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
             at += m * COLUMNS * load_i64(p, par.OUT_C)
             panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (group * tiles + m) * taps * channels * COLUMNS)
             out = load_i64(call, CALL_OUTPUT)
-            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, rows, tile, results)
+            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, values, rows, tile, results)
             if load_i64(p, par.TURNED):
                 _write_turned(p, out, at, step, own, columns, results, lines)
             segments += 16 * taps
 
 
 @njit
-def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments, rows, tile, results):
+def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
     kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
     channels = load_i64(p, par.INS)
     cells, vectors, place = size[0] * size[1] * size[2], 1 if columns <= VECTOR else 2, 0
     whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
     z = y = x = 0
-    if taps * channels == 0:
-        clear(tile, 0, ROWS * COLUMNS)
-        if turned:
-            clear(results, 0, cells * COLUMNS)
-            return
     while place < cells:
         count, first = min(ROWS, cells - place), (z, y, x)
         for i in range(count):
@@ -136,6 +136,10 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments,
                 4 * COLUMNS,
                 0,
             )
+        else:
+            clear(c, 0, count * COLUMNS)
+        if values:
+            add_to_columns(c, c_row, values, count, columns)
         if c == tile:
             cell_z, cell_y, cell_x = first
             for i in range(count):

@@ -12,14 +12,16 @@ from numba import njit
 
 from . import conv_parameters as par
 from .conv_boxes import copy_box_cells, load3
+from .conv_epilogue import add_to_columns, add_to_rows, bias_address, bias_of
 from .conv_planes import copy_planes, out_at, phase_size, row_pitch
 from .native_call import CALL_INPUTS, CALL_OUTPUT
-from .native_llvm import load_i64, store_i64
+from .native_llvm import load_i64, stack, store_i64
 from .native_rows import clear, scatter_run, write_run
 from .native_source import VECTOR
 from .native_taps import weigh_taps
 
 _BYTES = 4 * VECTOR
+_values = stack(VECTOR)
 
 
 @njit
@@ -71,7 +73,9 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
     data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
     first = n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C)
     copy_planes(p, data, first, copy, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
-    result = copy + 4 * load_i64(p, par.RESIDUES) * plane
+    result, bias, values = copy + 4 * load_i64(p, par.RESIDUES) * plane, bias_address(call, p), _values()
+    if bias:
+        bias_of(kind, bias, channel, 1, values)
     for number in range(load_i64(p, par.PHASES)):
         phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
         own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
@@ -81,10 +85,12 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
             continue
         _weights(call, p, phase, channel, 1, weights)
         _shifts(p, phase, (box[1] * pitch, pitch, 1), plane, shifts)
-        clear(result, 0, cells * (taps == 0))
         for z in range(own[0]):
+            clear(result, 0, cells * (taps == 0))
             source, vectors = copy + 4 * z * box[1] * pitch, (cells + VECTOR - 1) // VECTOR
             weigh_taps(taps, result, _BYTES, source, _BYTES, shifts, weights, vectors)
+            if bias:
+                add_to_rows(result, 0, values, 1, cells)
             for y in range(own[1]):
                 write_run(kind, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])
 
@@ -103,7 +109,9 @@ def _cells(call, p, n, block, cell, size, weights, shifts, copy):
     data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel
     length = load3(p, par.LENGTH_3)
     copy_box_cells(kind, copy, VECTOR, data, first, lanes, load3(p, par.IN_3), corner, box, length)
-    result = copy + _BYTES * box[0] * box[1] * box[2]
+    result, bias, values = copy + _BYTES * box[0] * box[1] * box[2], bias_address(call, p), _values()
+    if bias:
+        bias_of(kind, bias, channel, lanes, values)
     stride = (box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR)
     for number in range(load_i64(p, par.PHASES)):
         phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
@@ -111,11 +119,13 @@ def _cells(call, p, n, block, cell, size, weights, shifts, copy):
         at, step = out_at(p, phase, n, 0, cell)
         _weights(call, p, phase, channel, lanes, weights)
         _shifts(p, phase, stride, 0, shifts)
-        clear(result, 0, own[2] * VECTOR * (taps == 0))
         for z in range(own[0]):
             for y in range(own[1]):
                 source = copy + 4 * (z * steps[0] * stride[0] + y * steps[1] * stride[1])
+                clear(result, 0, own[2] * VECTOR * (taps == 0))
                 weigh_taps(taps, result, _BYTES, source, _BYTES * steps[2], shifts, weights, own[2])
+                if bias:
+                    add_to_columns(result, _BYTES, values, own[2], lanes)
                 to = at + channel + z * step[0] + y * step[1]
                 for x in range(own[2]):
                     write_run(kind, out, to + x * step[2], 1, result, x * VECTOR, lanes)

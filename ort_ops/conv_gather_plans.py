@@ -68,11 +68,13 @@ def data_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functions:
     return _gather(c, head, _data_phases(c), _DENSE)
 
 
-def forward(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
-    """Parameters of the correlation itself."""
+def forward(
+    c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int], *, bias: int = 0
+) -> np.ndarray:
+    """Parameters of the correlation itself; `bias` is the input that is added to it, 0: none."""
     head = _head(c, kind, inputs, functions, (c.d, c.s), c.source, c.destination, c.source_length)
     head |= three_words(par.STEP_3, c.strides) | three_words(par.OUT_STEP_3, _DENSE)
-    head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d}
+    head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d, par.BIAS: bias}
     return _gather(c, head, [_forward_phase(c)], c.strides)
 
 

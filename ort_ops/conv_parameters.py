@@ -22,7 +22,8 @@ RESIDUES, RESIDUE_TABLE = 52, 53
 CELLS, TURNED, PITCH = 54, 55, 56  # cells of a band, 0 if they are columns; NCX data turned; from cell to cell
 ALL_CELLS_3 = 57
 DEPTHWISE = 60  # channels of a depthwise convolution, 0 for any other; its groups are blocks of channels
-GATHER_WORDS = 61
+BIAS = 61  # which input is added to the sums, 0: none
+GATHER_WORDS = 62
 
 # one phase
 START_3, COUNT_3 = 0, 3

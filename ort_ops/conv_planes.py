@@ -10,8 +10,9 @@ from numba import njit
 
 from . import conv_parameters as par
 from .conv_boxes import copy_row, load3
+from .conv_epilogue import add_to_rows, bias_address, bias_of
 from .native_call import CALL_INPUTS, CALL_OUTPUT
-from .native_llvm import F32, load_i64, store_i64
+from .native_llvm import F32, load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import clear, write_run
 from .native_source import VECTOR
@@ -21,6 +22,7 @@ _PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
 FEW_CHANNELS = (
     64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
 )
+_values = stack(COLUMNS)
 
 
 @njit
@@ -130,9 +132,11 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
         store_i64(rows, i, 4 * i)
     _shifts(p, table, plane, box[1], pitch)
     out, outs, channel = load_i64(call, CALL_OUTPUT), load_i64(p, par.OUTS), load_i64(p, par.OUT_C)
-    tiles = (outs + ROWS - 1) // ROWS
+    tiles, bias, values = (outs + ROWS - 1) // ROWS, bias_address(call, p), _values()
     for m in range(begin, end):
         count, segments = min(ROWS, outs - m * ROWS), table
+        if bias:
+            bias_of(kind, bias, group * outs + m * ROWS, count, values)
         for number in range(load_i64(p, par.PHASES)):
             phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
             taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
@@ -140,8 +144,6 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
             panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (group * tiles + m) * taps * channels * ROWS)
             whole = kind == F32 and step[2] == 1 and TILE_ROWS[count] == count and taps * channels > 0
             cells = (own[1] - 1) * pitch + own[2]
-            if taps * channels == 0:
-                clear(tile, 0, ROWS * COLUMNS)
             for z in range(own[0]):
                 place = 0
                 while place < cells and own[1] > 0:
@@ -171,6 +173,10 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
                             4 * plane,
                             0,
                         )
+                    else:
+                        clear(tile, 0, ROWS * COLUMNS)
+                    if bias:
+                        add_to_rows(c, c_row, values, count, columns)
                     if c == tile:
                         _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, own, pitch)
                     place += columns

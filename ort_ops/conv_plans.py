@@ -1,6 +1,6 @@
 """From attributes and shapes of the convolution operators to the parameters of compiled loops. Plain Python.
 
-Everything is put in the terms of the correlation of `opset.convolution`: source (N, S, in…), destination (N, D, out…),
+Everything is put in the terms of the correlation of `opset.correlation`: source (N, S, in…), destination (N, D, out…),
 weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, missing ones first, of length 1.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..opset import conv_spec as spec
-from ..opset.convolution import geometry, resolve
+from ..opset.correlation import geometry, resolve
 from ..opset.layout import Order, data_to_ncx
 from ..opset.op import Attributes
 from ..opset.shapes import permute

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numba import types
-from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import ShapeError
 from ..opset.function_protos import ABSENT_INT
 from ..opset.native_body import NATIVE_PREFIX
 from ..opset.op import Arg, Attributes, Op
 from . import c_abi, native_call
+from .extensions import get_library_path
 from .native_source import exported
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)

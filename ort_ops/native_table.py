@@ -6,6 +6,7 @@ from . import (
     bias_add_backward,
     conv_transpose_backward_data,
     conv_transpose_backward_weights,
+    convolution,
     convolution_backward_data,
     convolution_backward_weights,
     interpolate_backward,
@@ -16,6 +17,7 @@ from .native_bridge import register as register_kernels
 
 KERNELS = (
     bias_add_backward.KERNEL,
+    convolution.KERNEL,
     convolution_backward_data.KERNEL,
     convolution_backward_weights.KERNEL,
     conv_transpose_backward_data.KERNEL,

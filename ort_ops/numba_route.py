@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 import onnxruntime
 from onnx import helper
-from onnxruntime_extensions import get_library_path
 
 from ..opset.native_body import NATIVE_DOMAIN, NATIVE_PREFIX
+from .extensions import get_library_path
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2

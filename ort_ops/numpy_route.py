@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnxruntime_extensions import PyCustomOpDef, get_library_path, onnx_op
 
 from ..opset.errors import OnnxBackpropError
 from ..opset.function_protos import ABSENT_INT, ABSENT_SHAPE
@@ -23,6 +22,7 @@ from ..opset.numpy_body import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
 from ..opset.op import Attribute, Given, Input, Op
 from ..opset.registry import OPS
 from . import c_abi
+from .extensions import PyCustomOpDef, get_library_path, onnx_op
 
 logger = logging.getLogger("onnx_backprop")
 

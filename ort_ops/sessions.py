@@ -14,11 +14,11 @@ from weakref import WeakSet
 import onnx
 import onnxruntime
 from onnx import ModelProto
-from onnxruntime_extensions import get_library_path
 
 from ..opset.errors import InvalidArgumentError
 from ..opset.functions import use_kernels
 from . import numba_route, numpy_route
+from .extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
 
@@ -41,7 +41,7 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     """
     with _registration:
         numpy_route.register()
-        _native_works()
+        native_kernels_work()
         if session_options not in _registered:
             session_options.register_custom_ops_library(get_library_path())
             _registered.add(session_options)
@@ -65,13 +65,13 @@ def session(
     """
     if not isinstance(model, ModelProto) and not Path(model).is_file():
         raise InvalidArgumentError(f"no such file: {model}")
-    options = register_ops(session_options or _default_options(kernels == "numpy"))
+    options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
     source: str | bytes
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     else:
         proto = model if isinstance(model, ModelProto) else onnx.load(model)
-        if kernels == "numba" and not _native_works():
+        if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
         source = use_kernels(proto, kernels).SerializeToString()
     return onnxruntime.InferenceSession(
@@ -80,24 +80,29 @@ def session(
 
 
 @cache
-def _native_works() -> bool:
+def native_kernels_work() -> bool:
     """Whether the native kernels are registered; a warning, once per process, where they are not."""
     reason = numba_route.reason_against()
     if reason:
-        logger.warning('the native kernels of kernels="numba" cannot work here, "numpy" takes their place: %s', reason)
+        logger.warning(
+            'the native kernels of kernels="numba" cannot work here. Sessions use "numpy" in their place, '
+            "a Trainer the kernels that its graph has: %s",
+            reason,
+        )
     return not reason
 
 
 @cache
-def _default_options(python_operators: bool) -> onnxruntime.SessionOptions:
+def default_options(*, python_operators: bool, memory_patterns: bool = True) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
     Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
     Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
-    (measured: half the speed).
+    (measured: half the speed). memory_patterns: onnxruntime's own default.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

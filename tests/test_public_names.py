@@ -132,6 +132,20 @@ def test_conversion_without_a_runtime() -> None:
     assert check == session
 
 
+def test_sessions_leave_the_rest_of_onnxruntime_extensions_alone() -> None:
+    """Its package imports PyTorch where that is installed; who imports it afterwards gets all of it."""
+    code = (
+        "import sys, onnx_backprop as ob; ob.register_ops; "
+        "from onnx_backprop.ort_ops import extensions; "
+        "print([m for m in ('onnxruntime_extensions', 'torch') if m in sys.modules]); "
+        "import onnxruntime_extensions as package; "
+        "print(package.get_library_path() == extensions.get_library_path(), package.onnx_op == extensions.onnx_op, "
+        "package.PyCustomOpDef is extensions.PyCustomOpDef, callable(package.gen_processing_models))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "True True True True"]
+
+
 def test_importing_loads_no_runtime() -> None:
     code = (
         "import sys, onnx_backprop; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import safetensors.numpy
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
+import onnx_backprop.trainer
 from models import fsrcnn
 from onnx_backprop.converters.optimizers import SGD, AdamW
 from onnx_backprop.history import Record, read_log
+from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.profiling import profile
 from onnx_backprop.schedules import Cosine, Step, Warmup
 from tests.training_models import classifier, data, training
 
@@ -55,10 +59,38 @@ def test_other_kernels() -> None:
     graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
     low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
     batch = {graph.inputs[0]: low, graph.inputs[1]: np.ones((1, 1, 15, 12), np.float32)}
-    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, "numpy")]
+    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, "numpy", "onnx", "numba")]
     for _ in range(3):
-        one, other = (trainer.step(batch) for trainer in trainers)
-        assert one == pytest.approx(other, rel=1e-5)
+        one, *others = (trainer.step(batch) for trainer in trainers)
+        assert others == pytest.approx([one] * 3, rel=1e-5)
+
+
+def profiled_operators(trainer: ob.Trainer) -> set[str]:
+    low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
+    target = np.ones((1, 1, 15, 12), np.float32)
+    return {t.name for t in profile(trainer, dict(zip(trainer.graph.inputs, (low, target), strict=True))).operators}
+
+
+def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
+    graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
+    trainer, plain = ob.Trainer(graph), ob.Trainer(graph, kernels=None)
+    assert (trainer.kernels, plain.kernels) == ("numba", None)
+    assert not trainer.session_options.enable_mem_pattern
+    native = "OnnxBackprop_ConvolutionBackwardWeights"
+    assert native in profiled_operators(trainer)
+    assert native not in profiled_operators(plain)
+
+
+def test_without_native_kernels_the_graph_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
+    monkeypatch.setattr(onnx_backprop.trainer, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    with caplog.at_level(logging.WARNING, "onnx_backprop"):
+        trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd"))
+    assert "no such symbol" in caplog.text
+    assert trainer.kernels is None
+    assert not any("OnnxBackprop" in name for name in profiled_operators(trainer))
 
 
 def test_the_seed_chooses_the_masks() -> None:

@@ -287,6 +287,31 @@ def convolutions() -> Iterator[Example]:
     yield Example("conv-dw-groups-XIO", weights, grouped, (cells, cells, (1, 2, 4)), xio(dw))
 
 
+def forwards() -> Iterator[Example]:
+    """The digits of y: which cell of x met which cell of W = [1, 10, 100]."""
+    op, x = "Convolution", row(1, 2, 3, 4, 5)
+    base = conv(weights_format="OIX")
+    yield Example("conv-y", op, base, (x, W), row(210, 432, 54))
+    yield Example("conv-y-bias", op, base, (x, W, [1000]), row(1210, 1432, 1054))
+    yield Example("conv-y-dilation", op, conv(1, 0, 0, 2, weights_format="OIX"), (x, W), row(531))
+    yield Example("conv-y-no-pads", op, base | {"pads_begin": [], "pads_end": []}, (x, W), row(321, 543))
+    # the defaults: channels last in data and weights
+    defaults = conv()
+    del defaults["data_format"]
+    x_last, w_last = [[[1], [2], [3], [4], [5]]], [[[1]], [[10]], [[100]]]
+    yield Example("conv-y-defaults", op, defaults, (x_last, w_last, [1000]), [[[1210], [1432], [1054]]])
+    # auto_pad, an odd total: the extra cell at the end (upper) or the beginning (lower); explicit pads are ignored
+    for auto_pad, y in (("SAME_UPPER", [3210, 5432, 54]), ("same_lower", [2100, 4321, 543]), ("VALID", [4321])):
+        attributes = conv(2, 5, 5, 1, auto_pad=auto_pad, weights_format="OIX")
+        yield Example(f"conv-y-{auto_pad}-K4-S2", op, attributes, (x, row(1, 10, 100, 1000)), row(*y))
+    # two groups of two channels on either side, K = 1
+    grouped, cells = conv(1, 0, 0, 1, groups=2), [GROUPED_ROWS]
+    y = [[7, 10], [15, 22], [67, 78], [91, 106]]
+    yield Example("conv-y-groups", op, grouped | {"weights_format": "OIX"}, (cells, oix(GROUPED_ROWS)), [y])
+    biased = [[17, 20], [35, 42], [97, 108], [131, 146]]
+    yield Example("conv-y-groups-XIO", op, grouped, (cells, xio(GROUPED_ROWS), [10, 20, 30, 40]), [biased])
+
+
 def transposed() -> Iterator[Example]:
     data, weights, old = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
     iox: Attributes = {"weights_format": "IOX"}
@@ -468,4 +493,4 @@ def resizes() -> Iterator[Example]:
     yield Example(f"{op}-empty_scales", op, {}, (square, zeros(2, 1), None, [], (2, 2)), [[3], [7]])
 
 
-EXAMPLES = (*interpolations(), *resamples(), *resizes(), *convolutions(), *transposed(), *biases())
+EXAMPLES = (*interpolations(), *resamples(), *resizes(), *forwards(), *convolutions(), *transposed(), *biases())

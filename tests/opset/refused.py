@@ -24,6 +24,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     "InterpolateBackprop": ({"mode": "nearest", "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
     "ResampleGrad": (_RESAMPLE | {"output_sizes": [2, 3]}, [(4, 6)]),
     "ResizeGrad": ({"mode": "linear"}, [(2, 7), (2, 4), None, None, np.array([2, 7], np.int64)]),
+    "Convolution": (_CONV | {"weights_format": "OIX"}, [(1, 4, 5), (6, 4, 3), (6,)]),
     "ConvolutionBackwardData": (_CONV | {"weights_format": "OIX", "dst_shape": [1, 4, 5]}, [(1, 6, 3), (6, 4, 3)]),
     "ConvolutionBackwardWeights": (
         _CONV | {"weights_format": "OIX", "weights_shape": [6, 4, 3]},
@@ -45,7 +46,8 @@ IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad"
 RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
-CONVOLUTION_OPS = (CD, CW, TD, TW, TF)
+CV = "Convolution"
+CONVOLUTION_OPS = (CV, CD, CW, TD, TW, TF)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ ATTRIBUTES = [
     ),
     *(
         invalid(op, "attribute weights_format: expected one of XIO, OIX, got 'IOX'", {"weights_format": "IOX"})
-        for op in (CD, CW)
+        for op in (CV, CD, CW)
     ),
     *(
         invalid(
@@ -250,6 +252,19 @@ CONVOLUTIONS = [
         "channels of input_forward and of filter_shape must agree, got 6 and 4",
         {"filter_shape": [6, 4, 3]},
     ),
+    Bad(CV, "channels of src and groups (1) × channels per group of weights must agree, got 5 and 4", inputs={0: (1, 5, 5)}),
+    Bad(CV, "channels of src and groups (2) × channels per group of weights must agree, got 4 and 8", {"groups": 2}),
+    Bad(CV, "channels of dst: expected a multiple of groups 4, got 6", {"groups": 4}, {1: (6, 1, 3)}),
+    # a bias of one entry is no bias for all channels
+    Bad(CV, "lengths of bias and channels of weights must agree, got 1 and 6", inputs={2: (1,)}),
+    Bad(CV, "lengths of bias and channels of weights must agree, got 7 and 6", inputs={2: (7,)}),
+    Bad(CV, "bias: expected rank 1, got 3 with shape (6, 1, 1)", inputs={2: (6, 1, 1)}),
+    Bad(
+        CV,
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded src, got 5 + 1 + 1",
+        {"dilations": [4]},
+    ),
+    Bad(CV, "weights, spatial axis 0: expected a kernel length >= 1, got 0", inputs={1: (6, 4, 0)}),
     # geometry
     *(
         Bad(
@@ -333,6 +348,7 @@ CONVOLUTIONS = [
     # ranks
     Bad(CD, "diff_dst: expected rank 3 to 5, got 2 with shape (6, 3)", inputs={0: (6, 3)}),
     Bad(CD, "weights: expected rank 3, got 4 with shape (6, 4, 3, 3)", inputs={1: (6, 4, 3, 3)}),
+    Bad(CV, "src: expected rank 3 to 5, got 2 with shape (4, 5)", inputs={0: (4, 5)}),
     Bad(CW, "src: expected rank 3 to 5, got 6 with shape (1, 4, 5, 5, 5, 5)", inputs={0: (1, 4, 5, 5, 5, 5)}),
     Bad(TD, "diff_dst: expected rank 3 to 5, got 2 with shape (4, 5)", inputs={0: (4, 5)}),
     Bad(BIAS, "diff_dst: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,)}),

@@ -99,6 +99,11 @@ SPECIFICATION: dict[str, Schema] = {
         {"dY": ("T1", False), "X": ("T1", False), "roi": ("T3", True), "scales": ("T3", True), "sizes": ("T4", True)},
         "dX",
     ),
+    "Convolution": Schema(
+        CONVOLUTION | {"weights_format": (STRING, "XIO")},
+        {"src": ("T1", False), "weights": ("T1", False), "bias": ("T1", True)},
+        "dst",
+    ),
     "ConvolutionBackwardData": Schema(
         CONVOLUTION | {"output_padding": (INTS, None), "weights_format": (STRING, "XIO"), "dst_shape": (INTS, None)},
         {"diff_dst": ("T1", False), "weights": ("T1", False), "dst_shape": ("T2", True)},

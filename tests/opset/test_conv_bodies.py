@@ -13,6 +13,7 @@ import pytest
 from onnx import ModelProto, TensorProto, checker, helper, shape_inference
 
 import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
 from tests import single_op
 from tests.checks import evaluate, one_node_model
 
@@ -104,6 +105,31 @@ def test_weight_gradient(rng, form: str, channels, kernel, groups: int, expected
         "ConvolutionBackwardWeights", by_input, [x, dy, np.int32(attrs["weights_shape"])], kernels="onnx"
     )
     np.testing.assert_allclose(got, evaluate("ConvolutionBackwardWeights", attrs, [x, dy]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_no_channels_to_sum_over(rng, kernels: str, known: bool, data_format: str) -> None:
+    """onnxruntime's own Conv with pads never ends there."""
+    axes = {"data_format": data_format, "pads_begin": [1, 1], "pads_end": [1, 1]}
+    bias = rng.standard_normal(7, f32)
+    last = data_format == "NXC"
+    empty, full = ((2, 9, 40, 0), (2, 9, 40, 3)) if last else ((2, 0, 9, 40), (2, 3, 9, 40))
+    no_in, no_out = np.ones((7, 0, 3, 3), f32), np.ones((0, 3, 3, 3), f32)
+    calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
+        ("Convolution", attributes(2, **axes), [np.ones(empty, f32), no_in]),
+        ("Convolution", attributes(2, **axes), [np.ones(empty, f32), no_in, bias]),
+        ("ConvolutionBackwardData", attributes(2, **axes, dst_shape=list(full)), [np.ones(empty, f32), no_out]),
+        ("ConvTransposeBackwardData", attributes(2, **axes) | {"weights_format": "IOX"}, [np.ones(empty, f32), no_in]),
+    ]
+    for op, attrs, inputs in calls:
+        expected = evaluate(op, attrs, inputs)
+        model = single_op.model(op, attrs, inputs)
+        if known:
+            model = one_node_model(op, attrs, [None if i is None else list(i.shape) for i in inputs])
+        (got,) = ob.session(model, kernels=kernels).run(None, single_op.feeds(op, inputs))
+        np.testing.assert_array_equal(np.asarray(got), expected, strict=True)
 
 
 @pytest.mark.parametrize("kernels", ["onnx", "numpy"])

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_backprop.opset import convolution
-from onnx_backprop.opset.convolution import Geometry
+from onnx_backprop.opset import correlation
+from onnx_backprop.opset.correlation import Geometry
 from tests.checks import assert_rounded_once, evaluate
 from tests.opset import naive
 from tests.worked_examples import GROUPED_ROWS, W, oix, row
@@ -110,6 +110,14 @@ def test_convolution(padding: str, rng: np.random.Generator) -> None:
         x, dy = naive.relayout(c.x, "NCX", data), naive.relayout(c.dy, "NCX", data)
         w = naive.relayout(c.w, "OIX", weights)
 
+        bias = [] if rng.random() < 0.5 else [numbers(rng, len(c.w))]
+        got = evaluate("Convolution", attributes, [x, w, *bias])
+        expected = naive.forward(c.correlation, c.x, c.w)
+        if bias:
+            expected = expected + bias[0].reshape(-1, *[1] * (expected.ndim - 2))
+        expected = naive.relayout(expected, "NCX", data)
+        np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)
+
         attribute, shape_input = stated(rng, "dst_shape", x.shape)
         got = evaluate("ConvolutionBackwardData", attributes | attribute, [dy, w, *shape_input])
         expected = naive.relayout(naive.backward_data(c.correlation, c.dy, c.w), "NCX", data)
@@ -156,9 +164,9 @@ def test_products_match_the_loops_and_are_adjoint(transposed: bool, rng: np.rand
         k = c.correlation
         geo = Geometry(k.strides, k.dilations, k.pads_begin, k.groups)
         x, w, dy = (a.astype(np.float64) for a in (c.x, c.w, c.dy))
-        y = convolution.forward(x, w, k.out, geo)
-        dx = convolution.backward_data(dy, w, k.source, geo)
-        dw = convolution.backward_weights(x, dy, k.kernel, geo)
+        y = correlation.forward(x, w, k.out, geo)
+        dx = correlation.backward_data(dy, w, k.source, geo)
+        dw = correlation.backward_weights(x, dy, k.kernel, geo)
         np.testing.assert_array_equal(y, naive.forward(k, x, w), strict=True, err_msg=f"case {number}: {k}")
         np.testing.assert_array_equal(dx, naive.backward_data(k, dy, w), strict=True)
         np.testing.assert_array_equal(dw, naive.backward_weights(k, x, dy), strict=True)
@@ -181,7 +189,7 @@ def geometry(stride: int = 2, pad: int = 1, dilation: int = 1, groups: int = 1) 
     ],
 )
 def test_forward_examples(x, w, out: int, geo: Geometry, y) -> None:
-    got = convolution.forward(np.array(x, np.float64), np.array(w, np.float64), (out,), geo)
+    got = correlation.forward(np.array(x, np.float64), np.array(w, np.float64), (out,), geo)
     np.testing.assert_array_equal(got, y)
 
 
@@ -196,13 +204,13 @@ def test_forward_examples(x, w, out: int, geo: Geometry, y) -> None:
 )
 def test_transposed_forward_examples(length: int, geo: Geometry, y: list[float]) -> None:
     """ConvTranspose of [1, 2] is backward data."""
-    got = convolution.backward_data(np.array(row(1, 2), np.float64), np.array(W, np.float64), (length,), geo)
+    got = correlation.backward_data(np.array(row(1, 2), np.float64), np.array(W, np.float64), (length,), geo)
     assert got.ravel().tolist() == y
 
 
 def test_transposed_forward_example_with_groups() -> None:
     x, w = np.array([GROUPED_ROWS], np.float64), np.array(oix(GROUPED_ROWS), np.float64)
-    got = convolution.backward_data(x, w, (2,), geometry(1, 0, 1, 2))
+    got = correlation.backward_data(x, w, (2,), geometry(1, 0, 1, 2))
     np.testing.assert_array_equal(got, [[[10, 14], [14, 20], [74, 86], [86, 100]]])
 
 
@@ -211,12 +219,12 @@ def test_same_padding_of_both_directions_agrees_without_output_padding() -> None
     for stride in range(1, 6):
         for extent in range(1, 10):
             for upper in (True, False):
-                pads = convolution.conv_transpose_same_pads(extent, stride, upper=upper)
+                pads = correlation.conv_transpose_same_pads(extent, stride, upper=upper)
                 for length in range(1, 8):
                     out = stride * (length - 1) + extent - sum(pads)
                     if extent >= stride:
                         assert out == length * stride
-                        assert convolution.conv_same_pads(out, extent, stride, upper=upper) == pads
+                        assert correlation.conv_same_pads(out, extent, stride, upper=upper) == pads
 
 
 @pytest.mark.parametrize("stride", range(1, 7))
@@ -224,17 +232,17 @@ def test_same_padding_of_both_directions_agrees_without_output_padding() -> None
 @pytest.mark.parametrize("upper", [True, False])
 def test_same_padding_of_a_transposed_convolutions_gradients(stride: int, extent: int, upper: bool) -> None:
     """output_padding asks for the forward rule; else the conv's, unless the input's length fits the forward's only."""
-    forward = convolution.conv_transpose_same_pads(extent, stride, upper=upper)
+    forward = correlation.conv_transpose_same_pads(extent, stride, upper=upper)
 
     def pads(length: int, short: int | None, *, given: bool = False, infers: bool = False) -> tuple[int, int] | None:
-        return convolution.conv_transpose_backward_same_pads(
+        return correlation.conv_transpose_backward_same_pads(
             length, extent, stride, upper=upper, short=short, output_padding=given, infers_short=infers
         )
 
     for length in range(1, 16):
-        conv = convolution.conv_same_pads(length, extent, stride, upper=upper)
+        conv = correlation.conv_same_pads(length, extent, stride, upper=upper)
         assert conv is not None
-        by_forward, by_conv = (convolution.output_length(length, extent, stride, p) for p in (forward, conv))
+        by_forward, by_conv = (correlation.output_length(length, extent, stride, p) for p in (forward, conv))
         assert pads(length, None, given=True) == pads(length, by_conv, given=True) == forward
         assert pads(length, None, infers=True) == conv
         assert pads(length, by_conv) == conv
@@ -246,18 +254,18 @@ def test_same_padding_of_a_transposed_convolutions_gradients(stride: int, extent
 
 def test_same_padding_keeps_ceil_of_length_over_stride() -> None:
     for stride, extent, length in np.ndindex(6, 9, 12):
-        pads = convolution.conv_same_pads(length + 1, extent + 1, stride + 1, upper=True)
+        pads = correlation.conv_same_pads(length + 1, extent + 1, stride + 1, upper=True)
         assert pads is not None
-        assert convolution.output_length(length + 1, extent + 1, stride + 1, pads) == -(-(length + 1) // (stride + 1))
+        assert correlation.output_length(length + 1, extent + 1, stride + 1, pads) == -(-(length + 1) // (stride + 1))
         assert 0 <= pads[1] - pads[0] <= 1
-        assert convolution.conv_same_pads(length + 1, extent + 1, stride + 1, upper=False) == pads[::-1]
+        assert correlation.conv_same_pads(length + 1, extent + 1, stride + 1, upper=False) == pads[::-1]
 
 
 def test_same_padding_of_an_unknown_length() -> None:
     """A kernel of one cell needs none whatever the length is; any other waits for it."""
-    assert convolution.conv_same_pads("N", 1, 3, upper=True) == (0, 0)
-    assert convolution.conv_same_pads("N", 2, 3, upper=True) is None
-    assert convolution.conv_same_pads(None, 3, 1, upper=False) is None
+    assert correlation.conv_same_pads("N", 1, 3, upper=True) == (0, 0)
+    assert correlation.conv_same_pads("N", 2, 3, upper=True) is None
+    assert correlation.conv_same_pads(None, 3, 1, upper=False) is None
 
 
 def test_pads_end_never_enters_an_index() -> None:
@@ -318,11 +326,22 @@ EMPTY = {"strides": [1], "dilations": [1], "pads_begin": [0], "pads_end": [0], "
             [(0, 2, 4), (0, 3, 5)],
             (3, 2, 2),
         ),
+        ("Convolution", {"weights_format": "OIX"}, [(0, 3, 5), (2, 3, 2), (2,)], (0, 2, 4)),
+        ("Convolution", {"weights_format": "OIX"}, [(1, 0, 5), (2, 0, 2)], (1, 2, 4)),
     ],
 )
 def test_empty_batches_and_channels_give_zeros(op: str, attributes, shapes, expected: tuple[int, ...]) -> None:
     got = evaluate(op, EMPTY | attributes, [np.ones(s, f32) for s in shapes])
     np.testing.assert_array_equal(got, np.zeros(expected, f32), strict=True)
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_a_convolution_without_channels_is_its_bias(data_format: str) -> None:
+    src = naive.relayout(np.ones((2, 0, 5), f32), "NCX", data_format)
+    attributes = EMPTY | {"data_format": data_format, "weights_format": "OIX", "pads_begin": [1]}
+    got = evaluate("Convolution", attributes, [src, np.ones((3, 0, 2), f32), np.array([1, 2, 3], f32)])
+    expected = np.broadcast_to(f32([[1], [2], [3]]), (2, 3, 5))
+    np.testing.assert_array_equal(got, naive.relayout(expected, "NCX", data_format), strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -335,6 +354,8 @@ def test_sums_are_rounded_once(dtype: str) -> None:
     assert_rounded_once(dw, [[[600]]], dtype)
     dx = evaluate("ConvTransposeBackwardData", EMPTY | {"weights_format": "IOX"}, [ones, ones], dtype)
     assert_rounded_once(dx, [[[600]]], dtype)
+    y = evaluate("Convolution", attributes, [ones, ones, np.full(1, 0.25, f32)], dtype)
+    assert_rounded_once(y, [[[600.25]]], dtype)
     attributes = attributes | {"dst_shape": [1, 600, 1]}
     dx = evaluate("ConvolutionBackwardData", attributes, [one_cell, ones.reshape(1, 600, 1)], dtype)
     assert_rounded_once(dx, np.ones((1, 600, 1)), dtype)

@@ -48,6 +48,11 @@ STATIC = [
         [2, 4, 3],
     ),
     (
+        "(float16[2,4,9,9] x, float16[6,2,3,2] w, float16[6] b) => (y)",
+        f"y = $Convolution <{CONV}, groups = 2> (x, w, b)",
+        [2, 6, 5, 8],
+    ),
+    (
         "(float[2,6,5,8] dy, float[6,2,3,2] w) => (dx)",
         f"dx = $ConvolutionBackwardData <{CONV}, groups = 2, dst_shape = [2, 4, 9, 9]> (dy, w)",
         [2, 4, 9, 9],
@@ -119,6 +124,7 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
             f"dx = $ConvTransposeBackwardData <{CONVT}> (dy, w)",
             ["N", "I", None, 8],
         ),
+        ("(float[N,C,9,W] x, float[O,2,3,2] w, float[6] b) => (y)", f"y = $Convolution <{CONV}> (x, w, b)", ["N", 6, 5, None]),
         # a shape that is an attribute, an initializer, a constant, or comes from Shape
         (
             "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
@@ -374,6 +380,7 @@ def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object],
     for padding in ("explicit", "VALID", "SAME_UPPER", "SAME_LOWER") * 10:
         c: Case = case(rng, padding, transposed=False)
         ncx = c.attributes_in(data_format="NCX", weights_format="OIX")
+        calls.append(("Convolution", ncx, [c.x, c.w, *([c.w.ravel()[: len(c.w)]] if rng.random() < 0.5 else [])]))
         calls.append(("ConvolutionBackwardData", ncx, [c.dy, c.w, np.int32(c.x.shape)]))
         calls.append(("ConvolutionBackwardWeights", ncx, [c.x, c.dy, np.int32(c.w.shape)]))
         c = case(rng, padding, transposed=True)

@@ -13,7 +13,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset.op import NUMBER_TYPES
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, infer, one_node_model
-from tests.opset.refused import BIAS, CD, CW, IB, IBP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
+from tests.opset.refused import BIAS, CD, CV, CW, IB, IBP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
 
 f32 = np.float32
 
@@ -55,6 +55,7 @@ def test_refusals(bad: Bad) -> None:
         (IB, ["float64", "float64"], "src float64, diff_dst float64"),
         (IB, ["float32", "float16"], "src float32, diff_dst float16"),
         (IBP, ["float16", "float32"], "input_forward float16, output_delta float32"),
+        (CV, ["float32", "float32", "float16"], "src float32, weights float32, bias float16"),
         (CD, ["float16", "float32"], "diff_dst float16, weights float32"),
         (CW, ["int32", "int32"], "src int32, diff_dst int32"),
         (TD, ["float32", "float64"], "diff_dst float32, weights float64"),

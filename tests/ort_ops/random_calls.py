@@ -75,6 +75,9 @@ def convolution(rng: Rng, op: str) -> Call:
     layout = _pick(rng, *(CONV_TRANSPOSE_FORMATS if transposed else CONV_FORMATS))
     weights = to_weights(weights, conv_transpose_order(layout) if transposed else conv_order(layout))
     attributes[f"{name}_format"] = layout
+    if op == "Convolution":
+        bias = [values((groups * d,), seed + 3)] if rng.random() < 0.5 else []
+        return Call(op, attributes, [source, weights, *bias], seed)
     stated = {"ConvolutionBackwardData": ("dst_shape", source.shape), "ConvTransposeBackwardData": None}
     shape = stated.get(op, (f"{name}_shape", weights.shape))
     inputs: list[np.ndarray | None] = [source, weights] if transposed else [destination, weights]
@@ -154,6 +157,7 @@ def bias(rng: Rng, op: str) -> Call:
 
 
 MAKERS = {
+    "Convolution": convolution,
     "ConvolutionBackwardData": convolution,
     "ConvolutionBackwardWeights": convolution,
     "ConvTransposeBackwardData": convolution,

@@ -121,7 +121,7 @@ def test_more_shapes_than_plans_are_kept() -> None:
 
 def test_without_the_route_a_warning_says_why_and_numpy_takes_over(monkeypatch, caplog) -> None:
     monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
-    monkeypatch.setattr(sessions, "_native_works", sessions._native_works.__wrapped__)
+    monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         session = ob.session(bias_model(), kernels="numba")
     assert "no such symbol" in caplog.text

@@ -127,6 +127,17 @@ hows = st.sampled_from(["attribute", "input", "both"])
 
 
 @st.composite
+def convolution(draw: st.DrawFn) -> Call:
+    c = draw(correlations(transposed=False))
+    data, weights = draw(st.sampled_from(DATA_FORMATS)), draw(st.sampled_from(CONV_FORMATS))
+    attributes = c.attributes | {"data_format": data, "weights_format": weights}
+    inputs: list[np.ndarray | None] = [to_data(c.source, data), to_weights(c.weights, conv_order(weights))]
+    if draw(st.booleans()):
+        inputs.append(values(c.weights.shape[:1], c.seed + 3))
+    return Call("Convolution", attributes, inputs, c.seed)
+
+
+@st.composite
 def convolution_backward_data(draw: st.DrawFn) -> Call:
     c = draw(correlations(transposed=False))
     data, weights = draw(st.sampled_from(DATA_FORMATS)), draw(st.sampled_from(CONV_FORMATS))
@@ -266,6 +277,7 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "InterpolateBackprop": lambda: interpolate_backward("InterpolateBackprop"),
     "ResampleGrad": resample_grad,
     "ResizeGrad": resize_grad,
+    "Convolution": convolution,
     "ConvolutionBackwardData": convolution_backward_data,
     "ConvolutionBackwardWeights": convolution_backward_weights,
     "ConvTransposeBackwardData": conv_transpose_backward_data,

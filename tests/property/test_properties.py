@@ -167,6 +167,8 @@ def test_adjoint_of_onnxruntime_conv(kernels: str) -> None:
         y = forward("Conv", c, c.source, c.weights)
         assert y.shape == c.destination.shape, c
         shapes = {"data_format": "NCX", "weights_format": "OIX"}
+        own = single_op.run("Convolution", c.attributes | shapes, [c.source, c.weights], kernels=kernels)
+        np.testing.assert_allclose(own, y, rtol=0, atol=TOLERANCE * max(1, np.abs(y).max(initial=0)), err_msg=repr(c))
         dx = single_op.run(
             "ConvolutionBackwardData",
             c.attributes | shapes | {"dst_shape": list(c.source.shape)},

@@ -1,0 +1,24 @@
+"""Convolution, compiled: a correlation, to which the bias is added while a tile is in the first-level cache."""
+
+from __future__ import annotations
+
+from ..opset.convolution import OP
+from ..opset.layout import conv_weights_to_canonical
+from . import conv_gather
+from .conv_gather_plans import forward
+from .conv_plans import correlation
+from .native_bridge import Call, NativeKernel, Plan
+
+
+def _plan(call: Call) -> Plan:
+    src, weights, bias = call.inputs
+    assert src is not None
+    assert weights is not None
+    order = conv_weights_to_canonical(call.attributes["weights_format"], len(weights))
+    c = correlation(call.attributes, src, call.output, weights, order, infers=True)
+    pack, work, run = conv_gather.functions()
+    parameters = forward(c, call.element_type, (0, 1), (pack.address, work.address), bias=0 if bias is None else 2)
+    return Plan(run.address, parameters)
+
+
+KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

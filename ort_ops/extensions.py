@@ -1,0 +1,38 @@
+"""onnxruntime-extensions without the Python package around it, which imports PyTorch wherever that is installed.
+
+PyTorch would cost a second and 200 MB, and only a converter of Whisper models needs it. Whoever imports
+onnxruntime_extensions itself, before or after, gets all of it, on the same library.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+
+_NAME = "onnxruntime_extensions"
+
+
+def _operators() -> Any:
+    """The module of the package that holds its library and the declaration of Python operators."""
+    if _NAME not in sys.modules:
+        spec = find_spec(_NAME)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {_NAME!r}", name=_NAME)
+        sys.modules[_NAME] = module_from_spec(spec)  # knows where its modules lie; has not run
+        try:
+            return import_module(f"{_NAME}._ocos")
+        finally:
+            del sys.modules[_NAME]
+    return import_module(f"{_NAME}._ocos")
+
+
+_ocos = _operators()
+PyCustomOpDef: Any = _ocos.PyCustomOpDef
+onnx_op: Any = _ocos.Opdef.declare
+
+
+def get_library_path() -> str:
+    """The library to register with session options."""
+    return str(_ocos.get_library_path())
