@@ -96,9 +96,8 @@ def main() -> None:
     chosen = [case for case in CASES if any(part in case.name for part in arguments.only)]
     work = [(case, gradient) for case in chosen for gradient in case.gradients]
     if not work:
-        parser.error(
-            f"no shape's name contains {' or '.join(arguments.only)!r}; the names are {', '.join(c.name for c in CASES)}"
-        )
+        names = ", ".join(case.name for case in CASES)
+        parser.error(f"no shape's name contains {' or '.join(arguments.only)}; the names are {names}")
     for case, gradient in tqdm(work, unit="shape", disable=None):
         seconds = measure(case, gradient, workers, arguments.rounds, 0.1, min if arguments.best else statistics.median)
         rows.append(

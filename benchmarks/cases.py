@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ class Layer:
 
     op_type: str
     shape: tuple[int, ...]
-    attributes: tuple[tuple[str, int | float | tuple[int, ...]], ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
     parameters: int = 0  # further inputs, of one entry per channel (or of the last axis) each
     out: tuple[int, ...] | None = None  # spatial lengths of y, where they are not those of x
 

@@ -67,7 +67,8 @@ def table(machine: dict[str, Any], rows: list[Row]) -> str:
         f"{machine['copy_bytes_per_second'] / 1e9:.1f} GB/s copying; "
         + ", ".join(f"{name} {number}" for name, number in machine["versions"].items()),
         "",
-        f"Milliseconds ({machine['statistic']}). The last columns say how many times faster than PyTorch's best layout we are.",
+        f"Milliseconds ({machine['statistic']}). The last columns say how many times faster than PyTorch's best layout "
+        "we are.",
         "",
         "| " + " | ".join(header) + " |",
         "|---" * 2 + "|---:" * (len(header) - 2) + "|",

@@ -20,6 +20,7 @@ NATIVE_OPS = frozenset(
         "ConvTransposeBackpropFilters",
         "InterpolateBackward",
         "InterpolateBackprop",
+        "MaxPoolBackward",
         "ResampleGrad",
         "ResizeGrad",
     }

@@ -11,6 +11,7 @@ from . import (
     convolution_backward_weights,
     interpolate_backprop,
     interpolate_backward,
+    max_pool_backward,
     resample_grad,
     resize_grad,
 )
@@ -27,5 +28,6 @@ OPS: tuple[Op, ...] = (
     conv_transpose_backward_weights.OP,
     conv_transpose_backprop_filters.OP,
     bias_add_backward.OP,
+    max_pool_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -68,6 +68,7 @@ def _to_bf16(builder: Any, value: Any) -> Any:
 load_i64 = _loader(I64, types.int64)
 store_i64 = _storer(I64, types.int64)
 load_i32 = _loader(I32, types.int32)
+store_i32 = _storer(I32, types.int32)
 load_f32 = _loader(FLOAT, types.float32)
 store_f32 = _storer(FLOAT, types.float32)
 load_f16 = _loader(HALF, types.float32, lambda builder, value: builder.fpext(value, FLOAT))

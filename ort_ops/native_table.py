@@ -9,6 +9,7 @@ from . import (
     convolution_backward_data,
     convolution_backward_weights,
     interpolate_backward,
+    max_pool_backward,
     resample_grad,
     resize_grad,
 )
@@ -21,6 +22,7 @@ KERNELS = (
     conv_transpose_backward_data.KERNEL,
     *conv_transpose_backward_weights.KERNELS,
     *interpolate_backward.KERNELS,
+    max_pool_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

@@ -125,6 +125,19 @@ SPECIFICATION: dict[str, Schema] = {
         {"input_forward": ("T1", False), "output_delta": ("T1", False), "filter_shape": ("T2", True)},
         "filter_delta",
     ),
+    "MaxPoolBackward": Schema(
+        {
+            "strides": (INTS, REQUIRED),
+            "pads_begin": (INTS, REQUIRED),
+            "pads_end": (INTS, REQUIRED),
+            "kernel": (INTS, REQUIRED),
+            "auto_pad": (STRING, "None"),
+            "dilations": (INTS, None),
+            "data_format": (STRING, "NXC"),
+        },
+        {"src": ("T1", False), "diff_dst": ("T1", False)},
+        "diff_src",
+    ),
     "BiasAddBackward": Schema({"data_format": (STRING, "NXC")}, {"diff_dst": ("T1", False)}, "diff_bias"),
 }
 # What each string attribute takes; auto_pad also in lower case, and NOTSET.

@@ -13,7 +13,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset.op import NUMBER_TYPES
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, infer, one_node_model
-from tests.opset.refused import BIAS, CD, CW, IB, IBP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
+from tests.opset.refused import BIAS, CD, CW, IB, IBP, MP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
 
 f32 = np.float32
 
@@ -62,6 +62,7 @@ def test_refusals(bad: Bad) -> None:
         (TF, ["float32", "bool"], "input_forward float32, output_delta bool"),
         (RG, ["int64"], "input_gradient int64"),
         (BIAS, ["float64"], "diff_dst float64"),
+        (MP, ["float64", "float64"], "src float64, diff_dst float64"),
         (RZ, ["float32", "float64", "", "", ""], "dY float32, X float64"),
     ],
 )
