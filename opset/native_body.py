@@ -21,6 +21,7 @@ NATIVE_OPS = frozenset(
         "InterpolateBackward",
         "InterpolateBackprop",
         "MaxPoolBackward",
+        "ReLUBackward",
         "ResampleGrad",
         "ResizeGrad",
     }

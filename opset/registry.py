@@ -12,6 +12,7 @@ from . import (
     interpolate_backprop,
     interpolate_backward,
     max_pool_backward,
+    relu_backward,
     resample_grad,
     resize_grad,
 )
@@ -29,5 +30,6 @@ OPS: tuple[Op, ...] = (
     conv_transpose_backprop_filters.OP,
     bias_add_backward.OP,
     max_pool_backward.OP,
+    relu_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -10,6 +10,7 @@ from . import (
     convolution_backward_weights,
     interpolate_backward,
     max_pool_backward,
+    relu_backward,
     resample_grad,
     resize_grad,
 )
@@ -23,6 +24,7 @@ KERNELS = (
     *conv_transpose_backward_weights.KERNELS,
     *interpolate_backward.KERNELS,
     max_pool_backward.KERNEL,
+    relu_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

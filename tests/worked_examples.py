@@ -409,6 +409,18 @@ def max_pools() -> Iterator[Example]:
     yield Example(f"{op}-defaults", op, last, (x, [[[[10, 20]]], [[[30, 40]]]]), dx)
 
 
+# ----- Activations ----------------------------------------------------------------------------------------------------
+
+
+def activations() -> Iterator[Example]:
+    op = "ReLUBackward"
+    yield Example("relu", op, {}, ([[0, 1, -2], [0.5, -0.0, 3]], [[1, 2, 3], [4, 5, 6]]), [[0, 2, 0], [4, 0, 6]])
+    nan, inf = float("nan"), float("inf")
+    yield Example(
+        "relu-of_src", op, {"use_dst": 0}, ([nan, -inf, inf, -1, 1], [1, 2, 3, inf, -inf]), [0, 0, 3, 0, -inf]
+    )
+
+
 # ----- ONNX's Resize --------------------------------------------------------------------------------------------------
 
 
@@ -507,4 +519,13 @@ def resizes() -> Iterator[Example]:
     yield Example(f"{op}-empty_scales", op, {}, (square, zeros(2, 1), None, [], (2, 2)), [[3], [7]])
 
 
-EXAMPLES = (*interpolations(), *resamples(), *resizes(), *convolutions(), *transposed(), *biases(), *max_pools())
+EXAMPLES = (
+    *interpolations(),
+    *resamples(),
+    *resizes(),
+    *convolutions(),
+    *transposed(),
+    *biases(),
+    *max_pools(),
+    *activations(),
+)

@@ -40,6 +40,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
         [(1, 6, 3), (1, 4, 5)],
     ),
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
+    "ReLUBackward": ({}, [(2, 3), (2, 3)]),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
 }
 
@@ -47,7 +48,7 @@ IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad"
 RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
-MP = "MaxPoolBackward"
+MP, RELU = "MaxPoolBackward", "ReLUBackward"
 POOL_OPS = (MP,)
 CONVOLUTION_OPS = (CD, CW, TD, TW, TF)
 
@@ -111,7 +112,7 @@ ATTRIBUTES = [
     *(
         invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
         for op in VALID
-        if op not in (RG, RZ)
+        if op not in (RG, RZ, RELU)
     ),
     *(
         invalid(
@@ -509,4 +510,11 @@ MAX_POOLS = [
     Bad(MP, "src: expected rank 4, got 3 with shape (1, 2, 7)", inputs={1: (1, 2, 4, 4)}),
 ]
 
-REFUSED = (*POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)
+ELEMENTWISE = [
+    Bad(RELU, "lengths of axis 1 of src and diff_dst must agree, got 3 and 4", inputs={1: (2, 4)}),
+    Bad(RELU, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3)}),
+    Bad(RELU, "diff_dst: expected rank 2, got 1 with shape (3)", inputs={1: (3,)}),
+    Bad(RELU, "attribute use_dst: expected 0 or 1, got 2", {"use_dst": 2}),
+]
+
+REFUSED = (*ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)

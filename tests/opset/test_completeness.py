@@ -138,6 +138,7 @@ SPECIFICATION: dict[str, Schema] = {
         {"src": ("T1", False), "diff_dst": ("T1", False)},
         "diff_src",
     ),
+    "ReLUBackward": Schema({"use_dst": (INT, 1)}, {"src": ("T1", False), "diff_dst": ("T1", False)}, "diff_src"),
     "BiasAddBackward": Schema({"data_format": (STRING, "NXC")}, {"diff_dst": ("T1", False)}, "diff_bias"),
 }
 # What each string attribute takes; auto_pad also in lower case, and NOTSET.
@@ -262,7 +263,7 @@ def test_documentation_of_the_schema(name: str) -> None:
 
 @each_op
 def test_the_module_is_named_after_the_operator(name: str) -> None:
-    stem = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    stem = re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
     module = import_module(f"onnx_backprop.opset.{stem}")
     assert module.OP is BY_NAME[name]
     assert (module.__doc__ or "").startswith(f"{name}: ")

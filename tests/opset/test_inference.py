@@ -79,6 +79,7 @@ STATIC = [
         'data_format = "NCX"> (x, dy)',
         [2, 6, 9, 8],
     ),
+    ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
     ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
 ]
 
@@ -115,6 +116,7 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
         ),
         ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
         ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
         ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
         ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
         # channels follow from the weights, lengths of the input from those of the output where they are numbers
@@ -215,6 +217,8 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("ResampleGrad", {}, [None, [3]], [None, None, None]),
         ("BiasAddBackward", {}, [None], [None]),
         ("MaxPoolBackward", {}, [None, None], None),
+        ("ReLUBackward", {}, [None, None], None),
+        ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
         ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
         ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
         ("ConvTransposeBackwardData", {}, [None, None], None),

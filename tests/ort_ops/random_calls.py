@@ -183,6 +183,12 @@ def pool(rng: Rng, op: str) -> Call:
     return Call(op, attributes, [*inputs], seed)
 
 
+def elementwise(rng: Rng, op: str) -> Call:
+    shape = tuple(_length(rng, 70) for _ in range(int(rng.integers(1, 4))))
+    seed = int(rng.integers(2**31))
+    return Call(op, {}, [values(shape, seed), values(shape, seed + 1)], seed)
+
+
 MAKERS = {
     "ConvolutionBackwardData": convolution,
     "ConvolutionBackwardWeights": convolution,
@@ -195,6 +201,7 @@ MAKERS = {
     "ResizeGrad": resize,
     "BiasAddBackward": bias,
     "MaxPoolBackward": pool,
+    "ReLUBackward": elementwise,
 }
 
 

@@ -303,6 +303,15 @@ def max_pool_backward(draw: st.DrawFn) -> Call:
     return Call("MaxPoolBackward", attributes | {"data_format": data}, [*inputs], seed)
 
 
+@st.composite
+def relu_backward(draw: st.DrawFn) -> Call:
+    shape, seed = tuple(draw(st.lists(st.integers(0, 4), max_size=5))), draw(seeds)
+    attributes = {"use_dst": draw(st.integers(0, 1))} if draw(st.booleans()) else {}
+    return Call(
+        "ReLUBackward", attributes, [np.asarray(values(shape, seed)), np.asarray(values(shape, seed + 1))], seed
+    )
+
+
 CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "InterpolateBackward": lambda: interpolate_backward("InterpolateBackward"),
     "InterpolateBackprop": lambda: interpolate_backward("InterpolateBackprop"),
@@ -314,5 +323,6 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackwardWeights": lambda: conv_transpose_backward_weights("ConvTransposeBackwardWeights", "weights"),
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
+    "ReLUBackward": relu_backward,
     "MaxPoolBackward": max_pool_backward,
 }
