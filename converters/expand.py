@@ -17,6 +17,7 @@ from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_he
 
 from ..opset import DOMAIN
 from ..opset.errors import OnnxBackpropError, UnsupportedError
+from ..opset.function_protos import named_outputs
 from ..opset.op import Arg, Attributes
 from ..opset.registry import BY_NAME
 from ..opset.schema import attributes_of
@@ -169,14 +170,14 @@ def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]
     for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
         if value is None:
             continue
-        array = None if spec.type_name == "T1" else constant_value(value)
+        array = None if spec.tensor else constant_value(value)
         if array is None:
             args[n] = Arg(dims(value))
         elif spec.type_name == "T3":
             args[n] = Arg(dims(value), numbers=tuple(float(v) for v in array.ravel()))
         else:
             args[n] = Arg(dims(value), tuple(int(v) for v in array.ravel()))
-    return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""])
+    return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
 
 
 def _typed(values: Mapping[str, ir.Value]) -> list[onnx.ValueInfoProto]:

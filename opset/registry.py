@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backprop_filters,
     conv_transpose_backward_data,
@@ -31,5 +32,6 @@ OPS: tuple[Op, ...] = (
     bias_add_backward.OP,
     max_pool_backward.OP,
     relu_backward.OP,
+    batch_norm_training_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

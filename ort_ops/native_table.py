@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backward_data,
     conv_transpose_backward_weights,
@@ -25,6 +26,7 @@ KERNELS = (
     *interpolate_backward.KERNELS,
     max_pool_backward.KERNEL,
     relu_backward.KERNEL,
+    batch_norm_training_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

@@ -28,6 +28,7 @@ class Example:
     attributes: Attributes
     inputs: tuple[list[Any] | tuple[int, ...] | None, ...]
     expected: list[Any]
+    more: tuple[list[Any], ...] = ()  # further outputs
 
     def arrays(self) -> list[np.ndarray | None]:
         """The inputs as float32 and integer arrays, the latter of the type that the operator takes."""
@@ -409,6 +410,28 @@ def max_pools() -> Iterator[Example]:
     yield Example(f"{op}-defaults", op, last, (x, [[[[10, 20]]], [[[30, 40]]]]), dx)
 
 
+# ----- Normalisations -------------------------------------------------------------------------------------------------
+
+
+def normalisations() -> Iterator[Example]:
+    """x is 2 ± 1 with a mean of 2 and a variance of 1, and ε = 0: all is exact."""
+    op, attributes = "BatchNormTrainingBackward", {"epsilon": 0.0, "data_format": "NCX"}
+    x, dy = [[[1, 3]], [[1, 3]]], [[[1, 3]], [[2, 6]]]  # Σ dy = 12, Σ dy·z = 6
+    dx = [[[-0.5, -1.5]], [[0.5, 1.5]]]
+    yield Example("batch_norm", op, attributes, (x, dy), dx, ([6], [12]))
+    yield Example("batch_norm-given", op, attributes, (x, dy, [2], [1]), dx, ([6], [12]))
+    twice = np.multiply(dx, 2).tolist()
+    yield Example("batch_norm-gamma", op, attributes, (x, dy, None, None, [2]), twice, ([6], [12]))
+    # a variance of 4 halves the slope and z, so that z·mean(dy·z) is a quarter
+    quarter = [[[-1 + 0.1875, -0.1875]], [[-0.5 + 0.1875, 1.5 - 0.1875]]]
+    yield Example("batch_norm-variance", op, attributes, (x, dy, None, [4]), quarter, ([3], [12]))
+    # channels last, the default; the second channel gets a gradient that is the same everywhere, so none arrives
+    last = [[[1, 1], [3, 3], [1, 3], [3, 1]]]
+    given = [[[1, 7], [3, 7], [2, 7], [6, 7]]]
+    answer = [[[-0.5, 0], [-1.5, 0], [0.5, 0], [1.5, 0]]]
+    yield Example("batch_norm-last", op, {"epsilon": 0.0}, (last, given), answer, ([6, 0], [12, 28]))
+
+
 # ----- Activations ----------------------------------------------------------------------------------------------------
 
 
@@ -528,4 +551,5 @@ EXAMPLES = (
     *biases(),
     *max_pools(),
     *activations(),
+    *normalisations(),
 )

@@ -359,6 +359,11 @@ def test_operators_without_a_rule_are_listed() -> None:
 TWICE = [
     ("[1, 2, 4, 4]", "w = Constant<value = float[2,2,2,1] {1.0,2.0,-1.0,0.5,3.0,1.0,-2.0,1.0}>() y = Conv(x, w)"),
     ("[1, 2, 4, 4]", "y = Relu(x)"),
+    (
+        "[2, 2, 4, 4]",
+        "k = Constant<value = float[2] {1.0, 2.0}>() b = Constant<value = float[2] {0.5, 1.0}>() "
+        "y, m, v = BatchNormalization<training_mode = 1, epsilon = 0.5>(x, k, b, b, k)",
+    ),
     ("[1, 2, 4, 4]", "y = MaxPool<kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 0, 1]>(x)"),
     ("[1, 2, 5, 4]", "y = MaxPool<kernel_shape = [2, 2], dilations = [3, 1], ceil_mode = 1>(x)"),
 ]

@@ -41,6 +41,10 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     ),
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
     "ReLUBackward": ({}, [(2, 3), (2, 3)]),
+    "BatchNormTrainingBackward": (
+        {"epsilon": 1e-5, "data_format": "NCX"},
+        [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)],
+    ),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
 }
 
@@ -48,7 +52,7 @@ IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad"
 RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
-MP, RELU = "MaxPoolBackward", "ReLUBackward"
+MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
 POOL_OPS = (MP,)
 CONVOLUTION_OPS = (CD, CW, TD, TW, TF)
 
@@ -517,4 +521,20 @@ ELEMENTWISE = [
     Bad(RELU, "attribute use_dst: expected 0 or 1, got 2", {"use_dst": 2}),
 ]
 
-REFUSED = (*ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)
+NORMALISATIONS = [
+    Bad(BN, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3, 4)}),
+    Bad(BN, "diff_dst: expected rank 3, got 4 with shape (2, 3, 4, 1)", inputs={1: (2, 3, 4, 1)}),
+    Bad(BN, "src: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,), 1: (3,)}),
+    Bad(BN, "channels of src and mean must agree, got 3 and 4", inputs={2: (4,)}),
+    Bad(BN, "channels of src and variance must agree, got 3 and 1", inputs={3: (1,)}),
+    Bad(BN, "channels of src and gamma must agree, got 3 and 4", inputs={4: (4,)}),
+    Bad(BN, "gamma: expected rank 1, got 2 with shape (3, 1)", inputs={4: (3, 1)}),
+    # a forgotten data_format
+    Bad(BN, "channels of src and mean must agree, got 4 and 3", {"data_format": None}),
+    *(
+        Bad(BN, f"attribute epsilon: expected a number >= 0, got {epsilon}", {"epsilon": epsilon})
+        for epsilon in (-0.5, float("inf"), float("nan"))
+    ),
+]
+
+REFUSED = (*NORMALISATIONS, *ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)

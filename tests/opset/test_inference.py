@@ -79,6 +79,11 @@ STATIC = [
         'data_format = "NCX"> (x, dy)',
         [2, 6, 9, 8],
     ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
+        'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
+        [2, 6, 5],
+    ),
     ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
     ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
 ]
@@ -116,6 +121,11 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
         ),
         ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
         ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
+            f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
+            [2, 3, "L"],
+        ),
         ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
         ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
         ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
@@ -218,6 +228,8 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("BiasAddBackward", {}, [None], [None]),
         ("MaxPoolBackward", {}, [None, None], None),
         ("ReLUBackward", {}, [None, None], None),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
         ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
         ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
         ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),

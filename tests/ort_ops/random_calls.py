@@ -189,6 +189,19 @@ def elementwise(rng: Rng, op: str) -> Call:
     return Call(op, {}, [values(shape, seed), values(shape, seed + 1)], seed)
 
 
+def batch_norm(rng: Rng, op: str) -> Call:
+    shape = [int(rng.integers(1, 4)), _length(rng, 150), *(_length(rng, 70) for _ in range(int(rng.integers(0, 3))))]
+    if not _fits(shape):
+        shape = shape[:2]
+    seed, channels, data = int(rng.integers(2**31)), shape[1], _pick(rng, "NCX", "NXC")
+    x, dy = (to_data(values(tuple(shape), seed + n), data) for n in range(2))
+    given = [values((channels,), seed + 2), np.abs(values((channels,), seed + 3)) + 1, values((channels,), seed + 4)]
+    parameters = [array if rng.random() < 0.5 else None for array in given]
+    while parameters and parameters[-1] is None:
+        parameters.pop()
+    return Call(op, {"epsilon": 0.5, "data_format": data}, [x, dy, *parameters], seed)
+
+
 MAKERS = {
     "ConvolutionBackwardData": convolution,
     "ConvolutionBackwardWeights": convolution,
@@ -202,6 +215,7 @@ MAKERS = {
     "BiasAddBackward": bias,
     "MaxPoolBackward": pool,
     "ReLUBackward": elementwise,
+    "BatchNormTrainingBackward": batch_norm,
 }
 
 

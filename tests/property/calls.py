@@ -312,6 +312,20 @@ def relu_backward(draw: st.DrawFn) -> Call:
     )
 
 
+@st.composite
+def batch_norm_training_backward(draw: st.DrawFn) -> Call:
+    """Variances are not too small, so that float32 is not far from float64."""
+    shape, seed = [draw(st.integers(1, 3)), *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))], draw(seeds)
+    data, channels = draw(st.sampled_from(DATA_FORMATS)), shape[1]
+    x, dy = (to_data(values(tuple(shape), seed + n), data) for n in range(2))
+    given = [values((channels,), seed + 2), np.abs(values((channels,), seed + 3)) + 1, values((channels,), seed + 4)]
+    parameters = [array if draw(st.booleans()) else None for array in given]
+    while parameters and parameters[-1] is None:
+        parameters.pop()
+    attributes = {"epsilon": draw(st.sampled_from([0.5, 0.25])), "data_format": data}
+    return Call("BatchNormTrainingBackward", attributes, [x, dy, *parameters], seed)
+
+
 CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "InterpolateBackward": lambda: interpolate_backward("InterpolateBackward"),
     "InterpolateBackprop": lambda: interpolate_backward("InterpolateBackprop"),
@@ -323,6 +337,7 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackwardWeights": lambda: conv_transpose_backward_weights("ConvTransposeBackwardWeights", "weights"),
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
+    "BatchNormTrainingBackward": batch_norm_training_backward,
     "ReLUBackward": relu_backward,
     "MaxPoolBackward": max_pool_backward,
 }
