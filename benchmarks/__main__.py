@@ -13,6 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -50,8 +51,13 @@ class Worker:
         self._process.wait()
 
 
-def measure(case: Case, gradient: str, workers: dict[str, Worker], rounds: int, budget: float) -> dict[str, float]:
-    """Median seconds per contender, `rounds` turns each; short ones run several times a turn."""
+Statistic = Callable[[list[float]], float]
+
+
+def measure(
+    case: Case, gradient: str, workers: dict[str, Worker], rounds: int, budget: float, statistic: Statistic
+) -> dict[str, float]:
+    """Seconds per contender, `rounds` turns each; short ones run several times a turn."""
     counts: dict[str, int] = {}
     for name, worker in workers.items():
         first = worker.times(case, gradient, 1)
@@ -63,7 +69,7 @@ def measure(case: Case, gradient: str, workers: dict[str, Worker], rounds: int, 
             times[name] += workers[name].times(case, gradient, count) or []
     for name in counts:
         workers[name].times(case, gradient, 0)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: statistic(values) for name, values in times.items()}
 
 
 def main() -> None:
@@ -72,7 +78,8 @@ def main() -> None:
         "--threads", type=int, default=min(2, os.cpu_count() or 1), help="for every contender (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender at a shape (%(default)s)")
-    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="shapes whose name contains one of these")
+    parser.add_argument("--best", action="store_true", help="fastest runs, not medians: where others use the machine")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     arguments = parser.parse_args()
@@ -80,16 +87,19 @@ def main() -> None:
     machine = {
         "processor": platform.processor() or platform.machine(),
         "threads": arguments.threads,
+        "statistic": "fastest" if arguments.best else "median",
         "multiply_add_per_second": multiply_add_rate(arguments.threads),
         "copy_bytes_per_second": copy_bandwidth(arguments.threads),
         "versions": {name: _version(name) for name in LIBRARIES},
     }
     workers = {name: Worker(name, arguments.threads) for name in arguments.contenders}
-    work = [(case, gradient) for case in CASES if arguments.only in case.name for gradient in case.gradients]
+    chosen = [case for case in CASES if any(part in case.name for part in arguments.only)]
+    work = [(case, gradient) for case in chosen for gradient in case.gradients]
     if not work:
-        parser.error(f"no shape's name contains {arguments.only!r}; the names are {', '.join(c.name for c in CASES)}")
+        names = ", ".join(case.name for case in CASES)
+        parser.error(f"no shape's name contains {' or '.join(arguments.only)}; the names are {names}")
     for case, gradient in tqdm(work, unit="shape", disable=None):
-        seconds = measure(case, gradient, workers, arguments.rounds, budget=0.1)
+        seconds = measure(case, gradient, workers, arguments.rounds, 0.1, min if arguments.best else statistics.median)
         rows.append(
             {"case": case.name, "gradient": gradient, "flops": case.flops, "bytes": case.bytes, "seconds": seconds}
         )

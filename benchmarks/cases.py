@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,59 @@ class Interpolation:
         return {"x": np.zeros(self.x_shape, np.float32), "dy": rng.standard_normal(self.y_shape, np.float32)}
 
 
-Case = Convolution | Interpolation
+@dataclass(frozen=True)
+class Layer:
+    """One forward operator of ONNX, differentiated wrt its inputs from x on by the converter.
+
+    Measured are the "forward" alone and the forward with all gradients, "both".
+    """
+
+    op_type: str
+    shape: tuple[int, ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    parameters: int = 0  # further inputs, of one entry per channel (or of the last axis) each
+    out: tuple[int, ...] | None = None  # spatial lengths of y, where they are not those of x
+
+    gradients = ("forward", "both")
+
+    @property
+    def name(self) -> str:
+        shown = "x".join(map(str, self.shape))
+        letters = {"kernel_shape": "k", "strides": "s", "pads": "p"}
+        extras = "".join(
+            f" {letters[key]}{value[0]}"
+            for key, value in self.attributes
+            if key in letters and isinstance(value, tuple)
+        )
+        return f"{self.op_type} {shown}{extras}"
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return self.shape if self.out is None else (*self.shape[:2], *self.out)
+
+    @property
+    def flops(self) -> int:
+        return prod(self.x_shape)
+
+    @property
+    def bytes(self) -> int:
+        """Of the gradient: x and dy read, dx written."""
+        return 4 * (2 * prod(self.x_shape) + prod(self.y_shape))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """X, the parameters and dy."""
+        rng = np.random.default_rng(0)
+        axis = 1 if self.op_type == "BatchNormalization" else -1
+        arrays = {"x": rng.standard_normal(self.x_shape, np.float32)}
+        arrays |= {f"p{n}": rng.random(self.shape[axis], np.float32) + 0.5 for n in range(self.parameters)}
+        return arrays | {"dy": rng.standard_normal(self.y_shape, np.float32)}
+
+
+Case = Convolution | Interpolation | Layer
 
 CONVOLUTIONS = (
     Convolution(8, 64, 64, (56, 56), 3, 1, 1),
@@ -148,5 +201,17 @@ INTERPOLATIONS = tuple(
     for mode in ("nearest", "linear", "cubic")
     for channels_last in (False, True)
 )
-CASES: tuple[Case, ...] = (*CONVOLUTIONS, *INTERPOLATIONS)
+_HALF = (("kernel_shape", (2, 2)), ("strides", (2, 2)))
+_STEM = (("kernel_shape", (3, 3)), ("strides", (2, 2)), ("pads", (1, 1, 1, 1)))
+LAYERS = (
+    Layer("MaxPool", (4, 32, 128, 128), _HALF, out=(64, 64)),
+    Layer("MaxPool", (8, 64, 112, 112), _STEM, out=(56, 56)),
+    Layer("AveragePool", (4, 32, 128, 128), _HALF, out=(64, 64)),
+    Layer("AveragePool", (8, 64, 112, 112), _STEM, out=(56, 56)),
+    Layer("Relu", (8, 64, 56, 56)),
+    Layer("BatchNormalization", (8, 64, 56, 56), (("training_mode", 1),), parameters=4),
+    Layer("Softmax", (8, 8, 256, 256)),
+    Layer("LayerNormalization", (8, 256, 512), parameters=2),
+)
+CASES: tuple[Case, ...] = (*CONVOLUTIONS, *INTERPOLATIONS, *LAYERS)
 BY_NAME = {case.name: case for case in CASES}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from .cases import Case, Convolution, Interpolation
+from .cases import Case, Convolution, Interpolation, Layer
 
 Run = Callable[[], object]
 
@@ -24,6 +24,8 @@ def ours(kernels: str) -> Callable[[Case, str, int], Run | None]:
     def prepare(case: Case, gradient: str, threads: int) -> Run | None:
         import onnx_backprop as ob
 
+        if isinstance(case, Layer):
+            return None if kernels == "numpy" else _layer(case, gradient, kernels, threads)
         node, feeds = _convolution_node(case, gradient) if isinstance(case, Convolution) else _interpolation_node(case)
         options = _options(threads)
         session = ob.session(_model([node], feeds), kernels=kernels, session_options=options)
@@ -63,6 +65,25 @@ def _interpolation_node(case: Interpolation) -> tuple[NodeProto, dict[str, np.nd
     return _node("InterpolateBackward", ["x", "dy"], attributes), arrays
 
 
+def _layer(case: Layer, gradient: str, kernels: str, threads: int) -> Run:
+    """The forward operator as a model, alone or with what the converter adds to it."""
+    import onnx_backprop as ob
+
+    arrays = case.arrays()
+    feeds = {name: array for name, array in arrays.items() if name != "dy"}
+    outputs = ["y", "mean", "variance"] if case.op_type == "BatchNormalization" else ["y"]
+    node = helper.make_node(case.op_type, list(feeds), outputs, **dict(case.attributes))
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in feeds.items()]
+    results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, case.y_shape)]
+    graph = helper.make_graph([node], "layer", infos, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    if gradient == "both":
+        learnt = ["x", *[f"p{n}" for n in range(min(case.parameters, 2))]]
+        model = ob.backward(model, wrt=learnt, of=["y"])
+        feeds["y_grad"] = arrays["dy"]
+    return _bound(ob.session(model, kernels=kernels, session_options=_options(threads)), feeds)
+
+
 def _to_last(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(a, 1, -1))
 
@@ -99,13 +120,12 @@ def _bound(session: Any, feeds: dict[str, np.ndarray]) -> Run:
 
     accepted = {i.name for i in session.get_inputs()}
     values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(a) for name, a in feeds.items() if name in accepted}
-    (output,) = [o.name for o in session.get_outputs()]
-    first = session.run([output], {name: feeds[name] for name in values})[0]
-    result = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(first))
+    outputs = [o.name for o in session.get_outputs()]
     binding = session.io_binding()
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
-    binding.bind_ortvalue_output(output, result)
+    for output, first in zip(outputs, session.run(outputs, {name: feeds[name] for name in values}), strict=True):
+        binding.bind_ortvalue_output(output, onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(first)))
     return lambda: session.run_with_iobinding(binding)
 
 
@@ -160,7 +180,12 @@ def torch(*, channels_last: bool) -> Callable[[Case, str, int], Run | None]:
         layout = library.contiguous_format
         if channels_last:
             layout = library.channels_last if rank == 4 else library.channels_last_3d
-        tensors = {n: library.from_numpy(a).contiguous(memory_format=layout) for n, a in case.arrays().items()}
+        tensors = {
+            n: library.from_numpy(a).contiguous(memory_format=layout) if a.ndim == rank else library.from_numpy(a)
+            for n, a in case.arrays().items()
+        }
+        if isinstance(case, Layer):
+            return _torch_layer(library, case, gradient, tensors)
         if isinstance(case, Convolution):
             return _torch_convolution(library, case, gradient, tensors)
         return _torch_interpolation(library, case, tensors)
@@ -186,6 +211,36 @@ def _torch_interpolation(library: Any, case: Interpolation, tensors: dict[str, A
         "cubic": library.ops.aten.upsample_bicubic2d_backward,
     }[case.mode]
     return lambda: smooth(tensors["dy"], *sizes, False, None, None)
+
+
+def _torch_layer(library: Any, case: Layer, gradient: str, tensors: dict[str, Any]) -> Run:
+    """The layer in eager mode, through autograd."""
+    functional, given = library.nn.functional, dict(case.attributes)
+    x, dy = tensors["x"], tensors["dy"]
+    parameters = [tensors[f"p{n}"] for n in range(case.parameters)]
+    window = [given.get(name, ()) for name in ("kernel_shape", "strides")]
+    pad = given["pads"][:2] if "pads" in given else 0
+    forward: Callable[[], Any] = {
+        "MaxPool": lambda: functional.max_pool2d(x, *window, pad),
+        "AveragePool": lambda: functional.avg_pool2d(x, *window, pad, count_include_pad=False),
+        "Relu": lambda: functional.relu(x),
+        "BatchNormalization": lambda: functional.batch_norm(
+            x, parameters[2], parameters[3], parameters[0], parameters[1], training=True
+        ),
+        "Softmax": lambda: functional.softmax(x, -1),
+        "LayerNormalization": lambda: functional.layer_norm(x, x.shape[-1:], *parameters),
+    }[case.op_type]
+    if gradient == "forward":
+
+        def alone() -> object:
+            with library.no_grad():
+                return forward()
+
+        return alone
+    learnt = [x, *parameters[:2]]
+    for tensor in learnt:
+        tensor.requires_grad_()
+    return lambda: library.autograd.grad(forward(), learnt, dy)
 
 
 CONTENDERS: dict[str, Callable[[Case, str, int], Run | None]] = {

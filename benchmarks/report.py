@@ -9,6 +9,11 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+FAMILIES = {
+    "convolution": ("Conv",),
+    "interpolation": ("nearest", "linear", "cubic"),
+    "layers": ("MaxPool", "AveragePool", "Relu", "BatchNormalization", "Softmax", "LayerNormalization"),
+}
 PYTORCH = ("PyTorch", "PyTorch channels_last")
 Row = dict[str, Any]
 
@@ -62,7 +67,8 @@ def table(machine: dict[str, Any], rows: list[Row]) -> str:
         f"{machine['copy_bytes_per_second'] / 1e9:.1f} GB/s copying; "
         + ", ".join(f"{name} {number}" for name, number in machine["versions"].items()),
         "",
-        "Median milliseconds. The last columns say how many times faster than PyTorch's best layout we are.",
+        f"Milliseconds ({machine['statistic']}). The last columns say how many times faster than PyTorch's best layout "
+        "we are.",
         "",
         "| " + " | ".join(header) + " |",
         "|---" * 2 + "|---:" * (len(header) - 2) + "|",
@@ -80,7 +86,7 @@ def table(machine: dict[str, Any], rows: list[Row]) -> str:
 def _summary(rows: list[Row], own: list[str]) -> list[str]:
     lines = []
     for name in own:
-        for family, kinds in (("convolution", ("Conv",)), ("interpolation", ("nearest", "linear", "cubic"))):
+        for family, kinds in FAMILIES.items():
             ratios = [r for row in rows if row["case"].startswith(kinds) and (r := ratio(row, name)) is not None]
             if ratios:
                 lines.append(

@@ -160,10 +160,16 @@ class Builder:
 
 
 class _Domain:
-    """`op.domain.SomeOp(…)`: the same builder, emitting into our domain."""
+    """`op.domain.SomeOp(…)`: the same builder, emitting into our domain; `op.domain.emit` makes several outputs."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
+
+    def emit(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], *, outputs: int
+    ) -> Sequence[ir.Value]:
+        """Append a node with any number of outputs."""
+        return self._builder.emit(op_type, inputs, attributes, outputs=outputs, domain=DOMAIN)
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         return lambda *inputs, **attributes: self._builder.emit(op_type, inputs, attributes, domain=DOMAIN)[0]

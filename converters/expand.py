@@ -15,8 +15,14 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
+from ..opset import DOMAIN
 from ..opset.errors import OnnxBackpropError, UnsupportedError
-from .builder import Builder
+from ..opset.function_protos import named_outputs
+from ..opset.op import Arg, Attributes
+from ..opset.registry import BY_NAME
+from ..opset.schema import attributes_of
+from ..opset.standard_body import standard_body
+from .builder import Builder, dims
 from .forward import constant_value, label
 
 LOCAL = "onnx_backprop.body"
@@ -48,7 +54,7 @@ class Body:
 
 
 def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
-    """The body that ONNX gives an operator, wired to the node's own inputs; None for an operator without one.
+    """The body that ONNX or our domain gives an operator, wired to the node's own inputs; None where there is none.
 
     Which body depends on the opset, the node's attributes, and the types of its inputs. Errors: UnsupportedError when
     onnx cannot write the body for these, as for an input of unknown type.
@@ -57,7 +63,7 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
         schema = defs.get_schema(node.op_type, opsets[node.domain], node.domain)
     except defs.SchemaError:
         return None
-    if not has_body(schema):
+    if node.domain != DOMAIN and not has_body(schema):
         return None
     given = {str(value.name): value for value in node.inputs if value is not None}
     try:
@@ -72,7 +78,7 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
         raise
     except Exception as e:
         raise UnsupportedError(
-            f"it has no gradient rule, and the function body that ONNX defines for it cannot be used here: {e}",
+            f"it has no gradient rule, and the function body that is defined for it cannot be used here: {e}",
             op_type=node.op_type,
             node=label(node),
         ) from e
@@ -117,7 +123,10 @@ def _alone(
     for name, attribute in schema.attributes.items():
         if name not in written and attribute.default_value.name:
             proto.attribute.append(attribute.default_value)
-    body = _written_body(node, proto, schema, opsets[node.domain])
+    if node.domain == DOMAIN:
+        body = _domain_body(node, proto, opsets)
+    else:
+        body = _written_body(node, proto, schema, opsets[node.domain])
     if not body.node:
         return None
     amend = AMENDMENTS.get((node.domain, node.op_type))
@@ -152,6 +161,23 @@ def _written_body(node: ir.Node, proto: onnx.NodeProto, schema: defs.OpSchema, o
             serialized = [one.SerializeToString() for one in types]
             body.ParseFromString(get(max(versions), proto.SerializeToString(), serialized))
     return body
+
+
+def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]) -> onnx.FunctionProto:
+    """The body in standard operators of an operator of our domain, for what is known of the node's inputs."""
+    op = BY_NAME[node.op_type]
+    args: list[Arg | None] = [None] * len(op.inputs)
+    for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
+        if value is None:
+            continue
+        array = None if spec.tensor else constant_value(value)
+        if array is None:
+            args[n] = Arg(dims(value))
+        elif spec.type_name == "T3":
+            args[n] = Arg(dims(value), numbers=tuple(float(v) for v in array.ravel()))
+        else:
+            args[n] = Arg(dims(value), tuple(int(v) for v in array.ravel()))
+    return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
 
 
 def _typed(values: Mapping[str, ir.Value]) -> list[onnx.ValueInfoProto]:

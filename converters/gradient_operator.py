@@ -55,7 +55,7 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     Returns: a model of opset 18 or later with the same inputs and outputs; one without such nodes is prepared in the
     same way. Raises: InvalidModelError (names in `xs`, `zs`, `y` that the graph does not have, integer tensors, nodes
     that depend on each other), UnsupportedError for a Gradient inside a sub-graph or a function, UnsupportedOpError
-    for operators on the way that have no gradient rule, as those of our domain when differentiated a second time.
+    for operators on the way that have no gradient rule. Those of our domain are differentiated through their bodies.
     """
     check_kernels(kernels)
     source = ModelProto()

@@ -11,6 +11,7 @@ from .builder import Builder, dims, element_type
 from .forward import constant_value
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+DOMAIN_TYPES = (ir.DataType.FLOAT, *HALF_TYPES)  # of the tensors of our domain's operators
 
 
 def work_type(value: ir.Value) -> ir.DataType:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .builder import Builder, element_type
 from .forward import Forward
-from .idioms import cast, widen, work_type
+from .idioms import DOMAIN_TYPES, cast, widen, work_type
 from .registry import Grads, gradient
 
 GELU_CUBIC = 0.044715  # of the tanh approximation, from the operator's definition
@@ -20,6 +20,8 @@ GELU_SATURATED = 30.0  # beyond this |x| the slope is 0 or 1 in every float type
 @gradient("Relu", versions=(14,))
 def relu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = max(x, 0)  =>  dx = dy where Y > 0, else 0 (also at x = 0)."""
+    if node.output().dtype in DOMAIN_TYPES:
+        return (op.domain.ReLUBackward(node.output(), dy),)
     zero = op.scalar(0.0, node.output())
     return (op.Where(op.Greater(node.output(), zero), dy, zero),)
 

@@ -77,7 +77,12 @@ class _BatchNorm:
         momentum = node.float("momentum", 0.9)
         grads: list[ir.Value | None] = [None] * 5
         terms: list[ir.Value] = []
-        if dy is not None:
+        if dy is not None and self._wide == ir.DataType.FLOAT:
+            inputs = [node.input(0), dy, None, None, self._scale]
+            attributes = {"epsilon": node.float("epsilon", 1e-5), "data_format": "NCX"}
+            dx, grads[1], grads[2] = op.domain.emit("BatchNormTrainingBackward", inputs, attributes, outputs=3)
+            terms.append(self._seen(dx))
+        elif dy is not None:
             given = self._seen(dy)
             unit = standardise(op, self._x, self._others, node.float("epsilon", 1e-5), self._wide)
             terms.append(unit.gradient(op, op.Mul(given, op.Reshape(self._scale, self._per_channel))))

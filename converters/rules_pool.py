@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..opset.correlation import MAX_RANK
 from ..opset.errors import InvalidModelError
 from .builder import Builder, dims
 from .forward import Forward
-from .idioms import lengths_from, narrow, padded, put_back, size_ratio, widen, work_type
+from .idioms import DOMAIN_TYPES, lengths_from, narrow, padded, put_back, size_ratio, widen, work_type
 from .registry import Grads, gradient
 
 LISTS = ("kernel_shape", "strides", "dilations", "pads")
@@ -29,17 +30,45 @@ def _attributes(node: Forward) -> dict[str, Any]:
 def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = max x over each window  =>  dx = Σ over the windows won by an element of dy.
 
-    The winners are the Indices that the pool itself gives, recomputed on x; of equal elements in a window it names
-    one, which gets all of dy. A window that lies in the padding altogether passes nothing on.
+    That is MaxPoolBackward: of equal elements in a window the first gets all of dy, and a window that lies in the
+    padding altogether passes nothing on. What that operator does not take is done with the Indices of the pool itself.
     """
     x = node.input(0)
+    attributes = _max_pool_backward(node, x)
+    if attributes is not None:
+        return (op.domain.MaxPoolBackward(x, dy, **attributes),)
     y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
     if any(d > 1 for d in node.ints("dilations") or ()):
         # a dilated window may step over x altogether: its value is then the lowest number and its index means nothing
-        reached = op.Greater(y, op.scalar(_lowest(x), x))
+        reached = op.Not(op.Equal(y, op.scalar(_lowest(x), x)))
         winners = op.Where(reached, winners, op.constant(np.array(0)))
         dy = op.Where(reached, dy, op.scalar(0.0, x))
     return (put_back(op, x, winners, dy),)
+
+
+def _max_pool_backward(node: Forward, x: ir.Value) -> dict[str, Any] | None:
+    """What MaxPoolBackward is told; None for what it does not take and onnxruntime's MaxPool may: float64, and SAME
+    with dilations or strides beyond the kernel, which onnxruntime pads in a way of its own.
+    """
+    kernel = node.ints("kernel_shape") or []
+    if x.dtype not in DOMAIN_TYPES or not 1 <= len(kernel) <= MAX_RANK - 2:
+        return None
+    ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
+    strides, dilations = node.ints("strides", ones) or [], node.ints("dilations", ones) or []
+    pads, auto_pad = node.ints("pads", none) or none, node.string("auto_pad", "NOTSET")
+    if auto_pad.startswith("SAME") and (max(dilations) > 1 or any(s > k for s, k in zip(strides, kernel, strict=True))):
+        return None
+    if auto_pad == "NOTSET" and any(not 0 <= pad < k for pad, k in zip(pads, kernel * 2, strict=True)):
+        return None
+    return {
+        "kernel": kernel,
+        "strides": strides,
+        "dilations": dilations,
+        "pads_begin": pads[: len(kernel)],
+        "pads_end": pads[len(kernel) :],
+        "auto_pad": "None" if auto_pad == "NOTSET" else auto_pad,
+        "data_format": "NCX",
+    }
 
 
 def _lowest(x: ir.Value) -> float:

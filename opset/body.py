@@ -73,9 +73,9 @@ class Body:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return name if count == 1 else f"{name} {count}"
 
-    def needed(self, output: str) -> list[NodeProto]:
-        """The nodes that an output depends on, in order."""
-        wanted, result = {output}, []
+    def needed(self, *outputs: str) -> list[NodeProto]:
+        """The nodes that outputs depend on, in order."""
+        wanted, result = set(outputs), []
         for node in reversed(self.nodes):
             if not wanted.isdisjoint(node.output):
                 result.append(node)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from onnx import AttributeProto, FunctionProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
-from .op import DOMAIN, Attribute, Op
+from .op import DOMAIN, Attribute, Op, Output
 
 # What an absent optional attribute looks like inside a body: no int64 attribute of the domain can mean this.
 ABSENT_INT = -(2**63)
@@ -42,8 +42,11 @@ def function(
     overload: str,
     opset: int,
     domains: Mapping[str, int] | None = None,
+    outputs: int | None = None,
 ) -> FunctionProto:
     """The FunctionProto of an operator with the given inputs present and nodes inside.
+
+    outputs: how many of them a node names (default: all); onnxruntime does not inline a function that has more.
 
     An absent input before a present one keeps its place, or the node's inputs would arrive shifted; the body must not
     read it.
@@ -55,13 +58,18 @@ def function(
         DOMAIN,
         op.name,
         [i.name for i in op.inputs[: last + 1]],
-        [op.output],
+        [o.name for o in op.outputs[:outputs]],
         nodes,
         [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in (domains or {}).items())],
         attributes=[a.name for a in op.attributes if a.required],
         attribute_protos=[_default(a) for a in op.attributes if not a.required],
         overload=overload,
     )
+
+
+def named_outputs(op: Op, node: NodeProto) -> int:
+    """How many outputs of an operator a node names, those left out before the last one included."""
+    return min(len(node.output), len(op.outputs))
 
 
 def last_present(present: Present) -> int:
@@ -83,6 +91,13 @@ def reference(name: str, attribute: Attribute) -> AttributeProto:
 def result_type(op: Op) -> str:
     """The input whose element type the output has."""
     return next(i.name for i in op.inputs if i.type_name == "T1" and not i.shape_only)
+
+
+def in_its_type(op: Op, output: Output, result: str) -> NodeProto:
+    """The node that makes an output of a result of any float type."""
+    if output.type_name == "T1":
+        return helper.make_node("CastLike", [result, result_type(op)], [output.name])
+    return helper.make_node("Cast", [result], [output.name], to=TensorProto.FLOAT)
 
 
 def absent(dtype: type[np.generic]) -> np.ndarray:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from .errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
-from .function_protos import present_inputs
+from .function_protos import named_outputs, present_inputs
 from .knowledge import Scope, domain_nodes, infer_missing
 from .native_body import NATIVE_OPS, native_body
 from .numpy_body import numpy_body
@@ -91,18 +91,22 @@ class _Bodies:
 
 
 def _numpy(op: Op, node: NodeProto, _scope: Scope, opset: int) -> FunctionProto:
-    return numpy_body(op, present_inputs(op, node), opset)
+    return numpy_body(op, present_inputs(op, node), opset, named_outputs(op, node))
 
 
 def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
-    return standard_body(op, Attributes(op, attributes_of(node)), scope.args(op, node), opset)
+    tensors = [name for i, name in zip(op.inputs, node.input, strict=False) if name and i.type_name == "T1"]
+    single = all(scope.element_type(name) == TensorProto.FLOAT for name in tensors)
+    attributes = Attributes(op, attributes_of(node))
+    return standard_body(op, attributes, scope.args(op, node), opset, named_outputs(op, node), single=single)
 
 
 def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
     present = present_inputs(op, node)
     if op.name not in NATIVE_OPS:
-        return numpy_body(op, present, opset)
-    return native_body(op, present, opset, typed=scope.states_type(node.output[0]))
+        return numpy_body(op, present, opset, named_outputs(op, node))
+    typed = all(scope.states_type(name) for name in node.output if name)
+    return native_body(op, present, opset, named_outputs(op, node), typed=typed)
 
 
 _BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}

@@ -22,7 +22,7 @@ class Scope:
         self._outer = outer
         self._dims: dict[str, Dims] = {}
         self._constants: dict[str, TensorProto] = {}
-        self._typed: set[str] = set()
+        self._types: dict[str, int] = {}
         if graph is None:
             return
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -30,6 +30,7 @@ class Scope:
         inputs = {value.name for value in graph.input}
         for tensor in graph.initializer:
             self._dims.setdefault(tensor.name, tuple(tensor.dims))
+            self._types.setdefault(tensor.name, tensor.data_type)
             if tensor.name not in inputs:  # another one is a default that the caller may override
                 self._constants[tensor.name] = tensor
         for node in graph.node:
@@ -38,7 +39,7 @@ class Scope:
 
     def _note(self, value: ValueInfoProto) -> None:
         if value.type.tensor_type.elem_type:
-            self._typed.add(value.name)
+            self._types[value.name] = value.type.tensor_type.elem_type
         dims = dims_of(value.type)
         if dims is not None:
             self._dims[value.name] = dims
@@ -60,7 +61,13 @@ class Scope:
 
     def states_type(self, name: str) -> bool:
         """Whether the graph itself states the element type of one of its tensors."""
-        return name in self._typed
+        return name in self._types
+
+    def element_type(self, name: str) -> int:
+        """The element type of a tensor, 0 where it is unknown."""
+        if name in self._types or name in self._dims or self._outer is None:
+            return self._types.get(name, 0)
+        return self._outer.element_type(name)
 
     def constant(self, name: str) -> tuple[float | int, ...] | None:
         """The entries of a short constant, None when the tensor is none."""
@@ -81,7 +88,7 @@ class Scope:
                 result.append(None)
                 continue
             dims = self.dims(name)
-            value = self.constant(name) if spec.type_name != "T1" else None
+            value = self.constant(name) if not spec.tensor else None
             if spec.type_name == "T3":
                 result.append(Arg(dims, numbers=None if value is None else tuple(float(v) for v in value)))
             else:

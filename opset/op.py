@@ -1,6 +1,6 @@
 """The contract every operator of the domain fulfils: what it is called, what shape it makes, what it computes.
 
-An operator module states an `Op`: attributes, inputs, one output, a `shape` function on (partly) known
+An operator module states an `Op`: attributes, inputs, one output or several, a `shape` function on (partly) known
 dimensions and a float64 `reference`. Everything else is derived here, once: the ONNX schema, its type and
 shape inference, validation, the reference evaluator's class and the single rounding at the end.
 `shape` runs at model checking with what is known then and again at run time with everything known, so a
@@ -46,7 +46,8 @@ class NumberType(NamedTuple):
     dtype: type[np.generic]
 
 
-TypeName = Literal["T1", "T2", "T3", "T4"]
+TypeName = Literal["T1", "T2", "T3", "T4", "T5"]
+TENSORS: tuple[TypeName, ...] = ("T1", "T5")  # the others carry numbers that are read before the arithmetic
 NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T1": NumberType(
         FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
@@ -54,6 +55,7 @@ NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T2": NumberType(("tensor(int32)",), "s32.", np.int32),
     "T3": NumberType(("tensor(float)",), "f32, whatever T1 is.", np.float32),
     "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
+    "T5": NumberType(("tensor(float)",), "f32, whatever T1 is: statistics and parameters.", np.float32),
 }
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -116,7 +118,7 @@ def _as_float(value: object) -> float:
 
 @dataclass(frozen=True)
 class Input:
-    """One input. `type_name` is T1 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+    """One input. `type_name` is T1 or T5 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
 
     The values of a shape-only input are never read.
     """
@@ -126,6 +128,19 @@ class Input:
     doc: str
     optional: bool = False
     shape_only: bool = False
+
+    @property
+    def tensor(self) -> bool:
+        return self.type_name in TENSORS
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output, a tensor of type T1 or T5."""
+
+    name: str
+    doc: str
+    type_name: TypeName = "T1"
 
 
 class Attributes(Mapping[str, Any]):
@@ -177,9 +192,9 @@ class Arg:
 
 
 Given = Array | tuple[int, ...] | None
-ShapeFunction = Callable[[Attributes, Sequence["Arg | None"]], "Dims | None"]
-ReferenceFunction = Callable[..., Array]
-BodyFunction = Callable[..., str]
+ShapeFunction = Callable[[Attributes, Sequence["Arg | None"]], "Dims | Sequence[Dims | None] | None"]
+ReferenceFunction = Callable[..., "Array | Sequence[Array]"]
+BodyFunction = Callable[..., "str | Sequence[str]"]
 
 
 @dataclass(frozen=True)
@@ -189,6 +204,9 @@ class Op:
     An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
     carries numbers as a tuple. `body(b, attributes, output_dims, *tensors)` writes the same in standard ONNX
     operators, float32 inside, with a `Body` and one `Tensor` per input.
+
+    An operator with `more` outputs has functions that answer one shape, array or tensor per output, and are told the
+    shapes of all.
     """
 
     name: str
@@ -201,11 +219,26 @@ class Op:
     shape: ShapeFunction
     reference: ReferenceFunction
     body: BodyFunction | None = None
+    more: tuple[Output, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All outputs."""
+        return (Output(self.output, self.output_doc), *self.more)
+
+    def shapes(self, attributes: Attributes, args: Sequence[Arg | None]) -> tuple[Dims | None, ...]:
+        """What `shape` says, one entry per output."""
+        dims = self.shape(attributes, args)
+        return cast("tuple[Dims | None, ...]", tuple(dims or ()) if self.more else (dims,))
 
     def attribute(self, name: str) -> Attribute:
         return next(a for a in self.attributes if a.name == name)
 
     def evaluate(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> Array:
+        """The first output, see `evaluate_all`."""
+        return self.evaluate_all(inputs, attributes)[0]
+
+    def evaluate_all(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> tuple[Array, ...]:
         """Validate, compute in float64, round to float32 and on to the inputs' common type, as sessions do.
 
         `inputs` may end early; a missing optional input is None; a shape-only input may be given as its shape
@@ -223,29 +256,48 @@ class Op:
             elif isinstance(given, tuple):
                 values.append(given)
                 known.append(Arg(given))
-            elif spec.type_name != "T1":
+            elif not spec.tensor:
                 value = self._numbers(spec, given)
                 values.append(value)
                 known.append(Arg(given.shape, numbers=value) if spec.type_name == "T3" else Arg(given.shape, value))
             else:
+                if spec.type_name == "T5" and given.dtype != np.float32:
+                    raise InvalidModelError(
+                        f"input {spec.name}: expected float32, got {given.dtype}", op_type=self.name
+                    )
                 values.append(given.shape if spec.shape_only else given.astype(np.float64))
                 known.append(Arg(given.shape))
         with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN travel silently, as in any kernel
-            return self._compute(bound, known, values).astype(np.float32).astype(dtype)
+            results = self._compute(bound, known, values)
+            return tuple(
+                result.astype(np.float32).astype(dtype if output.type_name == "T1" else np.float32)
+                for output, result in zip(self.outputs, results, strict=True)
+            )
 
-    def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Array:
-        dims = self.shape(bound, known)
-        if dims is None or not all(isinstance(d, int) for d in dims):
-            raise ShapeError(f"cannot tell the shape of {self.output}", op_type=self.name)
-        shape = cast("tuple[int, ...]", dims)
-        # int64 element counts: a request beyond that cannot be allocated, say so before numpy tries
-        if np.prod([float(d) for d in shape]) >= 2.0**47:
-            raise ShapeError(f"{self.output} of shape {shape} does not fit in memory", op_type=self.name)
-        if 0 in shape:
-            return np.zeros(shape)
-        result = self.reference(bound, shape, *values)
-        assert result.shape == shape, f"{self.name}: reference made {result.shape}, shape function said {shape}"
-        return result
+    def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all outputs at run time, when everything is known."""
+        result: list[tuple[int, ...]] = []
+        for output, dims in zip(self.outputs, self.shapes(bound, known), strict=True):
+            if dims is None or not all(isinstance(d, int) for d in dims):
+                raise ShapeError(f"cannot tell the shape of {output.name}", op_type=self.name)
+            shape = tuple(int(d) for d in dims if isinstance(d, int))
+            # int64 element counts: a request beyond that cannot be allocated, say so before anybody tries
+            if np.prod([float(d) for d in shape]) >= 2.0**47:
+                raise ShapeError(f"{output.name} of shape {shape} does not fit in memory", op_type=self.name)
+            result.append(shape)
+        return tuple(result)
+
+    def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Sequence[Array]:
+        shapes = self.run_shapes(bound, known)
+        if all(0 in shape for shape in shapes):
+            return [np.zeros(shape) for shape in shapes]
+        if self.more:
+            results = cast("Sequence[Array]", self.reference(bound, shapes, *values))
+        else:
+            results = [cast("Array", self.reference(bound, shapes[0], *values))]
+        for result, shape in zip(results, shapes, strict=True):
+            assert result.shape == shape, f"{self.name}: reference made {result.shape}, shape function said {shape}"
+        return results
 
     def _pad(self, inputs: Sequence[Given]) -> list[Given]:
         self.require_inputs([i is not None for i in inputs])

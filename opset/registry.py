@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backprop_filters,
     conv_transpose_backward_data,
@@ -12,6 +13,8 @@ from . import (
     convolution_backward_weights,
     interpolate_backprop,
     interpolate_backward,
+    max_pool_backward,
+    relu_backward,
     resample_grad,
     resize_grad,
 )
@@ -29,5 +32,8 @@ OPS: tuple[Op, ...] = (
     conv_transpose_backward_weights.OP,
     conv_transpose_backprop_filters.OP,
     bias_add_backward.OP,
+    max_pool_backward.OP,
+    relu_backward.OP,
+    batch_norm_training_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, TensorShapeProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema, has, register_schema
 from onnx.reference.op_run import OpRun
 
 from .errors import InvalidModelError, RegistrationError
 from .op import _SCHEMA_KIND, DOMAIN, NUMBER_TYPES, OPSET_VERSION, Arg, Array, Attribute, Attributes, Input, Op
 from .shapes import Dim, Dims
+
+_SINGLE, _OPTIONAL = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
 
 
 def build_schema(op: Op) -> OpSchema:
@@ -24,7 +26,10 @@ def build_schema(op: Op) -> OpSchema:
         OPSET_VERSION,
         f"{textwrap.dedent(op.doc).strip()}\n\nSource: {op.source}.",
         inputs=[_formal(i) for i in op.inputs],
-        outputs=[OpSchema.FormalParameter(op.output, "T1", op.output_doc)],
+        outputs=[
+            OpSchema.FormalParameter(o.name, o.type_name, o.doc, param_option=_OPTIONAL if n else _SINGLE)
+            for n, o in enumerate(op.outputs)
+        ],
         type_constraints=_type_constraints(op),
         attributes=[_schema_attribute(a) for a in op.attributes],
     )
@@ -33,13 +38,12 @@ def build_schema(op: Op) -> OpSchema:
 
 
 def _type_constraints(op: Op) -> list[tuple[str, Sequence[str], str]]:
-    used = {i.type_name for i in op.inputs}
+    used = {formal.type_name for formal in (*op.inputs, *op.outputs)}
     return [(name, list(t.types), t.doc) for name, t in NUMBER_TYPES.items() if name in used]
 
 
 def _formal(i: Input) -> OpSchema.FormalParameter:
-    option = OpSchema.FormalParameterOption.Optional if i.optional else OpSchema.FormalParameterOption.Single
-    return OpSchema.FormalParameter(i.name, i.type_name, i.doc, param_option=option)
+    return OpSchema.FormalParameter(i.name, i.type_name, i.doc, param_option=_OPTIONAL if i.optional else _SINGLE)
 
 
 def _schema_attribute(a: Attribute) -> OpSchema.Attribute:
@@ -61,17 +65,21 @@ def infer(op: Op, context: Any) -> None:
     present = [context.has_input(n) for n in range(context.get_num_inputs())]
     op.require_inputs(present)
     args = [_arg(context, n, spec) if n < len(present) else None for n, spec in enumerate(op.inputs)]
-    dims = op.shape(Attributes(op, _given_attributes(op, context)), args)
+    shapes = op.shapes(Attributes(op, _given_attributes(op, context)), args)
     tensors = [n for n, there in enumerate(present) if there and op.inputs[n].type_name == "T1"]
     types = [context.get_input_type(n) for n in tensors]
     known = next((t for t in types if t is not None), None)
     if known is None:  # behind an operator that onnx does not know: leave the output untyped as well
         return
-    result = TypeProto()
-    result.tensor_type.elem_type = known.tensor_type.elem_type
-    if dims is not None:
-        result.tensor_type.shape.CopyFrom(_shape_proto(dims))
-    context.set_output_type(0, result)
+    for n, (output, dims) in enumerate(zip(op.outputs, shapes, strict=True)):
+        if n >= context.get_num_outputs():
+            break
+        result = TypeProto()
+        own = known.tensor_type.elem_type if output.type_name == "T1" else TensorProto.FLOAT
+        result.tensor_type.elem_type = own
+        if dims is not None:
+            result.tensor_type.shape.CopyFrom(_shape_proto(dims))
+        context.set_output_type(n, result)
 
 
 def _given_attributes(op: Op, context: Any) -> dict[str, object]:
@@ -90,7 +98,7 @@ def _arg(context: Any, n: int, spec: Input) -> Arg | None:
     dims = None
     if proto is not None and proto.tensor_type.HasField("shape"):
         dims = _dims(proto.tensor_type.shape)
-    if spec.type_name == "T1":
+    if spec.tensor:
         return Arg(dims)
     data = context.get_input_data(n)
     if data is not None and spec.type_name == "T3":
@@ -124,9 +132,9 @@ def _shape_proto(dims: Dims) -> TensorShapeProto:
 def reference_class(op: Op) -> type[OpRun]:
     """A class for `onnx.reference.ReferenceEvaluator(model, new_ops=[…])` that runs the float64 reference."""
 
-    def _run(_self: OpRun, *inputs: Array | None, **attributes: object) -> tuple[Array]:
+    def _run(self: OpRun, *inputs: Array | None, **attributes: object) -> tuple[Array, ...]:
         given = {k: v for k, v in attributes.items() if v is not None}
-        return (op.evaluate(inputs, given),)
+        return op.evaluate_all(inputs, given)[: len(self.onnx_node.output)]
 
     return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": _run, "__doc__": op.doc})
 

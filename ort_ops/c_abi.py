@@ -182,7 +182,7 @@ def custom_op(
 def native_op(
     name: str,
     inputs: Sequence[tuple[int, int]],
-    output: int,
+    outputs: Sequence[int],
     *,
     create: Callable[[int, int], tuple[int, int]],
     compute: int,
@@ -203,7 +203,7 @@ def native_op(
     return _custom_op(
         name,
         inputs,
-        (output,),
+        outputs,
         create_kernel_v2=_CreateKernelV2(create_kernel),
         compute_v2=_ComputeV2(compute),
         destroy=_Destroy(destroy),

@@ -28,7 +28,7 @@ from .extensions import get_library_path
 from .native_source import exported
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
-_NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64}
+_NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT}
 
 Shape = tuple[int, ...]
 
@@ -49,7 +49,12 @@ class Call:
     element_type: int
     inputs: tuple[Shape | None, ...]
     numbers: tuple[tuple[float, ...] | None, ...]
-    output: Shape
+    outputs: tuple[Shape, ...]
+
+    @property
+    def output(self) -> Shape:
+        """The shape of the first output."""
+        return self.outputs[0]
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
         words[native_call.STATE_SPEC] = number
         words[native_call.STATE_PREPARE] = ctypes.cast(_prepare_function(), ctypes.c_void_p).value or 0
         words[native_call.STATE_RUNTIME] = runtime()
-        carries = [i.type_name != "T1" for i in kernel.op.inputs]
+        carries = [not i.tensor for i in kernel.op.inputs]
         words[native_call.STATE_NUMBERS] = sum(1 << n for n, numbers in enumerate(carries) if numbers)
         return _block(words), 0
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
@@ -192,8 +197,9 @@ def _prepare(state: int, key: int, words: int, answer: int) -> int:
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
         call = _validated(spec, key_words)
-        nothing = Plan(0, np.zeros(0, np.int64))  # to be done for an empty output, compiled code sees that first
-        plan = _plan_block(nothing if 0 in call.output else spec.kernel.plan(call), key_words, call.output)
+        nothing = Plan(0, np.zeros(0, np.int64))  # to be done for empty outputs, compiled code sees that first
+        empty = all(0 in shape for shape in call.outputs)
+        plan = _plan_block(nothing if empty else spec.kernel.plan(call), key_words, call.outputs)
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         answers[0] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
         return 0
@@ -228,8 +234,9 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
         inputs[n] = dims
         values = key[at : at + count]
         at += count
-        if op.inputs[n].type_name == "T1":
-            element_type = element_type or kind
+        if op.inputs[n].tensor:
+            if op.inputs[n].type_name == "T1":
+                element_type = element_type or kind
             args[n] = Arg(dims)
             continue
         if rank == 1 and dims[0] > native_call.MAX_NUMBERS:
@@ -246,24 +253,19 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
             numbers[n] = whole
             args[n] = Arg(dims, whole)
     op.require_inputs([i is not None for i in inputs])
-    output = op.shape(spec.attributes, args)
-    if output is None or not all(isinstance(d, int) for d in output):
-        raise ShapeError(f"cannot tell the shape of {op.output}", op_type=op.name)
-    shape = tuple(int(d) for d in output if isinstance(d, int))
-    if np.prod([float(d) for d in shape]) >= 2.0**47:
-        raise ShapeError(f"{op.output} of shape {shape} does not fit in memory", op_type=op.name)
-    return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), shape)
+    return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
 
-def _plan_block(plan: Plan, key: np.ndarray, output: Shape) -> int:
+def _plan_block(plan: Plan, key: np.ndarray, outputs: Sequence[Shape]) -> int:
+    shapes = np.array([word for shape in outputs for word in (len(shape), *shape)], np.int64)
     header = np.zeros(native_call.PLAN_HEADER, np.int64)
     header[native_call.PLAN_RUN] = plan.run
     header[native_call.PLAN_KEY] = len(header)
     header[native_call.PLAN_KEY_WORDS] = len(key)
-    header[native_call.PLAN_RANK] = len(output)
-    header[native_call.PLAN_DIMS] = len(header) + len(key)
-    header[native_call.PLAN_PARAMETERS] = len(header) + len(key) + len(output)
-    return _block(np.concatenate([header, key, np.array(output, np.int64), plan.parameters.astype(np.int64)]))
+    header[native_call.PLAN_OUTPUTS] = len(outputs)
+    header[native_call.PLAN_SHAPES] = len(header) + len(key)
+    header[native_call.PLAN_PARAMETERS] = len(header) + len(key) + len(shapes)
+    return _block(np.concatenate([header, key, shapes, plan.parameters.astype(np.int64)]))
 
 
 # ----- compiled entry points ------
@@ -312,7 +314,7 @@ def register(kernels: Sequence[NativeKernel]) -> None:
                     )
                     for i in kernel.op.inputs
                 ],
-                element_type,
+                [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
                 create=lambda api, info, kernel=kernel: _create(kernel, api, info),
                 compute=compute.address,
                 destroy=destroy.address,

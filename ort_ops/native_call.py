@@ -21,12 +21,13 @@ RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_NO_PLAN, RUNTIME_LANES,
 POOL_SLOTS = 16
 RUNTIME_WORDS = RUNTIME_POOL + POOL_SLOTS
 POOL_BYTES = 4 << 20  # size of a pooled block; what is larger is allocated for the call
-# A plan; after the named words come the key, the dimensions of the output and the parameters, at these indices.
-PLAN_NEXT, PLAN_RUN, PLAN_KEY, PLAN_KEY_WORDS, PLAN_RANK, PLAN_DIMS, PLAN_PARAMETERS, PLAN_HEADER = range(8)
-# One call as a kernel's loops see it.
+# A plan; after the named words come the key, rank and dimensions of each output, and the parameters, at these indices.
+PLAN_NEXT, PLAN_RUN, PLAN_KEY, PLAN_KEY_WORDS, PLAN_OUTPUTS, PLAN_SHAPES, PLAN_PARAMETERS, PLAN_HEADER = range(8)
+# One call as a kernel's loops see it; further outputs lie behind the inputs.
 CALL_CONTEXT, CALL_API, CALL_RUNTIME, CALL_PARAMETERS, CALL_OUTPUT, CALL_INPUTS = range(6)
 
-MAX_INPUTS = 8
+MAX_INPUTS, MAX_OUTPUTS = 8, 3
+CALL_MORE = CALL_INPUTS + MAX_INPUTS
 MAX_PLANS = 64  # kept per kernel; beyond that a plan lives for one call
 MAX_RANK = 64
 MAX_NUMBERS = 64  # of a shape-carrying input
@@ -51,7 +52,7 @@ _LOW = 0xFFFFFFFF
 _INVALID_ARGUMENT = 2
 
 _key = stack(KEY_WORDS)
-_call_block = stack(CALL_INPUTS + MAX_INPUTS)
+_call_block = stack(CALL_MORE + MAX_OUTPUTS - 1)
 _word = stack(1)
 _words2 = stack(2)
 
@@ -217,6 +218,8 @@ def compute(state, context):
         words, status = _read_input(api, context, i, numbers, key, words, block + 8 * (CALL_INPUTS + i))
         if status:
             return status
+    for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
+        store_i64(block, CALL_INPUTS + i, 0)
     plan = _find(state, key, words)
     kept = 1
     if plan == 0:
@@ -237,21 +240,28 @@ def compute(state, context):
 
 @njit
 def _run(api, context, runtime, plan, block):
-    """Allocate the output as the plan says and run its loops."""
+    """Allocate the outputs as the plan says and run its loops; an output that nobody reads has no address."""
     word = _word()
-    store_i64(word, 0, 0)
-    rank, dims = load_i64(plan, PLAN_RANK), plan + 8 * load_i64(plan, PLAN_DIMS)
-    status = api_call(api, _OUTPUT, (context, 0, dims, rank, word))
-    if status:
-        return status
-    elements = 1
-    for axis in range(rank):
-        elements *= load_i64(dims, axis)
-    if elements == 0:
+    shape, filled = plan + 8 * load_i64(plan, PLAN_SHAPES), 0
+    for index in range(load_i64(plan, PLAN_OUTPUTS)):
+        rank, dims = load_i64(shape, 0), shape + 8
+        store_i64(word, 0, 0)
+        status = api_call(api, _OUTPUT, (context, index, dims, rank, word))
+        if status:
+            return status
+        elements = 1
+        for axis in range(rank):
+            elements *= load_i64(dims, axis)
+        place = block + 8 * (CALL_OUTPUT if index == 0 else CALL_MORE + index - 1)
+        store_i64(place, 0, 0)
+        if elements and load_i64(word, 0):
+            status = api_call(api, _MUTABLE_DATA, (load_i64(word, 0), place))
+            if status:
+                return status
+            filled += 1
+        shape = dims + 8 * rank
+    if filled == 0:
         return 0
-    status = api_call(api, _MUTABLE_DATA, (load_i64(word, 0), block + 8 * CALL_OUTPUT))
-    if status:
-        return status
     store_i64(block, CALL_CONTEXT, context)
     store_i64(block, CALL_API, api)
     store_i64(block, CALL_RUNTIME, runtime)

@@ -19,6 +19,7 @@ F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}
 
 I64, I32, I16, FLOAT, HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
+DOUBLE = ir.DoubleType()
 
 
 def _at(builder: Any, address: Any, index: Any, kind: Any) -> Any:
@@ -68,6 +69,9 @@ def _to_bf16(builder: Any, value: Any) -> Any:
 load_i64 = _loader(I64, types.int64)
 store_i64 = _storer(I64, types.int64)
 load_i32 = _loader(I32, types.int32)
+store_i32 = _storer(I32, types.int32)
+load_f64 = _loader(DOUBLE, types.float64)
+store_f64 = _storer(DOUBLE, types.float64)
 load_f32 = _loader(FLOAT, types.float32)
 store_f32 = _storer(FLOAT, types.float32)
 load_f16 = _loader(HALF, types.float32, lambda builder, value: builder.fpext(value, FLOAT))

@@ -57,12 +57,12 @@ def _stamp() -> int:
 STAMP = _stamp()
 
 
-def compiled(name: str) -> Callable[[Callable[..., object]], Any]:
+def compiled(name: str, **options: Any) -> Callable[[Callable[..., object]], Any]:
     """`njit` for one of several functions that a factory makes: a name for each."""
 
     def decorate(function: Callable[..., object]) -> Any:
         function.__qualname__ = name
-        return njit(function)
+        return njit(**options)(function)
 
     return decorate
 

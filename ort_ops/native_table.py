@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backward_data,
     conv_transpose_backward_weights,
@@ -10,6 +11,8 @@ from . import (
     convolution_backward_data,
     convolution_backward_weights,
     interpolate_backward,
+    max_pool_backward,
+    relu_backward,
     resample_grad,
     resize_grad,
 )
@@ -23,6 +26,9 @@ KERNELS = (
     conv_transpose_backward_data.KERNEL,
     *conv_transpose_backward_weights.KERNELS,
     *interpolate_backward.KERNELS,
+    max_pool_backward.KERNEL,
+    relu_backward.KERNEL,
+    batch_norm_training_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

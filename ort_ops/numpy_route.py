@@ -60,23 +60,23 @@ def _register_kernel(op: Op) -> None:
     scalars = [a for a in op.attributes if a.kind in ("int", "string")]
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
 
-    def compute(*feeds: Array, **given: Any) -> tuple[_Result, _Result, _Result]:
+    def compute(*feeds: Array, **given: Any) -> tuple[_Result, ...]:
         inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
         attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
         attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
         try:
-            result = op.evaluate(inputs, attributes)
+            results = op.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
-            return _failure(str(e))
+            return _failure(str(e), len(op.outputs))
         except Exception as e:  # noqa: BLE001 - out of memory, a bug: nothing may leave this function
-            return _failure(f"{op.name}: {type(e).__name__}: {e}")
-        return _answer(result.reshape(-1), result.shape, "")
+            return _failure(f"{op.name}: {type(e).__name__}: {e}", len(op.outputs))
+        return _answer([(result.reshape(-1), result.shape) for result in results], "")
 
     onnx_op(
         op_type=f"{NUMPY_DOMAIN}::{op.name}",
         inputs=[_input_type(i) for i in op.inputs]
         + [PyCustomOpDef.dt_int64 if a.kind == "ints" else PyCustomOpDef.dt_float for a in lists],
-        outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64, PyCustomOpDef.dt_uint8],
+        outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64] * len(op.outputs) + [PyCustomOpDef.dt_uint8],
         attrs={a.name: kinds[a.kind] for a in scalars},
     )(compute)
 
@@ -86,6 +86,7 @@ _INPUT_TYPES = {
     "T2": PyCustomOpDef.dt_int32,
     "T3": PyCustomOpDef.dt_float,
     "T4": PyCustomOpDef.dt_int64,
+    "T5": PyCustomOpDef.dt_float,
 }
 
 
@@ -107,14 +108,16 @@ def _list(attribute: Attribute, feed: Array) -> float | Sequence[int] | Sequence
     return [int(v) for v in feed] if attribute.kind == "ints" else [float(v) for v in feed]
 
 
-def _answer(data: Array, shape: tuple[int, ...], message: str) -> tuple[_Result, _Result, _Result]:
-    text = np.frombuffer(message.encode(), np.uint8)
-    return _Result(data, np.float32), _Result(np.array(shape), np.int64), _Result(text, np.uint8)
+def _answer(results: Sequence[tuple[Array, tuple[int, ...]]], message: str) -> tuple[_Result, ...]:
+    """Data and shape of each output, and the text."""
+    text = _Result(np.frombuffer(message.encode(), np.uint8), np.uint8)
+    pairs = [(_Result(data, np.float32), _Result(np.array(shape), np.int64)) for data, shape in results]
+    return (*(part for pair in pairs for part in pair), text)
 
 
-def _failure(message: str) -> tuple[_Result, _Result, _Result]:
+def _failure(message: str, outputs: int) -> tuple[_Result, ...]:
     """No data for one element: where the check operator is missing, the Reshape behind it fails the run."""
-    return _answer(np.zeros(0), (1,), message)
+    return _answer([(np.zeros(0), (1,))] * outputs, message)
 
 
 # The struct and its callbacks are used by every session of the process.

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, shape_i
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
-from tests.single_op import KINDS
+from tests.single_op import KINDS, results_of
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -19,7 +19,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 
-NUMBER_ELEMENTS: dict[str, int] = {"T2": TensorProto.INT32, "T3": TensorProto.FLOAT, "T4": TensorProto.INT64}
+NUMBER_ELEMENTS: dict[str, int] = {
+    "T2": TensorProto.INT32,
+    "T3": TensorProto.FLOAT,
+    "T4": TensorProto.INT64,
+    "T5": TensorProto.FLOAT,
+}
 
 Shape = Sequence[int | str | None]
 
@@ -30,13 +35,23 @@ def evaluate(
     inputs: Sequence[np.ndarray | tuple[int, ...] | None],
     dtype: str = "f32",
 ) -> np.ndarray:
-    """`Op.evaluate` with the float32 tensors cast to `dtype`; numbers and every other array stay what they are."""
+    """The first output of `evaluate_all`."""
+    return evaluate_all(op, attributes, inputs, dtype)[0]
+
+
+def evaluate_all(
+    op: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | tuple[int, ...] | None],
+    dtype: str = "f32",
+) -> tuple[np.ndarray, ...]:
+    """`Op.evaluate_all`, T1 tensors of float32 cast to `dtype`; numbers and every other array stay what they are."""
     tensors = [spec.type_name == "T1" for spec in BY_NAME[op].inputs]
     cast = [
         i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype == np.float32 and tensor else i
         for i, tensor in zip(inputs, [*tensors, *[True] * len(inputs)], strict=False)
     ]
-    return BY_NAME[op].evaluate(cast, attributes)
+    return BY_NAME[op].evaluate_all(cast, attributes)
 
 
 def assert_rounded_once(got: np.ndarray, exact: object, dtype: str) -> None:
@@ -66,15 +81,18 @@ def one_node_model(
             graph_inputs.append(helper.make_tensor_value_info(spec.name, element, given))
     while node_inputs and not node_inputs[-1]:
         node_inputs.pop()
-    node = helper.make_node(op, node_inputs, ["result"], domain=ob.DOMAIN, name="the_node")
+    results = results_of(op)
+    node = helper.make_node(op, node_inputs, results, domain=ob.DOMAIN, name="the_node")
     kinds = {a.name: KINDS.get(a.kind) for a in BY_NAME[op].attributes}
     for name, value in attributes.items():
         empty = isinstance(value, list | tuple) and not value
         node.attribute.append(helper.make_attribute(name, value, attr_type=kinds.get(name) if empty else None))
     dims = None if output_rank is None else [None] * output_rank
-    graph = helper.make_graph(
-        [node], "g", graph_inputs, [helper.make_tensor_value_info("result", element_type, dims)], initializers
-    )
+    outputs = [helper.make_tensor_value_info(results[0], element_type, dims)]
+    for name, spec in zip(results[1:], BY_NAME[op].more, strict=True):
+        own = element_type if spec.type_name == "T1" else TensorProto.FLOAT
+        outputs.append(helper.make_tensor_value_info(name, own, None if output_rank is None else [None]))
+    graph = helper.make_graph([node], "g", graph_inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 

@@ -48,7 +48,8 @@ LINEAR = Oracle("onnxruntime", 1.0, 3e-5)
 PIECEWISE = Oracle("onnxruntime", 2.0**-7, 1e-4)
 SMOOTH = Oracle("onnxruntime", 2.0**-6, 4e-4)  # where the reference evaluator computes in less than float64
 HALF_TOLERANCE = 1e-2
-OURS = ("Conv", "ConvTranspose", "Resize")  # their gradients are operators of our domain; the others' are ONNX's
+# their gradients are operators of our domain; the others' are ONNX's
+OURS = ("Conv", "ConvTranspose", "BatchNormalization", "MaxPool", "Relu", "Resize")
 
 
 @dataclass(frozen=True, repr=False)

@@ -43,18 +43,26 @@ def model(
             node_inputs.append(f"{name}_cast")
     while node_inputs and not node_inputs[-1]:
         node_inputs.pop()
-    node = helper.make_node(op_type, node_inputs, ["result"], domain=ob.DOMAIN, name=node_name)
+    results = results_of(op_type)
+    node = helper.make_node(op_type, node_inputs, results, domain=ob.DOMAIN, name=node_name)
     kinds = {a.name: KINDS.get(a.kind) for a in BY_NAME[op_type].attributes}
     for name, value in attributes.items():  # only an empty list needs its kind said
         node.attribute.append(helper.make_attribute(name, value, attr_type=None if value else kinds.get(name)))
     nodes.append(node)
-    nodes.append(helper.make_node("Cast", ["result"], ["output"], to=TensorProto.FLOAT))
-    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, None)
+    outputs = [name.replace("result", "output") for name in results]
+    for result, output in zip(results, outputs, strict=True):
+        nodes.append(helper.make_node("Cast", [result], [output], to=TensorProto.FLOAT))
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     return helper.make_model(
-        helper.make_graph(nodes, op_type, graph_inputs, [output]),
+        helper.make_graph(nodes, op_type, graph_inputs, infos),
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)],
         ir_version=10,
     )
+
+
+def results_of(op_type: str) -> list[str]:
+    """What the outputs of an operator are called: result, result_1 …"""
+    return ["result" if n == 0 else f"result_{n}" for n in range(len(BY_NAME[op_type].outputs))]
 
 
 def feeds(op_type: str, inputs: Sequence[np.ndarray | None]) -> dict[str, np.ndarray]:
@@ -71,6 +79,18 @@ def run(
     dtype: str = "f32",
     kernels: str = "numpy",
 ) -> np.ndarray:
-    """The operator's answer in an onnxruntime session, as float32."""
+    """The operator's first output in an onnxruntime session, as float32."""
+    return run_all(op_type, attributes, inputs, dtype=dtype, kernels=kernels)[0]
+
+
+def run_all(
+    op_type: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | None],
+    *,
+    dtype: str = "f32",
+    kernels: str = "numpy",
+) -> list[np.ndarray]:
+    """All of the operator's outputs in an onnxruntime session, as float32."""
     session = ob.session(model(op_type, attributes, inputs, dtype=dtype), kernels=kernels)
-    return np.asarray(session.run(None, feeds(op_type, inputs))[0])
+    return [np.asarray(value) for value in session.run(None, feeds(op_type, inputs))]

@@ -62,7 +62,7 @@ def test_convert_in_a_process(folder: Path) -> None:
         "loss: loss",
         "parameters: weight 2×1×1×1, bias 2, gain 2×1×1",
         "gradients: weight_grad, bias_grad, gain_grad",
-        "operators of onnx_backprop: BiasAddBackward × 1, ConvolutionBackwardWeights × 1",
+        "operators of onnx_backprop: BiasAddBackward × 1, ConvolutionBackwardWeights × 1, ReLUBackward × 1",
         "written: out.onnx (kernels 'onnx')",
     ]
     assert files(folder) == {"small.onnx", "out.onnx"}

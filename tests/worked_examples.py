@@ -28,6 +28,7 @@ class Example:
     attributes: Attributes
     inputs: tuple[list[Any] | tuple[int, ...] | None, ...]
     expected: list[Any]
+    more: tuple[list[Any], ...] = ()  # further outputs
 
     def arrays(self) -> list[np.ndarray | None]:
         """The inputs as float32 and integer arrays, the latter of the type that the operator takes."""
@@ -395,6 +396,79 @@ def biases() -> Iterator[Example]:
     yield Example("bias-image", op, {"data_format": "NCX"}, (image,), [6 + 38, 22 + 54])
 
 
+# ----- Pools ----------------------------------------------------------------------------------------------------------
+
+
+def pool(kernel: int, stride: int, begin: int = 0, end: int = 0, **more: object) -> Attributes:
+    """Attributes of a pool along one axis, channels first."""
+    attributes = {"kernel": [kernel], "strides": [stride], "pads_begin": [begin], "pads_end": [end]}
+    return attributes | {"data_format": "NCX"} | more
+
+
+def max_pools() -> Iterator[Example]:
+    """dy is 1, 10, 100 …, so that the digits of a cell tell which windows it won."""
+    op = "MaxPoolBackward"
+
+    def example(name: str, attributes: Attributes, x: list[float], dx: list[float], windows: int) -> Example:
+        return Example(f"{op}-{name}", op, attributes, (row(*x), row(*(10.0**o for o in range(windows)))), row(*dx))
+
+    yield example("apart", pool(2, 2), [1, 3, 4, 2], [0, 1, 10, 0], 2)
+    yield example("overlapping", pool(3, 1), [1, 5, 2, 4, 3], [0, 11, 0, 100, 0], 3)
+    yield example("the_first_of_equal_ones", pool(3, 1), [2, 2, 2, 2], [1, 10, 0, 0], 2)
+    yield example("padding_is_no_zero", pool(3, 2, 1, 1), [-1, -2, -3, -4], [1, 10, 0, 0], 2)
+    yield example("all_minus_infinity", pool(2, 2), [-np.inf, -np.inf, -np.inf, 1], [1, 0, 0, 10], 2)
+    # an end that no window reaches, rounded down; the same with a third window, rounded up
+    yield example("rounded_down", pool(2, 2), [1, 2, 3, 4, 5], [0, 1, 0, 10, 0], 2)
+    yield example("rounded_up", pool(2, 2), [1, 2, 3, 4, 5], [0, 1, 0, 10, 100], 3)
+    yield example("dilation", pool(2, 1, dilations=[2]), [3, 9, 1, 8, 2], [1, 10, 0, 0, 100], 3)
+    # window 0 is cells -2 and 2, window 1 -1 and 3, of which x has none
+    yield example("a_window_beside_x", pool(3, 1, 2, 2, dilations=[4]), [1, 2, 3], [0, 0, 0], 0)
+    yield example("stepping_over_x", pool(2, 1, 1, 1, dilations=[4]), [1, 2, 3], [0, 0, 0], 1)
+    # windows of 3, 2 apart: SAME pads 4 cells by one, behind them or before
+    yield example("SAME_UPPER", pool(3, 2, 9, 9, auto_pad="SAME_UPPER"), [1, 2, 9, 4], [0, 0, 11, 0], 2)
+    yield example("SAME_LOWER", pool(3, 2, 9, 9, auto_pad="same_lower"), [1, 2, 9, 4], [0, 1, 10, 0], 2)
+    yield example("VALID", pool(2, 2, 9, 9, auto_pad="VALID"), [1, 2, 9, 4, 5], [0, 1, 10, 0, 0], 2)
+    # two images, two channels, channels last, all defaults
+    last = {"kernel": [2, 2], "strides": [2, 2], "pads_begin": [], "pads_end": []}
+    x = [[[[1, 8], [2, 7]], [[3, 6], [4, 5]]], [[[4, 1], [4, 2]], [[0, 3], [0, 4]]]]
+    dx = [[[[0, 20], [0, 0]], [[0, 0], [10, 0]]], [[[30, 0], [0, 0]], [[0, 0], [0, 40]]]]
+    yield Example(f"{op}-defaults", op, last, (x, [[[[10, 20]]], [[[30, 40]]]]), dx)
+
+
+# ----- Normalisations -------------------------------------------------------------------------------------------------
+
+
+def normalisations() -> Iterator[Example]:
+    """x is 2 ± 1 with a mean of 2 and a variance of 1, and ε = 0: all is exact."""
+    op, attributes = "BatchNormTrainingBackward", {"epsilon": 0.0, "data_format": "NCX"}
+    x, dy = [[[1, 3]], [[1, 3]]], [[[1, 3]], [[2, 6]]]  # Σ dy = 12, Σ dy·z = 6
+    dx = [[[-0.5, -1.5]], [[0.5, 1.5]]]
+    yield Example("batch_norm", op, attributes, (x, dy), dx, ([6], [12]))
+    yield Example("batch_norm-given", op, attributes, (x, dy, [2], [1]), dx, ([6], [12]))
+    twice = np.multiply(dx, 2).tolist()
+    yield Example("batch_norm-gamma", op, attributes, (x, dy, None, None, [2]), twice, ([6], [12]))
+    # a variance of 4 halves the slope and z, so that z·mean(dy·z) is a quarter
+    quarter = [[[-1 + 0.1875, -0.1875]], [[-0.5 + 0.1875, 1.5 - 0.1875]]]
+    yield Example("batch_norm-variance", op, attributes, (x, dy, None, [4]), quarter, ([3], [12]))
+    # channels last, the default; the second channel gets a gradient that is the same everywhere, so none arrives
+    last = [[[1, 1], [3, 3], [1, 3], [3, 1]]]
+    given = [[[1, 7], [3, 7], [2, 7], [6, 7]]]
+    answer = [[[-0.5, 0], [-1.5, 0], [0.5, 0], [1.5, 0]]]
+    yield Example("batch_norm-last", op, {"epsilon": 0.0}, (last, given), answer, ([6, 0], [12, 28]))
+
+
+# ----- Activations ----------------------------------------------------------------------------------------------------
+
+
+def activations() -> Iterator[Example]:
+    op = "ReLUBackward"
+    yield Example("relu", op, {}, ([[0, 1, -2], [0.5, -0.0, 3]], [[1, 2, 3], [4, 5, 6]]), [[0, 2, 0], [4, 0, 6]])
+    nan, inf = float("nan"), float("inf")
+    yield Example(
+        "relu-of_src", op, {"use_dst": 0}, ([nan, -inf, inf, -1, 1], [1, 2, 3, inf, -inf]), [0, 0, 3, 0, -inf]
+    )
+
+
 # ----- ONNX's Resize --------------------------------------------------------------------------------------------------
 
 
@@ -493,4 +567,15 @@ def resizes() -> Iterator[Example]:
     yield Example(f"{op}-empty_scales", op, {}, (square, zeros(2, 1), None, [], (2, 2)), [[3], [7]])
 
 
-EXAMPLES = (*interpolations(), *resamples(), *resizes(), *forwards(), *convolutions(), *transposed(), *biases())
+EXAMPLES = (
+    *interpolations(),
+    *resamples(),
+    *resizes(),
+    *forwards(),
+    *convolutions(),
+    *transposed(),
+    *biases(),
+    *max_pools(),
+    *activations(),
+    *normalisations(),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -348,14 +349,51 @@ def test_inside_a_sub_graph_or_a_function() -> None:
 
 def test_operators_without_a_rule_are_listed() -> None:
     model = model_of(
-        "g (float[1, 1, 4, 4] x, float[1, 1, 3, 3] w) => (float[1, 1, 4, 4] d2) { y = Conv<pads = [1, 1, 1, 1]>(x, w)"
-        "s = Mul(y, y) "
+        "g (float[1, 1, 4, 4] x, float[1, 5] roi) => (float[1, 1, 4, 4] dx) "
+        "{ y = MaxRoiPool<pooled_shape = [2, 2]>(x, roi) " + gradient("dx", "x", xs="x", y="y") + "}"
+    )
+    with pytest.raises(ob.UnsupportedOpError, match="MaxRoiPool: 'y'"):
+        ob.expand_gradients(model)
+
+
+TWICE = [
+    ("[1, 2, 4, 4]", "w = Constant<value = float[2,2,2,1] {1.0,2.0,-1.0,0.5,3.0,1.0,-2.0,1.0}>() y = Conv(x, w)"),
+    ("[1, 2, 4, 4]", "y = Relu(x)"),
+    (
+        "[2, 2, 4, 4]",
+        "k = Constant<value = float[2] {1.0, 2.0}>() b = Constant<value = float[2] {0.5, 1.0}>() "
+        "y, m, v = BatchNormalization<training_mode = 1, epsilon = 0.5>(x, k, b, b, k)",
+    ),
+    ("[1, 2, 4, 4]", "y = MaxPool<kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 0, 1]>(x)"),
+    ("[1, 2, 5, 4]", "y = MaxPool<kernel_shape = [2, 2], dilations = [3, 1], ceil_mode = 1>(x)"),
+]
+
+
+@pytest.mark.parametrize("shape", ["known", "unknown"])
+@pytest.mark.parametrize(("dims", "text"), TWICE)
+def test_second_derivatives_through_our_operators(dims: str, text: str, shape: str) -> None:
+    """<d2, v> is the difference of Σ d1 along v; operators of our domain are differentiated through their bodies."""
+    declared = dims if shape == "known" else "[A, B, C, D]"
+    model = model_of(
+        f"g (float{declared} x) => (float{declared} d1, float{declared} d2) {{ {text} c = Mul(y, y) s = Mul(c, y) "
         + gradient("d1", "x", xs="x", y="s", name="first")
         + gradient("d2", "x", xs="x", y="d1", name="second")
         + "}"
     )
-    with pytest.raises(ob.UnsupportedOpError, match="onnx_backprop::ConvolutionBackwardData"):
-        ob.expand_gradients(model)
+    expanded = ob.expand_gradients(model)
+    assert any(node.domain == ob.DOMAIN for node in expanded.graph.node), "the first derivative is one of ours"
+    session = onnxruntime.InferenceSession(expanded.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    x = rng.permutation(np.prod(ast.literal_eval(dims))).reshape(ast.literal_eval(dims)).astype(np.float32) / 8
+    d2 = np.asarray(session.run(["d2"], {"x": x})[0])
+    assert np.abs(d2).max() > 0.1
+    step = np.float32(1 / 64)
+    for _ in range(6):
+        v = rng.choice([-1, 1], x.shape).astype(np.float32)
+        above, below = (np.asarray(session.run(["d1"], {"x": x + sign * step * v})[0], np.float64) for sign in (1, -1))
+        want = (above.sum() - below.sum()) / (2 * step)
+        have = float((d2.astype(np.float64) * v).sum())
+        assert abs(want - have) <= 2e-3 * max(1.0, float(np.abs(d2).sum())), (want, have)
 
 
 def test_the_command_expands_and_differentiates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

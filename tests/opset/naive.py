@@ -159,3 +159,24 @@ def relayout(array: np.ndarray, have: str, want: str) -> np.ndarray:
     spatial = "xyz"[: array.ndim - 2]
     source, target = have.replace("X", spatial), want.replace("X", spatial)
     return array.transpose([source.index(letter) for letter in target])
+
+
+# ----- Pools --------------------------------------------------------------------------------------------------------------
+
+
+def max_pool_backward(c: Correlation, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """x (N, C, …), dy (N, C, …) -> dx; `c.kernel` are the windows, whose number is dy's."""
+    dx = np.zeros(x.shape)
+    for n, channel in product(range(len(x)), range(x.shape[1])):
+        for o in product(*map(range, dy.shape[2:])):
+            winner = None
+            for k in product(*map(range, c.kernel)):
+                i = tuple(
+                    a * s + b * d - p for a, b, s, d, p in zip(o, k, c.strides, c.dilations, c.pads_begin, strict=True)
+                )
+                inside = all(0 <= cell < length for cell, length in zip(i, x.shape[2:], strict=True))
+                if inside and (winner is None or x[(n, channel, *i)] > x[(n, channel, *winner)]):
+                    winner = i
+            if winner is not None:
+                dx[(n, channel, *winner)] += dy[(n, channel, *o)]
+    return dx

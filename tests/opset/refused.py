@@ -12,6 +12,7 @@ import onnx_backprop as ob
 Value = np.ndarray | tuple[int, ...] | None
 
 _CONV = {"strides": [2], "pads_begin": [1], "pads_end": [1], "dilations": [1], "data_format": "NCX"}
+_POOL = {"kernel": [3], "strides": [2], "pads_begin": [1], "pads_end": [1], "data_format": "NCX"}
 _RESAMPLE = {
     "interpolation_mode": "LINEAR",
     "scales": [2.0, 2.0],
@@ -40,12 +41,20 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
         [(1, 6, 3), (1, 4, 5)],
     ),
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
+    "ReLUBackward": ({}, [(2, 3), (2, 3)]),
+    "BatchNormTrainingBackward": (
+        {"epsilon": 1e-5, "data_format": "NCX"},
+        [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)],
+    ),
+    "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
 }
 
 IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "BiasAddBackward"
 RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
+MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
+POOL_OPS = (MP,)
 CV = "Convolution"
 CONVOLUTION_OPS = (CV, CD, CW, TD, TW, TF)
 
@@ -109,7 +118,7 @@ ATTRIBUTES = [
     *(
         invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
         for op in VALID
-        if op not in (RG, RZ)
+        if op not in (RG, RZ, RELU)
     ),
     *(
         invalid(
@@ -117,7 +126,7 @@ ATTRIBUTES = [
             "attribute auto_pad: expected one of None, SAME_UPPER, SAME_LOWER, VALID, got 'SAME'",
             {"auto_pad": "SAME"},
         )
-        for op in CONVOLUTION_OPS
+        for op in (*CONVOLUTION_OPS, *POOL_OPS)
     ),
     *(
         invalid(op, "attribute weights_format: expected one of XIO, OIX, got 'IOX'", {"weights_format": "IOX"})
@@ -465,4 +474,83 @@ RESIZE = [
     ),
 ]  # fmt: skip
 
-REFUSED = (*ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)
+POOLS = [
+    bad
+    for op in POOL_OPS
+    for bad in (
+        Bad(op, "attribute kernel: expected values >= 1, got [0]", {"kernel": [0]}),
+        Bad(op, "attribute strides: expected values >= 1, got [0]", {"strides": [0]}),
+        Bad(op, "attribute pads_begin: expected values >= 0, got [-1]", {"pads_begin": [-1]}),
+        Bad(op, "attribute pads_end: expected values >= 0, got [-1]", {"pads_end": [-1]}),
+        Bad(op, "attribute kernel (one per spatial axis): expected 1 entries, got 2 in [3, 3]", {"kernel": [3, 3]}),
+        Bad(op, "attribute strides (one per spatial axis): expected 1 entries, got 0 in []", {"strides": []}),
+        Bad(op, "attribute pads_end (one per spatial axis): expected 1 entries, got 2 in [1, 1]", {"pads_end": [1, 1]}),
+        Bad(op, "attribute pads_begin: expected fewer cells than the kernel's [3], got [3]", {"pads_begin": [3]}),
+        Bad(op, "attribute pads_end: expected fewer cells than the kernel's [3], got [4]", {"pads_end": [4]}),
+    )
+]
+MAX_POOLS = [
+    Bad(MP, "attribute dilations: expected values >= 1, got [0]", {"dilations": [0]}),
+    Bad(
+        MP,
+        "attribute auto_pad: expected None or VALID beside dilations [2], got SAME_LOWER; state the pads",
+        {"auto_pad": "same_lower", "dilations": [2]},
+    ),
+    Bad(MP, "batch sizes of src and diff_dst must agree, got 1 and 2", inputs={1: (2, 2, 4)}),
+    Bad(MP, "channels of src and diff_dst must agree, got 2 and 3", inputs={1: (1, 3, 4)}),
+    # a forgotten data_format
+    Bad(MP, "channels of src and diff_dst must agree, got 7 and 4", {"data_format": None}),
+    Bad(MP, "spatial lengths of src: expected values >= 1, got [0]", inputs={0: (1, 2, 0)}),
+    Bad(
+        MP,
+        "spatial axis 0: src length 7 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 4, got 3",
+        inputs={1: (1, 2, 3)},
+    ),
+    Bad(
+        MP,
+        "spatial axis 0: src length 6 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 3 or 4, "
+        "got 5",
+        inputs={0: (1, 2, 6), 1: (1, 2, 5)},
+    ),
+    # rounded up there would be a window that begins behind src
+    Bad(
+        MP,
+        "spatial axis 0: src length 2 with kernel 2, stride 2, dilation 1, pads 0 and 1 expects diff_dst length 1, got 2",
+        {"kernel": [2], "pads_begin": [0]},
+        inputs={0: (1, 2, 2), 1: (1, 2, 2)},
+    ),
+    Bad(
+        MP,
+        "spatial axis 0: src length 7 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 4, got 5",
+        {"auto_pad": "SAME_UPPER"},
+        inputs={1: (1, 2, 5)},
+    ),
+    Bad(MP, "src: expected rank 3 to 5, got 2 with shape (2, 7)", inputs={0: (2, 7)}),
+    Bad(MP, "diff_dst: expected rank 3 to 5, got 6 with shape (1, 2, 4, 1, 1, 1)", inputs={1: (1, 2, 4, 1, 1, 1)}),
+    Bad(MP, "src: expected rank 4, got 3 with shape (1, 2, 7)", inputs={1: (1, 2, 4, 4)}),
+]
+
+ELEMENTWISE = [
+    Bad(RELU, "lengths of axis 1 of src and diff_dst must agree, got 3 and 4", inputs={1: (2, 4)}),
+    Bad(RELU, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3)}),
+    Bad(RELU, "diff_dst: expected rank 2, got 1 with shape (3)", inputs={1: (3,)}),
+    Bad(RELU, "attribute use_dst: expected 0 or 1, got 2", {"use_dst": 2}),
+]
+
+NORMALISATIONS = [
+    Bad(BN, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3, 4)}),
+    Bad(BN, "diff_dst: expected rank 3, got 4 with shape (2, 3, 4, 1)", inputs={1: (2, 3, 4, 1)}),
+    Bad(BN, "src: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,), 1: (3,)}),
+    Bad(BN, "channels of src and mean must agree, got 3 and 4", inputs={2: (4,)}),
+    Bad(BN, "channels of src and variance must agree, got 3 and 1", inputs={3: (1,)}),
+    Bad(BN, "channels of src and gamma must agree, got 3 and 4", inputs={4: (4,)}),
+    Bad(BN, "gamma: expected rank 1, got 2 with shape (3, 1)", inputs={4: (3, 1)}),
+    # a forgotten data_format
+    Bad(BN, "channels of src and mean must agree, got 4 and 3", {"data_format": None}),
+    *(
+        Bad(BN, f"attribute epsilon: expected a number >= 0, got {epsilon}", {"epsilon": epsilon})
+        for epsilon in (-0.5, float("inf"), float("nan"))
+    ),
+]
+
+REFUSED = (*NORMALISATIONS, *ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)

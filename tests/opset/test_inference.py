@@ -78,6 +78,18 @@ STATIC = [
         f"{CONV.rpartition(',')[0]}> (x, dy)",
         [2, 6, 3, 2],
     ),
+    (
+        "(float16[2,6,9,8] x, float16[2,6,5,4] dy) => (dx)",
+        "dx = $MaxPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
+        'data_format = "NCX"> (x, dy)',
+        [2, 6, 9, 8],
+    ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
+        'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
+        [2, 6, 5],
+    ),
+    ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
     ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
 ]
 
@@ -96,6 +108,7 @@ def test_static_models_cover_every_operator() -> None:
 
 NCX = 'data_format = "NCX"'
 INTERPOLATE = f'dx = $InterpolateBackward <mode = "linear", {NCX}>'
+MAX_POOL = f"dx = $MaxPoolBackward <kernel = [2, 2], strides = [2, 2], pads_begin = [0, 0], pads_end = [0, 0], {NCX}>"
 DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
 
 
@@ -113,6 +126,14 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
         ),
         ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
         ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
+            f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
+            [2, 3, "L"],
+        ),
+        ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
+        ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
+        ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
         # channels follow from the weights, lengths of the input from those of the output where they are numbers
         (
             "(float[N,C,9,W] dy, float[6,2,3,2] w) => (dx)",
@@ -211,6 +232,13 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("ResampleGrad", {}, [None, ["K"]], None),
         ("ResampleGrad", {}, [None, [3]], [None, None, None]),
         ("BiasAddBackward", {}, [None], [None]),
+        ("MaxPoolBackward", {}, [None, None], None),
+        ("ReLUBackward", {}, [None, None], None),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
+        ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
+        ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
+        ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
         ("ConvTransposeBackwardData", {}, [None, None], None),
         ("ConvTransposeBackwardData", {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [None, 6, None, None]),
         ("ConvolutionBackwardData", {"dst_shape": [1, 5, 5, 2]}, [None, None], [1, 5, 5, 2]),
@@ -221,7 +249,9 @@ def test_unknown_ranks(op: str, attributes: dict[str, object], inputs: list, dim
     """A tensor without a shape: onnx knows its type only."""
     pair = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
     empty = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
-    base = pair if "Conv" in op else empty if op == "ResampleGrad" else {}
+    if "Pool" in op:
+        pair = {**{k: v for k, v in pair.items() if k != "dilations"}, "kernel": [2, 2]}
+    base = pair if "Conv" in op or "Pool" in op else empty if op == "ResampleGrad" else {}
     m = one_node_model(op, base | attributes, [i or [] for i in inputs])
     for value, given in zip(m.graph.input, inputs, strict=True):
         if given is None:
@@ -297,6 +327,12 @@ def test_a_contradiction_surfaces_unchanged(strict: bool) -> None:
             "(float[N,C] src, float[N,C,P] dy) => (dx)",
             f"{INTERPOLATE} (src, dy)",
             "InterpolateBackward: src: expected rank 3 to 5, got 2 with shape (N, C)",
+        ),
+        (
+            "(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)",
+            f"{MAX_POOL} (x, dy)".replace("[2, 2]", "[3, 3]", 1),
+            "MaxPoolBackward: spatial axis 0: src length 9 with kernel 3, stride 2, dilation 1, pads 0 and 0 expects "
+            "diff_dst length 4, got 5",
         ),
         ("(float[N] dy) => (db)", "db = $BiasAddBackward (dy)", "BiasAddBackward: diff_dst: expected rank 2 to 64, got 1"),
         (

@@ -13,7 +13,27 @@ import onnx_backprop as ob
 from onnx_backprop.opset.op import NUMBER_TYPES
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, infer, one_node_model
-from tests.opset.refused import BIAS, CD, CV, CW, IB, IBP, REFUSED, RG, RZ, TD, TF, TW, VALID, Bad, Value, ints
+from tests.opset.refused import (
+    BIAS,
+    BN,
+    CD,
+    CV,
+    CW,
+    IB,
+    IBP,
+    MP,
+    REFUSED,
+    RELU,
+    RG,
+    RZ,
+    TD,
+    TF,
+    TW,
+    VALID,
+    Bad,
+    Value,
+    ints,
+)
 
 f32 = np.float32
 
@@ -63,6 +83,9 @@ def test_refusals(bad: Bad) -> None:
         (TF, ["float32", "bool"], "input_forward float32, output_delta bool"),
         (RG, ["int64"], "input_gradient int64"),
         (BIAS, ["float64"], "diff_dst float64"),
+        (MP, ["float64", "float64"], "src float64, diff_dst float64"),
+        (BN, ["float32", "float16", "float32", "float32", "float32"], "src float32, diff_dst float16"),
+        (RELU, ["float32", "float16"], "src float32, diff_dst float16"),
         (RZ, ["float32", "float64", "", "", ""], "dY float32, X float64"),
     ],
 )

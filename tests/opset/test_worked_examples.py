@@ -13,12 +13,18 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
 from onnx_backprop.opset import OPS
+from onnx_backprop.opset.registry import BY_NAME
 from tests import single_op
-from tests.checks import DTYPES, assert_rounded_once, evaluate
+from tests.checks import DTYPES, assert_rounded_once, evaluate_all
 from tests.worked_examples import EXAMPLES, Example
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
 each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+
+
+def answers(example: Example) -> list[list]:
+    """All outputs."""
+    return [example.expected, *example.more]
 
 
 def test_the_table_covers_every_operator_and_names_each_example_once() -> None:
@@ -29,8 +35,9 @@ def test_the_table_covers_every_operator_and_names_each_example_once() -> None:
 @each_dtype
 @each_example
 def test_reference(example: Example, dtype: str) -> None:
-    got = evaluate(example.op, example.attributes, example.arrays(), dtype)
-    assert_rounded_once(got, example.expected, dtype)
+    results = evaluate_all(example.op, example.attributes, example.arrays(), dtype)
+    for got, expected, spec in zip(results, answers(example), BY_NAME[example.op].outputs, strict=True):
+        assert_rounded_once(got, expected, dtype if spec.type_name == "T1" else "f32")
 
 
 @each_dtype
@@ -39,6 +46,7 @@ def test_reference_evaluator(example: Example, dtype: str) -> None:
     """The model casts its float32 inputs to the type and the answer back, which is exact."""
     model = single_op.model(example.op, example.attributes, example.arrays(), dtype=dtype)
     evaluator = ReferenceEvaluator(model, new_ops=ob.reference_ops())
-    (got,) = evaluator.run(None, single_op.feeds(example.op, example.arrays()))
-    expected = np.asarray(example.expected, np.float64).astype(DTYPES[dtype]).astype(np.float32)
-    np.testing.assert_array_equal(got, expected, strict=True)
+    results = evaluator.run(None, single_op.feeds(example.op, example.arrays()))
+    for got, exact in zip(results, answers(example), strict=True):
+        expected = np.asarray(exact, np.float64).astype(DTYPES[dtype]).astype(np.float32)
+        np.testing.assert_array_equal(got, expected, strict=True)

@@ -12,16 +12,17 @@ from __future__ import annotations
 import argparse
 import ctypes
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
-from tests.checks import DTYPES, evaluate
+from tests.checks import DTYPES, evaluate_all
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
-from tests.single_op import ELEMENT_TYPES, KINDS
+from tests.single_op import ELEMENT_TYPES, KINDS, results_of
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -56,17 +57,23 @@ def model(call: Call, dtype: str) -> ModelProto:
         if array is not None:
             element = ELEMENT_TYPES[dtype] if spec.type_name == "T1" else helper.np_dtype_to_tensor_dtype(array.dtype)
             infos.append(helper.make_tensor_value_info(spec.name, element, [None] * array.ndim))
-    node = helper.make_node(call.op, names, ["result"], domain=ob.DOMAIN)
+    while not names[-1]:
+        names.pop()
+    results = results_of(call.op)
+    node = helper.make_node(call.op, names, results, domain=ob.DOMAIN)
     kinds = {a.name: KINDS.get(a.kind) for a in op.attributes}
     for name, value in call.attributes.items():
         node.attribute.append(helper.make_attribute(name, value, attr_type=None if value else kinds.get(name)))
-    output = helper.make_tensor_value_info("result", ELEMENT_TYPES[dtype], None)
+    outputs = [
+        helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype if spec.type_name == "T1" else "f32"], None)
+        for name, spec in zip(results, op.outputs, strict=True)
+    ]
     imports = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
-    return helper.make_model(helper.make_graph([node], "g", infos, [output]), opset_imports=imports, ir_version=10)
+    return helper.make_model(helper.make_graph([node], "g", infos, outputs), opset_imports=imports, ir_version=10)
 
 
-def run(call: Call, dtype: str, shape: tuple[int, ...], *, at_end: bool) -> np.ndarray:
-    """The kernel's answer, everything between unreadable pages."""
+def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bool) -> list[np.ndarray]:
+    """The kernel's answers, everything between unreadable pages."""
     session = ob.session(model(call, dtype), kernels="numba")
     binding = session.io_binding()
     kept = []
@@ -86,11 +93,15 @@ def run(call: Call, dtype: str, shape: tuple[int, ...], *, at_end: bool) -> np.n
             typed = array.astype(DTYPES[dtype]) if tensor else array
             element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
             place(spec.name, np.ascontiguousarray(typed), element, binding.bind_input)
-    result = np.full(shape, np.nan, np.float32).astype(DTYPES[dtype])  # what is not written shows
-    address = place("result", result, ELEMENT_TYPES[dtype], binding.bind_output)
+    results: list[tuple[np.ndarray, int]] = []
+    for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, shapes, strict=True):
+        own = dtype if spec.type_name == "T1" else "f32"
+        result = np.full(shape, np.nan, np.float32).astype(DTYPES[own])  # what is not written shows
+        results.append((result, place(name, result, ELEMENT_TYPES[own], binding.bind_output)))
     session.run_with_iobinding(binding)
-    ctypes.memmove(result.ctypes.data, address, result.nbytes)
-    return result.astype(np.float32)
+    for result, address in results:
+        ctypes.memmove(result.ctypes.data, address, result.nbytes)
+    return [result.astype(np.float32) for result, _ in results]
 
 
 def spoilt(call: Call, rng: np.random.Generator) -> Call:
@@ -112,7 +123,8 @@ def check(call: Call, dtype: str, *, at_end: bool) -> str:
     """Run and compare; 'answered' or 'refused'."""
     expected, reason = None, ""
     try:
-        expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
+        answers = evaluate_all(call.op, call.attributes, call.inputs, dtype)
+        expected = [answer.astype(np.float32) for answer in answers]
     except ob.OnnxBackpropError as e:
         reason = str(e)
     if expected is None:
@@ -120,18 +132,19 @@ def check(call: Call, dtype: str, *, at_end: bool) -> str:
         if f"{call.op}: " not in refusal:
             raise SystemExit(f"{call} {dtype}: expected the refusal {reason!r}, got {refusal!r}")
         return "refused"
-    if not expected.size:
+    if not all(answer.size for answer in expected):
         return "answered"
-    got = run(call, dtype, expected.shape, at_end=at_end)
-    scale = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE[dtype] * scale, err_msg=f"{call} {dtype}")
+    for got, want in zip(run(call, dtype, [answer.shape for answer in expected], at_end=at_end), expected, strict=True):
+        scale = max(1.0, float(np.abs(want).max()))
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype] * scale, err_msg=f"{call} {dtype}")
     return "answered"
 
 
 def refused(call: Call, dtype: str, *, at_end: bool) -> str:
     """The text of the refusal, or what came instead."""
     try:
-        return f"an answer of shape {run(call, dtype, (1,), at_end=at_end).shape}"
+        shapes = [(1,)] * len(BY_NAME[call.op].outputs)
+        return f"an answer of shape {run(call, dtype, shapes, at_end=at_end)[0].shape}"
     except Exception as e:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         return str(e)
 

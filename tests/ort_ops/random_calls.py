@@ -156,6 +156,55 @@ def bias(rng: Rng, op: str) -> Call:
     return Call(op, {"data_format": _pick(rng, "NCX", "NXC")}, [values(tuple(shape), seed)], seed)
 
 
+def pool(rng: Rng, op: str) -> Call:
+    while True:
+        axes = int(rng.integers(1, 4))
+        kernel = [int(_pick(rng, 1, 2, 2, 3, 3, 5)) for _ in range(axes)]
+        strides = [int(_pick(rng, 1, 1, 2, 2, 3)) for _ in range(axes)]
+        dilations = [int(_pick(rng, 1, 1, 1, 2, 7)) for _ in range(axes)]
+        begin, end = ([int(rng.integers(0, k)) for k in kernel] for _ in range(2))
+        lengths = [_length(rng, 80 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
+        rooms = [
+            length + p + e - (k - 1) * d - 1
+            for length, k, d, p, e in zip(lengths, kernel, dilations, begin, end, strict=True)
+        ]
+        outs = [max(room // stride + 1, 0) for room, stride in zip(rooms, strides, strict=True)]
+        head = [int(rng.integers(1, 3)), _length(rng, 150)]
+        if _fits([*head, *lengths], [*head, *outs]):
+            break
+    seed = int(rng.integers(2**31))
+    data = _pick(rng, "NCX", "NXC")
+    attributes = {
+        "kernel": kernel,
+        "strides": strides,
+        "dilations": dilations,
+        "pads_begin": begin,
+        "pads_end": end,
+        "data_format": data,
+    }
+    inputs = [to_data(values((*head, *shape), seed + n), data) for n, shape in enumerate((lengths, outs))]
+    return Call(op, attributes, [*inputs], seed)
+
+
+def elementwise(rng: Rng, op: str) -> Call:
+    shape = tuple(_length(rng, 70) for _ in range(int(rng.integers(1, 4))))
+    seed = int(rng.integers(2**31))
+    return Call(op, {}, [values(shape, seed), values(shape, seed + 1)], seed)
+
+
+def batch_norm(rng: Rng, op: str) -> Call:
+    shape = [int(rng.integers(1, 4)), _length(rng, 150), *(_length(rng, 70) for _ in range(int(rng.integers(0, 3))))]
+    if not _fits(shape):
+        shape = shape[:2]
+    seed, channels, data = int(rng.integers(2**31)), shape[1], _pick(rng, "NCX", "NXC")
+    x, dy = (to_data(values(tuple(shape), seed + n), data) for n in range(2))
+    given = [values((channels,), seed + 2), np.abs(values((channels,), seed + 3)) + 1, values((channels,), seed + 4)]
+    parameters = [array if rng.random() < 0.5 else None for array in given]
+    while parameters and parameters[-1] is None:
+        parameters.pop()
+    return Call(op, {"epsilon": 0.5, "data_format": data}, [x, dy, *parameters], seed)
+
+
 MAKERS = {
     "Convolution": convolution,
     "ConvolutionBackwardData": convolution,
@@ -168,6 +217,9 @@ MAKERS = {
     "ResampleGrad": resample,
     "ResizeGrad": resize,
     "BiasAddBackward": bias,
+    "MaxPoolBackward": pool,
+    "ReLUBackward": elementwise,
+    "BatchNormTrainingBackward": batch_norm,
 }
 
 

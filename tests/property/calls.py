@@ -272,6 +272,71 @@ def resize_grad(draw: st.DrawFn) -> Call:
     return Call("ResizeGrad", attributes, [dy, x, roi, scales, sizes], seed)
 
 
+@st.composite
+def pools(draw: st.DrawFn, *, dilated: bool) -> tuple[dict[str, Any], list[int], list[int]]:
+    """Attributes, and lengths of source and windows, the latter rounded down or up."""
+    axes = draw(st.integers(1, 3))
+    auto_pad = draw(st.sampled_from(["None", "None", "None", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    same = auto_pad.startswith("SAME")
+    kernel, strides, dilations, begin, end, lengths, outs = ([] for _ in range(7))
+    for _ in range(axes):
+        k, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+        dilation = draw(st.integers(1, 3)) if dilated and not same else 1
+        p, e, length = draw(st.integers(0, k - 1)), draw(st.integers(0, k - 1)), draw(st.integers(1, 7))
+        room = length - (k - 1) * dilation - 1 + (p + e if auto_pad == "None" else 0)
+        out = -(-length // stride) if same else max(room // stride + 1, 0)
+        up = -(-room // stride) + 1
+        if not same and (up - 1) * stride < length + (p if auto_pad == "None" else 0) and draw(st.booleans()):
+            out = max(up, 0)
+        for values_, value in zip(
+            (kernel, strides, dilations, begin, end, lengths, outs),
+            (k, stride, dilation, p, e, length, out),
+            strict=True,
+        ):
+            values_.append(value)
+    attributes = {"kernel": kernel, "strides": strides, "pads_begin": begin, "pads_end": end, "auto_pad": auto_pad}
+    return (
+        attributes | ({"dilations": dilations} if (dilated and draw(st.booleans())) or max(dilations) > 1 else {}),
+        lengths,
+        outs,
+    )
+
+
+@st.composite
+def max_pool_backward(draw: st.DrawFn) -> Call:
+    """Values of few kinds, so that there are ties; one in eight is minus infinity."""
+    attributes, lengths, outs = draw(pools(dilated=True))
+    data, seed = draw(st.sampled_from(DATA_FORMATS)), draw(seeds)
+    head = (draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    x = values((*head, *lengths), seed).round()
+    x[np.random.default_rng(seed).random(x.shape) < 1 / 8] = -np.inf
+    inputs = [to_data(x, data), to_data(values((*head, *outs), seed + 1), data)]
+    return Call("MaxPoolBackward", attributes | {"data_format": data}, [*inputs], seed)
+
+
+@st.composite
+def relu_backward(draw: st.DrawFn) -> Call:
+    shape, seed = tuple(draw(st.lists(st.integers(0, 4), max_size=5))), draw(seeds)
+    attributes = {"use_dst": draw(st.integers(0, 1))} if draw(st.booleans()) else {}
+    return Call(
+        "ReLUBackward", attributes, [np.asarray(values(shape, seed)), np.asarray(values(shape, seed + 1))], seed
+    )
+
+
+@st.composite
+def batch_norm_training_backward(draw: st.DrawFn) -> Call:
+    """Variances are not too small, so that float32 is not far from float64."""
+    shape, seed = [draw(st.integers(1, 3)), *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))], draw(seeds)
+    data, channels = draw(st.sampled_from(DATA_FORMATS)), shape[1]
+    x, dy = (to_data(values(tuple(shape), seed + n), data) for n in range(2))
+    given = [values((channels,), seed + 2), np.abs(values((channels,), seed + 3)) + 1, values((channels,), seed + 4)]
+    parameters = [array if draw(st.booleans()) else None for array in given]
+    while parameters and parameters[-1] is None:
+        parameters.pop()
+    attributes = {"epsilon": draw(st.sampled_from([0.5, 0.25])), "data_format": data}
+    return Call("BatchNormTrainingBackward", attributes, [x, dy, *parameters], seed)
+
+
 CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "InterpolateBackward": lambda: interpolate_backward("InterpolateBackward"),
     "InterpolateBackprop": lambda: interpolate_backward("InterpolateBackprop"),
@@ -284,4 +349,7 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackwardWeights": lambda: conv_transpose_backward_weights("ConvTransposeBackwardWeights", "weights"),
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
+    "BatchNormTrainingBackward": batch_norm_training_backward,
+    "ReLUBackward": relu_backward,
+    "MaxPoolBackward": max_pool_backward,
 }

@@ -1,0 +1,185 @@
+"""MaxPoolBackward in standard ONNX operators: MaxPool says who won each window, ScatterElements adds to the winners.
+
+Images and channels are merged before, for onnxruntime's MaxPool refuses a tensor without channels. Its Indices are
+positions in the whole tensor, so merging does not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from . import conv_body, pooling
+from .body import BOOL, INT64, Body, Tensor
+from .int_vectors import Ints, join
+from .op import Attributes
+
+
+def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
+    """dx, from x and dy in data_format order and of any knowledge."""
+    x = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, src, "src"))
+    dy = conv_body.ncx(b, attrs, conv_body.ranked(b, attrs, diff_dst, "diff_dst"))
+    shape, windows = conv_body.shape(b, x), conv_body.shape(b, dy)
+    spatial = range(2, shape.count)
+    lengths, outs = shape.take(spatial), windows.take(spatial)
+    zero = conditions(b, attrs, shape, windows)
+    if 0 in outs.entries:  # no window at all
+        return conv_body.from_ncx(b, attrs, b.Expand(b.float_scalar(0), (shape + zero).name))
+    planes = join(b, shape.take([0, 1]).product() + zero, Ints(b, [1]))
+    image = b.Reshape(x, join(b, planes, lengths).name, allowzero=1)
+    gradient = b.Reshape(dy, join(b, planes, outs).name, allowzero=1)
+
+    def won(b: Body) -> str:
+        return _won(b, attrs, image, gradient, shape.on(b), windows.on(b))
+
+    if outs.known is None and any(d > 1 for d in pooling.dilations(attrs)):
+        # onnxruntime refuses a dilated window that is much longer than the image; then there is none
+        some = b.Greater(b.ReduceMin(outs.name, keepdims=1), b.ints([0]))
+        summed = b.choose(some, won, lambda b: b.ConstantOfShape(shape.on(b).product().name))
+    else:
+        summed = won(b)
+    return conv_body.from_ncx(b, attrs, b.Reshape(summed, shape.name, allowzero=1))
+
+
+def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Ints, windows: Ints) -> str:
+    """What each cell of an image (planes, 1, in…) has won of the gradient (planes, 1, out…), 1-D."""
+    spatial = range(2, shape.count)
+    lengths, outs = shape.take(spatial), windows.take(spatial)
+    attributes, exact = _attributes(attrs, lengths, outs)
+    winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
+    if not exact:
+        winners = b.Slice(winners, b.ints([0] * len(spatial)), outs.name, b.ints(spatial))
+    reached = _reached(b, attrs, lengths, outs)
+    if reached:  # elsewhere the index means nothing
+        winners = b.Where(reached, winners, b.int_scalar(0))
+        gradient = b.Where(reached, gradient, b.float_scalar(0))
+    flat = b.ints([-1])
+    zeros = b.ConstantOfShape(shape.product().name)
+    return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
+
+
+def conditions(b: Body, attrs: Attributes, shape: Ints, windows: Ints) -> Ints:
+    """0, computed by a run in which src and diff_dst (both NCX) fit each other; another run fails."""
+    zero = Ints(b, [0])
+    spatial = range(2, shape.count)
+    for axis, what in ((0, "batch sizes"), (1, "channels")):
+        left, right = shape.take([axis]), windows.take([axis])
+        if left.known is None or right.known is None:
+            same = b.Equal(left.name, right.name)
+            zero = zero + Ints(b, [None], b.require(same, f"expected {what} of src and diff_dst that agree"))
+    lengths, outs = shape.take(spatial), windows.take(spatial)
+    if lengths.known is None:
+        zero = zero + Ints(b, [None], b.require(b.Greater(lengths.name, b.ints([0])), "expected lengths of src >= 1"))
+    if lengths.known is None or outs.known is None:
+        down, up = _window_counts(b, attrs, lengths)
+        either = b.Or(b.Equal(outs.name, down.name), b.Equal(outs.name, up.name))
+        message = "diff_dst does not fit src, kernel, strides, dilations and pads"
+        zero = zero + Ints(b, [None], b.require(either, message))
+    return zero
+
+
+def _extents(attrs: Attributes) -> list[int]:
+    return [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], pooling.dilations(attrs), strict=True)]
+
+
+def pads(b: Body, attrs: Attributes, lengths: Ints) -> tuple[Ints, Ints]:
+    """The padding before and behind every spatial axis."""
+    stated = [pooling.axis_pads(attrs, axis, length) for axis, length in enumerate(lengths.entries)]
+    known = [pair for pair in stated if pair is not None]
+    if len(known) == len(stated):
+        return Ints(b, [begin for begin, _ in known]), Ints(b, [end for _, end in known])
+    strides, kernel = Ints(b, attrs["strides"]), Ints(b, attrs["kernel"])
+    tail = lengths % strides
+    total = (kernel - tail.where_zero(strides, tail)).at_least(0)
+    small = total // 2
+    return (small, total - small) if attrs["auto_pad"] == "SAME_UPPER" else (total - small, small)
+
+
+def _window_counts(b: Body, attrs: Attributes, lengths: Ints) -> tuple[Ints, Ints]:
+    """`pooling.window_counts` at run time."""
+    begin, end = pads(b, attrs, lengths)
+    strides = Ints(b, attrs["strides"])
+    room = lengths + begin + end - Ints(b, _extents(attrs))
+    down, up = room // strides + 1, (room + strides - 1) // strides + 1
+    beyond = (up - 1) * strides - lengths - begin  # >= 0: the last window begins behind all cells
+    one_less = (beyond.at_least(-1) + 1).where_zero(up, up - 1)
+    return down.at_least(0), one_less.at_least(0)
+
+
+def _attributes(attrs: Attributes, lengths: Ints, outs: Ints) -> tuple[dict[str, Any], bool]:
+    """MaxPool's attributes, and whether it then makes just the windows of diff_dst, or more of them along some axes.
+
+    Where the lengths are known the padding behind is moved to where the last window ends, so that there is nothing to
+    be rounded; where they are not, to where every window fits that begins inside, or the windows are rounded up.
+    """
+    kernel, strides, extents = attrs["kernel"], attrs["strides"], _extents(attrs)
+    result: dict[str, Any] = {"kernel_shape": kernel, "strides": strides}
+    if any(d > 1 for d in pooling.dilations(attrs)):
+        result["dilations"] = pooling.dilations(attrs)
+    begins: list[int] = []
+    ends: list[int] = []
+    exact, up = True, False
+    for axis, (length, out) in enumerate(zip(lengths.entries, outs.entries, strict=True)):
+        pair = pooling.axis_pads(attrs, axis, length)
+        if pair is None:
+            return result | {"auto_pad": attrs["auto_pad"]}, True
+        begin, end = pair
+        begins.append(begin)
+        fitting = -1
+        if length is not None and out is not None:
+            fitting = (out - 1) * strides[axis] + extents[axis] - length - begin
+        if 0 <= fitting < kernel[axis]:
+            ends.append(fitting)
+        elif extents[axis] == kernel[axis]:
+            ends.append(kernel[axis] - 1)
+            exact = False
+        else:
+            ends.append(end)
+            exact, up = False, True
+    if any(begins + ends):
+        result["pads"] = begins + ends
+    return result | ({"ceil_mode": 1} if up else {}), exact
+
+
+def _reached(b: Body, attrs: Attributes, lengths: Ints, outs: Ints) -> str:
+    """Which windows have a cell inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
+    if all(d == 1 for d in pooling.dilations(attrs)):
+        return ""
+    if lengths.known is not None and outs.known is not None:
+        masks = [_inside(axis) for axis in pooling.axes_of(attrs, lengths.known, outs.known)]
+        if all(mask.all() for mask in masks):
+            return ""
+        vectors = [b.Cast(b.constant(mask.astype(np.uint8)), to=BOOL) for mask in masks]
+    else:
+        begin = pads(b, attrs, lengths)[0].known
+        assert begin is not None, "SAME has no dilations"
+        vectors = [_reached_along(b, attrs, axis, p, lengths, outs) for axis, p in enumerate(begin)]
+    return reduce(b.And, _spread(b, vectors))
+
+
+def _inside(axis: pooling.Axis) -> np.ndarray:
+    taps = np.arange(axis.kernel) * axis.dilation - axis.begin
+    places = np.arange(axis.out)[:, None] * axis.stride + taps
+    return np.any((places >= 0) & (places < axis.length), axis=1)
+
+
+def _reached_along(b: Body, attrs: Attributes, axis: int, begin: int, lengths: Ints, outs: Ints) -> str:
+    count = b.Reshape(outs.take([axis]).name, b.ints([]), allowzero=1)
+    windows = b.Mul(b.Range(b.int_scalar(0), count, b.int_scalar(1)), b.ints([attrs["strides"][axis]]))
+    dilation = pooling.dilations(attrs)[axis]
+    taps = b.ints([k * dilation - begin for k in range(attrs["kernel"][axis])])
+    places = b.Add(b.Unsqueeze(windows, b.ints([1])), taps)
+    inside = b.And(b.Greater(places, b.ints([-1])), b.Less(places, lengths.take([axis]).name))
+    return b.Cast(b.ReduceMax(b.Cast(inside, to=INT64), b.ints([1]), keepdims=0), to=BOOL)
+
+
+def _spread(b: Body, vectors: Sequence[str]) -> list[str]:
+    """Each vector along its own axis."""
+    last = len(vectors) - 1
+    return [
+        vector if axis == last else b.Unsqueeze(vector, b.ints(range(1, last - axis + 1)))
+        for axis, vector in enumerate(vectors)
+    ]
