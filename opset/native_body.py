@@ -23,6 +23,7 @@ NATIVE_OPS = frozenset(
         "InterpolateBackprop",
         "MaxPoolBackward",
         "ReLUBackward",
+        "SoftMaxBackward",
         "ResampleGrad",
         "ResizeGrad",
     }
