@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .builder import Builder, dims, element_type
 from .forward import Forward
-from .idioms import cast, length, narrow, size_ratio, widen, work_type
+from .idioms import DOMAIN_TYPES, cast, length, narrow, size_ratio, widen, work_type
 from .registry import Grads, gradient
 from .standardise import Standardised, scale_to_unit, standardise
 from .views import merged_length
@@ -20,6 +20,8 @@ MEAN_VARIANCE_EPSILON = 1e-9  # added to the deviation by MeanVarianceNormalizat
 @gradient("Softmax", versions=(13,))
 def softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = e^x / Σ e^x along an axis  =>  dx = Y · (dy - Σ Y · dy)."""
+    if node.output().dtype in DOMAIN_TYPES:
+        return (op.domain.SoftMaxBackward(dy, node.output(), axis=node.int("axis", -1)),)
     y, axis = node.output(), op.ints([node.int("axis", -1)])
     return (op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(y, dy), axis, keepdims=1))),)
 

@@ -24,6 +24,7 @@ NATIVE_OPS = frozenset(
         "InterpolateBackprop",
         "MaxPoolBackward",
         "ReLUBackward",
+        "SoftMaxBackward",
         "ResampleGrad",
         "ResizeGrad",
     }

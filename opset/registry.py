@@ -17,6 +17,7 @@ from . import (
     relu_backward,
     resample_grad,
     resize_grad,
+    soft_max_backward,
 )
 from .op import Op
 
@@ -34,6 +35,7 @@ OPS: tuple[Op, ...] = (
     bias_add_backward.OP,
     max_pool_backward.OP,
     relu_backward.OP,
+    soft_max_backward.OP,
     batch_norm_training_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -15,6 +15,7 @@ from . import (
     relu_backward,
     resample_grad,
     resize_grad,
+    soft_max_backward,
 )
 from .native_bridge import register as register_kernels
 
@@ -28,6 +29,7 @@ KERNELS = (
     *interpolate_backward.KERNELS,
     max_pool_backward.KERNEL,
     relu_backward.KERNEL,
+    soft_max_backward.KERNEL,
     batch_norm_training_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,

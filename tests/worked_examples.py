@@ -463,6 +463,11 @@ def normalisations() -> Iterator[Example]:
 def activations() -> Iterator[Example]:
     op = "ReLUBackward"
     yield Example("relu", op, {}, ([[0, 1, -2], [0.5, -0.0, 3]], [[1, 2, 3], [4, 5, 6]]), [[0, 2, 0], [4, 0, 6]])
+    op = "SoftMaxBackward"
+    y, dy = [[0.25, 0.75], [0.5, 0.5]], [[4, 8], [2, 6]]  # Σ dy·y = 7 and 4 along rows, 2 and 9 along columns
+    yield Example("softmax", op, {}, (dy, y), [[-0.75, 0.75], [-1, 1]])
+    yield Example("softmax-columns", op, {"axis": -2}, (dy, y), [[0.5, -0.75], [0, -1.5]])
+    op = "ReLUBackward"
     nan, inf = float("nan"), float("inf")
     yield Example(
         "relu-of_src", op, {"use_dst": 0}, ([nan, -inf, inf, -1, 1], [1, 2, 3, inf, -inf]), [0, 0, 3, 0, -inf]

@@ -42,6 +42,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     ),
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
     "ReLUBackward": ({}, [(2, 3), (2, 3)]),
+    "SoftMaxBackward": ({}, [(2, 3), (2, 3)]),
     "BatchNormTrainingBackward": (
         {"epsilon": 1e-5, "data_format": "NCX"},
         [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)],
@@ -53,6 +54,7 @@ IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad"
 RZ = "ResizeGrad"
 CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
+SM = "SoftMaxBackward"
 MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
 POOL_OPS = (MP,)
 CV = "Convolution"
@@ -118,7 +120,7 @@ ATTRIBUTES = [
     *(
         invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
         for op in VALID
-        if op not in (RG, RZ, RELU)
+        if op not in (RG, RZ, RELU, SM)
     ),
     *(
         invalid(
@@ -534,6 +536,10 @@ ELEMENTWISE = [
     Bad(RELU, "lengths of axis 1 of src and diff_dst must agree, got 3 and 4", inputs={1: (2, 4)}),
     Bad(RELU, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3)}),
     Bad(RELU, "diff_dst: expected rank 2, got 1 with shape (3)", inputs={1: (3,)}),
+    Bad(SM, "lengths of axis 1 of diff_dst and dst must agree, got 3 and 4", inputs={1: (2, 4)}),
+    Bad(SM, "dst: expected rank 2, got 1 with shape (3)", inputs={1: (3,)}),
+    Bad(SM, "diff_dst: expected rank 1 to 64, got 0 with shape ()", inputs={0: (), 1: ()}),
+    *(Bad(SM, f"attribute axis: expected -2 to 1 for rank 2, got {axis}", {"axis": axis}) for axis in (2, -3)),
     Bad(RELU, "attribute use_dst: expected 0 or 1, got 2", {"use_dst": 2}),
 ]
 

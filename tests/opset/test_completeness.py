@@ -157,6 +157,7 @@ SPECIFICATION: dict[str, Schema] = {
         "diff_src",
         {"diff_gamma": "T5", "diff_beta": "T5"},
     ),
+    "SoftMaxBackward": Schema({"axis": (INT, 1)}, {"diff_dst": ("T1", False), "dst": ("T1", False)}, "diff_src"),
     "BiasAddBackward": Schema({"data_format": (STRING, "NXC")}, {"diff_dst": ("T1", False)}, "diff_bias"),
 }
 # What each string attribute takes; auto_pad also in lower case, and NOTSET.

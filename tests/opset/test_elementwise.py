@@ -35,13 +35,38 @@ def test_relu_body(rng, shape: tuple[int, ...], knowledge: str) -> None:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((3, 5000), -1),
+        ((2, 130, 3), 1),
+        ((5, 3, 70), 0),
+        ((1, 1), 0),
+        ((0, 3), 1),
+        ((3, 0), 1),
+        ((70,), 0),
+        ((2, 3, 200), 1),
+    ],
+)
+def test_softmax_along_any_axis(rng, shape: tuple[int, ...], axis: int, kernels: str) -> None:
+    y, dy = (np.asarray(rng.standard_normal(shape), f32) for _ in range(2))
+    got = single_op.run("SoftMaxBackward", {"axis": axis}, [dy, y], kernels=kernels)
+    expected = evaluate("SoftMaxBackward", {"axis": axis}, [dy, y])
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * scale, strict=True)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("op", ["ReLUBackward", "SoftMaxBackward"])
+@pytest.mark.parametrize(
     ("src", "diff_dst"),
     [((2, 3), (3, 2)), ((2, 3), (2, 1)), ((2, 1), (2, 3)), ((2, 3), ()), ((2, 1), (1, 2)), ((6,), (2, 3))],
 )
-def test_shapes_that_differ_fail_the_run(src, diff_dst, kernels: str) -> None:
-    model = single_op.model("ReLUBackward", {}, [np.zeros((1,), f32), np.zeros((1,), f32)])
+def test_shapes_that_differ_fail_the_run(src, diff_dst, op: str, kernels: str) -> None:
+    names = ["src", "diff_dst"] if op == "ReLUBackward" else ["diff_dst", "dst"]
+    attributes = {} if op == "ReLUBackward" else {"axis": -1}
+    model = single_op.model(op, attributes, [np.zeros((1,), f32), np.zeros((1,), f32)])
     for value in model.graph.input:
         value.type.tensor_type.ClearField("shape")
     session = ob.session(model, kernels=kernels)
-    with pytest.raises(Exception, match="ReLUBackward: "):
-        session.run(None, {"src": np.ones(src, f32), "diff_dst": np.ones(diff_dst, f32)})
+    with pytest.raises(Exception, match=f"{op}: "):
+        session.run(None, {names[0]: np.ones(src, f32), names[1]: np.ones(diff_dst, f32)})

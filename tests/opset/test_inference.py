@@ -89,6 +89,7 @@ STATIC = [
         'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
         [2, 6, 5],
     ),
+    ("(float16[2,6] dy, float16[2,6] y) => (dx)", "dx = $SoftMaxBackward (dy, y)", [2, 6]),
     ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
     ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
 ]
@@ -234,6 +235,8 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("BiasAddBackward", {}, [None], [None]),
         ("MaxPoolBackward", {}, [None, None], None),
         ("ReLUBackward", {}, [None, None], None),
+        ("SoftMaxBackward", {}, [None, None], None),
+        ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
         ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),

@@ -189,7 +189,8 @@ def pool(rng: Rng, op: str) -> Call:
 def elementwise(rng: Rng, op: str) -> Call:
     shape = tuple(_length(rng, 70) for _ in range(int(rng.integers(1, 4))))
     seed = int(rng.integers(2**31))
-    return Call(op, {}, [values(shape, seed), values(shape, seed + 1)], seed)
+    attributes = {"axis": int(rng.integers(-len(shape), len(shape)))} if op == "SoftMaxBackward" else {}
+    return Call(op, attributes, [values(shape, seed), values(shape, seed + 1)], seed)
 
 
 def batch_norm(rng: Rng, op: str) -> Call:
@@ -219,6 +220,7 @@ MAKERS = {
     "BiasAddBackward": bias,
     "MaxPoolBackward": pool,
     "ReLUBackward": elementwise,
+    "SoftMaxBackward": elementwise,
     "BatchNormTrainingBackward": batch_norm,
 }
 

@@ -337,6 +337,14 @@ def batch_norm_training_backward(draw: st.DrawFn) -> Call:
     return Call("BatchNormTrainingBackward", attributes, [x, dy, *parameters], seed)
 
 
+@st.composite
+def soft_max_backward(draw: st.DrawFn) -> Call:
+    """dst need not add up to 1 for the formula to hold."""
+    shape, seed = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))), draw(seeds)
+    attributes = {"axis": draw(st.integers(-len(shape), len(shape) - 1))}
+    return Call("SoftMaxBackward", attributes, [values(shape, seed), values(shape, seed + 1)], seed)
+
+
 CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "InterpolateBackward": lambda: interpolate_backward("InterpolateBackward"),
     "InterpolateBackprop": lambda: interpolate_backward("InterpolateBackprop"),
@@ -350,6 +358,7 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
     "BatchNormTrainingBackward": batch_norm_training_backward,
+    "SoftMaxBackward": soft_max_backward,
     "ReLUBackward": relu_backward,
     "MaxPoolBackward": max_pool_backward,
 }
