@@ -29,6 +29,7 @@ from .native_call import (
     release,
     take,
 )
+from .native_combine import combine_rows
 from .native_llvm import (
     BF16,
     F16,
@@ -46,7 +47,7 @@ from .native_llvm import (
 from .native_micro import gather_columns
 from .native_rows import clear, write_run
 from .native_source import VECTOR, compiled, exported
-from .native_vectors import transpose_tile
+from .native_vectors import fetch, transpose_tile
 
 # parameters; the tables lie behind them, at word indices
 (
@@ -108,7 +109,7 @@ def _combiner(name: str, load: Any) -> Any:
     return combine
 
 
-_combine_f32, _combine_f16 = _combiner("f32", load_f32), _combiner("f16", load_f16)
+_combine_f16 = _combiner("f16", load_f16)
 _combine_bf16 = _combiner("bf16", load_bf16)
 
 
@@ -121,7 +122,7 @@ def _combine(kind, target, source, table, count, length):
     elif kind == BF16:
         _combine_bf16(target, source, table, count, length)
     else:
-        _combine_f32(target, source, table, count, length)
+        combine_rows(target, source, table, count, length)
 
 
 @njit
@@ -144,6 +145,12 @@ def _row_taps(p, row, base, table):
         taps = p + 8 * (load_i64(entry, AXIS_TAPS) + first)
         more = last - first
         t = count * more
+        if count == 1:  # the innermost axis: no products yet
+            start, weight = load_i64(table, 0), load_f32(table, 2)
+            while t > 0:
+                t -= 1
+                store_f32(table, 4 * t + 2, weight * load_f32(taps, 2 * t + 1))
+                store_i64(table, 2 * t, start + load_i32(taps, 2 * t) * stride)
         while t > 0:  # from the end, so that what is still to be read stays
             t -= 1
             old, new = t % count, t // count
@@ -201,22 +208,29 @@ def _across(p, call, block, chunk, scratch):
     rows = min(VECTOR, load_i64(p, ROW_COUNT) - row)
     elements, results = length * inner, count * inner
     pitch = (elements + VECTOR - 1) // VECTOR * VECTOR
+    pitch += VECTOR * (1 - pitch // VECTOR % 2)  # the rows of powers of two lie apart in the cache
     table = scratch
     sums = table + 8 * load_i64(p, LIST_WORDS)
     turned = sums + 4 * VECTOR * pitch
     gathered = turned + 4 * VECTOR * pitch
     tile = gathered + 4 * VECTOR * ((results + VECTOR - 1) // VECTOR * VECTOR)
+    row_length = load_i64(p, COLUMNS) * inner
+    at = row * row_length + first * inner
+    start = behind = 0
     for lane in range(rows):
         taps = _row_taps(p, row + lane, low * inner, table)
+        if lane == 0:
+            start = load_i64(table, 0)
+        behind = load_i64(table, 0)
         _combine(kind, sums + 4 * lane * pitch, data, table, taps, elements)
+    if kind == F32:  # short rows are no stream that a processor would fetch ahead
+        fetch(data + 4 * behind, 4 * min(max(0, behind - start), 4 * VECTOR * elements))
     for i in range(0, elements, VECTOR):
         transpose_tile(turned + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
     starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
     source = turned - _ROW * low * inner
     for c in range(inner):
         gather_columns(gathered + _ROW * c, _ROW * inner, source + _ROW * c, _ROW * inner, starts, taps, count)
-    row_length = load_i64(p, COLUMNS) * inner
-    at = row * row_length + first * inner
     for i in range(0, results, VECTOR):
         if kind == F32 and rows == VECTOR and i + VECTOR <= results:
             transpose_tile(out + 4 * (at + i), 4 * row_length, gathered + _ROW * i, _ROW)

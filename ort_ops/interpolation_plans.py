@@ -109,7 +109,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
     read, made = int(chunks[:, par.CHUNK_LENGTH].max()) * inner, int(chunks[:, par.CHUNK_COUNT].max()) * inner
     lane = 16 * most + 4 * (read + made)
     if across:
-        lane = 16 * most + 4 * VECTOR * (2 * (read + VECTOR) + made + 2 * VECTOR)
+        lane = 16 * most + 4 * VECTOR * (2 * (read + 2 * VECTOR) + made + 2 * VECTOR)
     head = {
         par.WORKER: work.address,
         par.KIND: call.element_type,

@@ -19,7 +19,7 @@ I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatTyp
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))
 ITEM = 4
 BYTES = ITEM * VECTOR
-_AHEAD = 2048  # bytes
+_AHEAD, _LINE = 2048, 64  # bytes
 ZERO = ir.Constant(VEC, [0.0] * VECTOR)
 IOTA = ir.Constant(LANES, list(range(VECTOR)))
 Value = Any
@@ -102,8 +102,11 @@ def caller(name: str, arguments: int, make: Callable[[ir.Function], None]) -> An
     return types.void(*[types.int64] * arguments), generate
 
 
-def _vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, Value, Value | None], None]) -> None:
-    """Call `body(builder, elements before, elements left or None for a whole vector)` to the end of a row."""
+def vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, Value, Value | None], None]) -> Any:
+    """Call `body(builder, elements before, elements left or None for a whole vector)` to the end of a row.
+
+    The block to start with is answered; the function returns behind the row.
+    """
     entry, check, whole, rest, part, leave = (
         ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "check", "whole", "rest", "part", "leave")
     )
@@ -120,6 +123,7 @@ def _vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, 
     body(part, done, left)
     part.branch(leave.block)
     leave.ret_void()
+    return entry.block
 
 
 def _copy(function: ir.Function) -> None:
@@ -137,7 +141,7 @@ def _copy(function: ir.Function) -> None:
             mask = below(b, left)
             store_masked(b, load_masked(b, at, mask), to, mask)
 
-    _vectors(function, count, body)
+    vectors(function, count, body)
 
 
 def _clear(function: ir.Function) -> None:
@@ -150,7 +154,7 @@ def _clear(function: ir.Function) -> None:
         else:
             store_masked(b, ZERO, to, below(b, left))
 
-    _vectors(function, count, body)
+    vectors(function, count, body)
 
 
 def _copy_even(function: ir.Function) -> None:
@@ -170,7 +174,7 @@ def _copy_even(function: ir.Function) -> None:
         else:
             store_masked(b, value, to, below(b, left))
 
-    _vectors(function, count, body)
+    vectors(function, count, body)
 
 
 def _spread_even(function: ir.Function) -> None:
@@ -188,7 +192,7 @@ def _spread_even(function: ir.Function) -> None:
                 mask = b.and_(even, below(b, b.sub(b.mul(left, I64(2)), I64(half * VECTOR))))
             store_masked(b, b.shuffle_vector(value, ZERO, lanes), b.add(to, I64(half * BYTES)), mask)
 
-    _vectors(function, count, body)
+    vectors(function, count, body)
 
 
 def _copy_rows(function: ir.Function) -> None:
@@ -207,6 +211,19 @@ def _copy_rows(function: ir.Function) -> None:
         phi.add_incoming(first, entry.block)
         phi.add_incoming(following, row.block)
     row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, leave.block)
+    leave.ret_void()
+
+
+def _fetch(function: ir.Function) -> None:
+    address, size = function.args
+    entry, line, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "line", "leave"))
+    entry.cbranch(entry.icmp_signed(">", size, I64(0)), line.block, leave.block)
+    at = line.phi(I64)
+    prefetch(line, line.add(address, at))
+    further = line.add(at, I64(_LINE))
+    at.add_incoming(I64(0), entry.block)
+    at.add_incoming(further, line.block)
+    line.cbranch(line.icmp_signed("<", further, size), line.block, leave.block)
     leave.ret_void()
 
 
@@ -284,6 +301,12 @@ def spread_even(_context, target, source, count):
 def copy_rows(_context, target, target_row, source, source_row, rows, count):
     """target[r, i] = source[r, i] for r < rows and i < count."""
     return caller("copy_rows", 6, _copy_rows)
+
+
+@intrinsic
+def fetch(_context, address, size):
+    """Fetch so many bytes into the cache for later; any address will do."""
+    return caller("fetch", 2, _fetch)
 
 
 @intrinsic

@@ -1,0 +1,90 @@
+"""Weighted sums of rows, as vector code: target[i] = Σ_t weight(t) · row(t)[i]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+
+from .native_llvm import intrinsic
+from .native_source import VECTOR
+from .native_vectors import (
+    FLOAT,
+    I64,
+    ITEM,
+    MASK,
+    Value,
+    below,
+    caller,
+    fma,
+    load,
+    load_masked,
+    pointer,
+    prefetch,
+    splat,
+    store,
+    store_masked,
+    vectors,
+)
+
+_AHEAD = 2048  # bytes
+
+
+def _combine(taps: int) -> Callable[[ir.Function], None]:
+    def make(function: ir.Function) -> None:
+        target, source, table, count, add = function.args
+        head = ir.IRBuilder(function.append_basic_block("head"))
+        rows, weights = [], []
+        for t in range(taps):
+            index = head.load(pointer(head, head.add(table, I64(16 * t)), I64))
+            rows.append(head.add(source, head.mul(index, I64(ITEM))))
+            weights.append(splat(head, head.load(pointer(head, head.add(table, I64(16 * t + 8)), FLOAT))))
+        whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+        before = head.select(head.icmp_signed("!=", add, I64(0)), whole, nothing)
+
+        def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
+            offset = b.mul(done, I64(ITEM))
+            to, mask = b.add(target, offset), before if left is None else b.and_(before, below(b, left))
+            total = load_masked(b, to, mask)
+            for row, weight in zip(rows, weights, strict=True):
+                at = b.add(row, offset)
+                value = load(b, at) if left is None else load_masked(b, at, below(b, left))
+                total = fma(b, weight, value, total)
+            prefetch(b, b.add(b.add(rows[-1], offset), I64(_AHEAD)))
+            if left is None:
+                store(b, total, to)
+            else:
+                store_masked(b, total, to, below(b, left))
+
+        head.branch(vectors(function, count, body))
+
+    return make
+
+
+def _combine_function(taps: int) -> Any:
+    @intrinsic
+    def combine(_context, target, source, table, count, add):
+        return caller(f"combine_{taps}", 5, _combine(taps))
+
+    return combine
+
+
+_combine_4, _combine_2, _combine_1 = (_combine_function(taps) for taps in (4, 2, 1))
+
+
+@njit
+def combine_rows(target, source, table, taps, count):
+    """A row of `count` float32. table: two words per tap, the index in source of its row and its weight."""
+    t = 0
+    while t < taps:
+        if taps - t >= 4:
+            _combine_4(target, source, table + 16 * t, count, t)
+            t += 4
+        elif taps - t >= 2:
+            _combine_2(target, source, table + 16 * t, count, t)
+            t += 2
+        else:
+            _combine_1(target, source, table + 16 * t, count, t)
+            t += 1
