@@ -92,6 +92,47 @@ def _result(b: ir.IRBuilder, source: Value, step: Value, top: Value, bottom: Val
         _store(b, _pick(b, left, right, _HIGH), target, _BYTES)
 
 
+def _cells(b: ir.IRBuilder, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
+    rows = []
+    for i in range(4):
+        at = b.add(source, b.mul(row, _I64(i)))
+        rows.append(_source_row(b, [_load(b, b.add(at, b.mul(cell, _I64(j)))) for j in range(4)]))
+    for j in range(4):
+        for i, value in enumerate(_source_row(b, [rows[k][j] for k in range(4)])):
+            _store(b, value, b.add(target, b.mul(step, _I64(4 * i + j))))
+
+
+def _gradient_row(b: ir.IRBuilder, y: list[Value]) -> list[Value]:
+    """A y."""
+    return [y[0], b.fadd(y[0], y[1]), b.fsub(y[0], y[1]), b.fneg(y[1])]
+
+
+def _gradient(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
+    rows = []
+    for i in range(2):
+        at = b.add(source, b.mul(row, _I64(i)))
+        pair = _load(b, at), _load(b, at, _BYTES)
+        rows.append(_gradient_row(b, [_pick(b, *pair, lanes) for lanes in (_EVEN, _ODD)]))
+    for j in range(4):
+        for i, value in enumerate(_gradient_row(b, [rows[k][j] for k in range(2)])):
+            _store(b, value, b.add(target, b.mul(step, _I64(4 * i + j))))
+
+
+def _kernel_row(b: ir.IRBuilder, u: list[Value]) -> list[Value]:
+    """Gᵀ u."""
+    half = ir.Constant(_VEC, [0.5] * VECTOR)
+    both, difference = b.fmul(half, b.fadd(u[1], u[2])), b.fmul(half, b.fsub(u[1], u[2]))
+    return [b.fadd(u[0], both), difference, b.fadd(both, u[3])]
+
+
+def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Value) -> None:
+    u = [_load(b, b.add(source, b.mul(step, _I64(n)))) for n in range(ELEMENTS)]
+    columns = [_kernel_row(b, [u[4 * i + j] for i in range(4)]) for j in range(4)]
+    for i in range(3):
+        for j, value in enumerate(_kernel_row(b, [columns[k][i] for k in range(4)])):
+            _store(b, value, b.add(target, b.mul(row, _I64(3 * i + j))))
+
+
 def _call(name: str, count: int, write: Callable[..., None]) -> Callable[..., Any]:
     """A code generator that calls a function of `count` int64, written once per module."""
 
@@ -135,3 +176,24 @@ def transform_result(_context, source, step, top, bottom, bias):
     source: the first of 16 vectors, `step` bytes apart. bias: address of the number.
     """
     return types.void(*[types.int64] * 5), _call("result", 5, _result)
+
+
+# The weight gradient is the adjoint: dg = Gᵀ · [ Σ_tiles (A dY Aᵀ) ⊙ (Bᵀ d B) ] · G
+
+
+@intrinsic
+def transform_cells(_context, source, row, cell, target, step):
+    """Bᵀ d B of one tile of a register full of channels: 4×4 vectors, `row` and `cell` bytes apart."""
+    return types.void(*[types.int64] * 5), _call("cells", 5, _cells)
+
+
+@intrinsic
+def transform_gradient(_context, source, row, target, step):
+    """A dY Aᵀ of a register full of tiles: two rows, `row` bytes apart, of which two registers are read."""
+    return types.void(*[types.int64] * 4), _call("gradient", 4, _gradient)
+
+
+@intrinsic
+def transform_kernel(_context, source, step, target, row):
+    """Gᵀ u G of a register full of kernels: 16 vectors, `step` bytes apart, to 9 vectors, `row` bytes apart."""
+    return types.void(*[types.int64] * 4), _call("kernel", 4, _kernel)

@@ -8,12 +8,14 @@ import sys
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
+import onnx_backprop as ob
 from onnx_backprop.opset.op import Attributes
 from onnx_backprop.opset.registry import BY_NAME
 from onnx_backprop.ort_ops.conv_plans import correlation
-from onnx_backprop.ort_ops.conv_winograd_plans import suits
+from onnx_backprop.ort_ops.conv_winograd_plans import suits, suits_weights
 from tests import single_op
 from tests.checks import evaluate
 
@@ -29,6 +31,7 @@ def attributes(**changes: Any) -> dict[str, Any]:
 
 # batch, groups, channels of source and destination per group, lengths, pads
 CASES = [
+    (3, 1, 40, 150, (20, 6), (1, 1)),
     (1, 1, 16, 16, (2, 2), (1, 1)),
     (2, 1, 17, 30, (9, 13), (1, 1)),
     (3, 1, 64, 40, (8, 8), (1, 1)),
@@ -57,6 +60,7 @@ def test_against_the_reference(rng, batch: int, groups: int, s: int, d: int, len
         infers=True,
     )
     assert suits(order)
+    assert suits_weights(order)
     bias = rng.integers(-9, 10, groups * d).astype(f32)
     y = evaluate("Convolution", attrs, [x, w, bias], dtype)
     dy = rng.integers(-3, 4, y.shape).astype(f32)
@@ -66,6 +70,12 @@ def test_against_the_reference(rng, batch: int, groups: int, s: int, d: int, len
         ("Convolution", attrs, [x, w, bias]),
         ("ConvolutionBackwardData", attrs | {"dst_shape": list(x.shape)}, [dy, w]),
         ("ConvTransposeBackwardData", transposed, [x, w]),
+        ("ConvolutionBackwardWeights", attrs | {"weights_shape": list(w.shape)}, [x, dy]),
+        (
+            "ConvolutionBackwardWeights",
+            attrs | {"weights_format": "XIO"},
+            [x, dy, np.array([3, 3, s, groups * d], np.int32)],
+        ),
     ]
     for op, given, inputs in calls:
         expected = evaluate(op, given, inputs, dtype).astype(f32)
@@ -79,6 +89,31 @@ def test_rounding_errors_stay_those_of_a_sum(rng) -> None:
     got = single_op.run("Convolution", attributes(), [x, w], kernels="numba")
     exact = evaluate("Convolution", attributes(), [x, w])
     assert np.abs(got - exact).max() < 1e-6 * np.abs(exact).max()
+    attrs = attributes(weights_shape=[64, 256, 3, 3])
+    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, exact], kernels="numba")
+    exact = evaluate("ConvolutionBackwardWeights", attrs, [x, exact])
+    assert np.abs(got - exact).max() < 1e-6 * np.abs(exact).max()
+
+
+def test_threads_change_nothing(rng) -> None:
+    """Parts and bands of several sizes; the same bits on one thread and on two."""
+    for batch, s, d, lengths in ((4, 20, 40, (17, 30)), (2, 200, 150, (12, 9)), (1, 16, 16, (60, 60))):
+        x, dy = (rng.standard_normal((batch, c, *lengths), f32) for c in (s, d))
+        w = rng.standard_normal((d, s, 3, 3), f32)
+        calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
+            ("Convolution", attributes(), [x, w]),
+            ("ConvolutionBackwardData", attributes(dst_shape=list(x.shape)), [dy, w]),
+            ("ConvolutionBackwardWeights", attributes(weights_shape=list(w.shape)), [x, dy]),
+        ]
+        for op, attrs, inputs in calls:
+            answers = []
+            for threads in (1, 2, 2):
+                options = onnxruntime.SessionOptions()
+                options.intra_op_num_threads = threads
+                options.log_severity_level = 3
+                session = ob.session(single_op.model(op, attrs, inputs), session_options=options)
+                answers.append(np.asarray(session.run(None, single_op.feeds(op, inputs))[0]).tobytes())
+            assert answers[0] == answers[1] == answers[2], (op, batch, s, d, lengths)
 
 
 @pytest.mark.parametrize(
