@@ -15,6 +15,7 @@ from .checkpoint import read_checkpoint, write_checkpoint
 from .converters import TrainingGraph, save_model
 from .converters.files import without_initializers
 from .converters.modes import RANDOM_STATE
+from .converters.own_convolutions import own_convolutions
 from .converters.prepare import near
 from .fitting import Callback, fit
 from .history import Record
@@ -75,6 +76,8 @@ class Trainer:
         options.enable_mem_pattern = False
         self.session_options = options
         model = without_initializers(self.graph.model, self.graph.updates)
+        if self.kernels == "numba":
+            own_convolutions(model)
         self._session = session(model, kernels=self.kernels, session_options=options)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}

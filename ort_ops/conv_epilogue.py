@@ -7,7 +7,7 @@ from numba import njit
 from .conv_parameters import BIAS
 from .native_call import CALL_INPUTS
 from .native_llvm import load_f32, load_i64, store_f32
-from .native_rows import read_run
+from .native_rows import clear, read_run
 
 
 @njit
@@ -19,8 +19,11 @@ def bias_address(call, p):
 
 @njit
 def bias_of(kind, bias, first, count, target):
-    """float32 target[i] = bias[first + i] for i < count."""
-    read_run(kind, target, 0, bias, first, 1, count)
+    """float32 target[i] = bias[first + i] for i < count; zeros where there is no bias, whose address is 0 then."""
+    if bias == 0:
+        clear(target, 0, count)
+    else:
+        read_run(kind, target, 0, bias, first, 1, count)
 
 
 @njit

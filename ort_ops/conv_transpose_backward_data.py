@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..opset.conv_transpose_backward_data import OP
 from ..opset.layout import conv_transpose_weights_to_canonical
-from . import conv_gather
+from . import conv_gather, conv_winograd_plans
 from .conv_gather_plans import forward
 from .conv_plans import correlation
 from .native_bridge import Call, NativeKernel, Plan
@@ -16,6 +16,8 @@ def _plan(call: Call) -> Plan:
     assert weights is not None
     order = conv_transpose_weights_to_canonical(call.attributes["weights_format"], len(weights))
     c = correlation(call.attributes, diff_dst, call.output, weights, order, transposed=True, infers=True)
+    if conv_winograd_plans.suits(c):
+        return conv_winograd_plans.plan(c, call.element_type, adjoint=False)
     pack, work, run = conv_gather.functions()
     return Plan(run.address, forward(c, call.element_type, (0, 1), (pack.address, work.address)))
 

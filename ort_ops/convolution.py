@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..opset.convolution import OP
 from ..opset.layout import conv_weights_to_canonical
-from . import conv_gather
+from . import conv_gather, conv_winograd_plans
 from .conv_gather_plans import forward
 from .conv_plans import correlation
 from .native_bridge import Call, NativeKernel, Plan
@@ -16,9 +16,11 @@ def _plan(call: Call) -> Plan:
     assert weights is not None
     order = conv_weights_to_canonical(call.attributes["weights_format"], len(weights))
     c = correlation(call.attributes, src, call.output, weights, order, infers=True)
+    which = 0 if bias is None else 2
+    if conv_winograd_plans.suits(c):
+        return conv_winograd_plans.plan(c, call.element_type, adjoint=False, bias=which)
     pack, work, run = conv_gather.functions()
-    parameters = forward(c, call.element_type, (0, 1), (pack.address, work.address), bias=0 if bias is None else 2)
-    return Plan(run.address, parameters)
+    return Plan(run.address, forward(c, call.element_type, (0, 1), (pack.address, work.address), bias=which))
 
 
 KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

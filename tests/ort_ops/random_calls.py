@@ -48,6 +48,9 @@ def convolution(rng: Rng, op: str) -> Call:
         strides = [int(_pick(rng, 1, 1, 2, 3)) for _ in range(axes)]
         dilations = [int(_pick(rng, 1, 1, 2)) for _ in range(axes)]
         begin, end = ([int(rng.integers(0, 4)) for _ in range(axes)] for _ in range(2))
+        if axes == 2 and rng.random() < 0.4:  # by Winograd's tiles
+            k, strides, dilations, groups = [3, 3], [1, 1], [1, 1], int(_pick(rng, 1, 1, 2))
+            d, s = int(rng.integers(15, 40)), int(rng.integers(15, 40))
         outs = [_length(rng, 70 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
         longs = []
         for axis, out in enumerate(outs):

@@ -1,0 +1,233 @@
+"""Convolutions by 3×3 with stride 1, channels first: Winograd's F(2×2, 3×3), compiled.
+
+    out[n, m, y, x] = bias[m] + Σ_{c, i, j} w[m, c, i, j] · in[n, c, y + i - P, x + j - P']
+
+takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel turned round
+and pads of 2 - P. Tiles of the whole batch are numbered by rows; an item of work is some rows of tiles. Its part of
+`in` is transformed into 16 matrices (channels × tiles), each multiplied by one of the weights', and the products
+transformed back while they are in the first-level cache. The transformed weights are made once per call.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import njit, types
+
+from .conv_epilogue import bias_of
+from .native_bridge import keep
+from .native_call import (
+    CALL_INPUTS,
+    CALL_OUTPUT,
+    CALL_PARAMETERS,
+    CALL_RUNTIME,
+    acquire,
+    no_memory,
+    parallel,
+    release,
+)
+from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_llvm import load_i64, stack, store_i64
+from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
+from .native_rows import clear, read_run, scatter_run, write_run
+from .native_source import VECTOR, exported
+from .native_winograd import ELEMENTS, transform_result, transform_source, transform_weights
+
+# parameters
+(
+    WORKER, PACKER, KIND, BATCH, GROUPS, OUTS, INS, DATA, WEIGHTS, BIAS, IN_N, IN_C, IN_Y, OUT_N, OUT_C, OUT_Y,
+    LENGTH_Y, LENGTH_X, OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_FIRST, W_OUT, W_IN, W_GROUP, W_Y, W_X,
+    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH,
+) = range(39)  # fmt: skip
+WORDS = 39
+
+WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
+_GAP = ROWS * COLUMNS  # floats from one of the 16 products to the next
+_LINE = 2 * COLUMNS  # cells of one row of a block of tiles
+
+# scratch of a worker, in floats: products, finished rows, the product's tables, then the source's rows and `V`
+_LINES = ELEMENTS * _GAP
+_TABLES = _LINES + ROWS * 2 * _LINE
+LANE_HEAD = _TABLES + 2 * (ROWS + 2)
+
+_kernels = stack(9 * WIDE)
+_bias = stack(COLUMNS)
+
+
+@njit
+def _pack(job, unit):
+    """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    tiles = (load_i64(p, OUTS) + ROWS - 1) // ROWS
+    group, tile = unit // tiles, unit % tiles
+    kind, source = load_i64(p, KIND), load_i64(call, CALL_INPUTS + load_i64(p, WEIGHTS))
+    w_out, w_in, w_y, w_x = load_i64(p, W_OUT), load_i64(p, W_IN), load_i64(p, W_Y), load_i64(p, W_X)
+    first = load_i64(p, W_FIRST) + group * load_i64(p, W_GROUP) + tile * ROWS * w_out
+    count = min(ROWS, load_i64(p, OUTS) - tile * ROWS)
+    panel = 4 * load_i64(p, PANEL)
+    target = load_i64(job, JOB_SHARED) + ELEMENTS * unit * panel
+    kernels = _kernels()
+    clear(kernels, 0, 9 * WIDE)
+    for c in range(load_i64(p, INS)):
+        for i in range(3):
+            for j in range(3):
+                start = first + c * w_in + i * w_y + j * w_x
+                scatter_run(kind, kernels, (3 * i + j) * WIDE, 1, source, start, w_out, count)
+        for part in range(WIDE // VECTOR):
+            # what a register holds beyond ROWS is overwritten by the next channel
+            at = 4 * VECTOR * part
+            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel)
+
+
+@njit
+def _copy_row(p, data, image, y, row):
+    """Row y of a channel with its pads; `image` is the element index of the channel."""
+    pitch, length, pad = load_i64(p, PITCH), load_i64(p, LENGTH_X), load_i64(p, PAD_X)
+    begin, end = max(0, pad), min(pitch, length + pad)
+    if y < 0 or y >= load_i64(p, LENGTH_Y) or begin >= end:
+        clear(row, 0, pitch)
+    else:
+        clear(row, 0, begin)
+        read_run(load_i64(p, KIND), row, begin, data, image + y * load_i64(p, IN_Y) + begin - pad, 1, end - begin)
+        clear(row, end, pitch - end)
+
+
+@njit
+def _transform(p, data, group, first, last, rows, v):
+    """Bᵀ d B of the tiles of rows first … last - 1, all channels of the group; columns of `v` are tiles."""
+    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
+    channels, columns = load_i64(p, INS), load_i64(p, V_COLUMNS)
+    for c in range(channels):
+        plane = (group * channels + c) * load_i64(p, IN_C)
+        at = first
+        while at < last:
+            n, tile_y = at // tiles_y, at % tiles_y
+            count = min(last - at, tiles_y - tile_y)
+            y = 2 * tile_y - load_i64(p, PAD_Y)
+            for i in range(2 * count + 2):
+                _copy_row(p, data, n * load_i64(p, IN_N) + plane, y + i, rows + 4 * i * pitch)
+            for i in range(count):
+                target = v + 4 * (c * columns + (at + i - first) * tiles_x)
+                for x in range(0, tiles_x, VECTOR):
+                    # lanes beyond the row are overwritten by the next one
+                    transform_source(rows + 8 * (i * pitch + x), 4 * pitch, target + 4 * x, 4 * channels * columns)
+            at += count
+
+
+@njit
+def _item(job, item, scratch):
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    splits, groups = load_i64(p, SPLIT), load_i64(p, GROUPS)
+    split, item = item % splits, item // splits
+    group, item = item % groups, item // groups
+    tiles_y, tiles_x, band = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, BAND)
+    outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
+    first = item * band
+    last = min(first + band, load_i64(p, BATCH) * tiles_y)
+    table, rows = scratch + 4 * _TABLES, scratch + 4 * LANE_HEAD
+    v = rows + 4 * (2 * band + 2) * load_i64(p, PITCH)
+    v = (v + 63) // 64 * 64
+    _transform(p, load_i64(call, CALL_INPUTS + load_i64(p, DATA)), group, first, last, rows, v)
+    for i in range(ROWS):
+        store_i64(table, i, 4 * i)
+    store_i64(table, ROWS, 0)
+    store_i64(table, ROWS + 1, 0)
+    which, bias, values = load_i64(p, BIAS), 0, _bias()
+    if which:
+        bias = load_i64(call, CALL_INPUTS + which)
+    out, count_all = load_i64(call, CALL_OUTPUT), (last - first) * tiles_x
+    tiles, panel = (outs + ROWS - 1) // ROWS, 4 * load_i64(p, PANEL)
+    for m in range(split * tiles // splits, (split + 1) * tiles // splits):
+        packed = load_i64(job, JOB_SHARED) + ELEMENTS * (group * tiles + m) * panel
+        count = min(ROWS, outs - m * ROWS)
+        bias_of(load_i64(p, KIND), bias, group * outs + m * ROWS, count, values)
+        for place in range(0, count_all, COLUMNS):
+            vectors = 1 if count_all - place <= VECTOR else 2
+            for e in range(ELEMENTS):
+                multiply(
+                    TILE_ROWS[count],
+                    vectors,
+                    scratch + 4 * e * _GAP,
+                    4 * COLUMNS,
+                    packed + e * panel,
+                    table,
+                    v + 4 * (e * channels * columns + place),
+                    1,
+                    table + 8 * ROWS,
+                    channels,
+                    4 * ROWS,
+                    4 * columns,
+                    0,
+                )
+            for i in range(count):
+                line = scratch + 4 * (_LINES + 2 * _LINE * i)
+                for part in range(vectors):
+                    at = scratch + 4 * (COLUMNS * i + VECTOR * part)
+                    top = line + 8 * VECTOR * part
+                    transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
+            channel = (group * outs + m * ROWS) * load_i64(p, OUT_C)
+            _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
+
+
+@njit
+def _write(p, out, channel, first, place, tiles, count, scratch):
+    """A block of tiles, row by row of the image."""
+    kind, tiles_y, tiles_x = load_i64(p, KIND), load_i64(p, TILES_Y), load_i64(p, TILES_X)
+    length_y, length_x = load_i64(p, OUT_LENGTH_Y), load_i64(p, OUT_LENGTH_X)
+    done = 0
+    while done < tiles:
+        row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
+        run = min(tiles - done, tiles_x - x)
+        n, y = row // tiles_y, 2 * (row % tiles_y)
+        width = min(2 * run, length_x - 2 * x)
+        for i in range(count):
+            at = n * load_i64(p, OUT_N) + channel + i * load_i64(p, OUT_C) + y * load_i64(p, OUT_Y) + 2 * x
+            line = scratch + 4 * (_LINES + 2 * _LINE * i)
+            write_run(kind, out, at, 1, line, 2 * done, width)
+            if y + 1 < length_y:
+                write_run(kind, out, at + load_i64(p, OUT_Y), 1, line, _LINE + 2 * done, width)
+        done += run
+
+
+_work = worker("conv_winograd_work", _item, ITEMS, LANE_BYTES)
+
+
+@njit
+def _run(call):
+    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
+    size = load_i64(p, PACK_BYTES)
+    packed = acquire(runtime, size)
+    if packed == 0:
+        return no_memory(call)
+    job = new_job()
+    begin(job, call, packed)
+    status = parallel(call, load_i64(p, PACKER), job, load_i64(p, UNITS))
+    if status == 0:
+        status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
+    release(runtime, packed, size)
+    return status
+
+
+def _build() -> tuple[Any, Any, Any]:
+    @exported(types.void(types.int64, types.int64))
+    def pack(job, unit):
+        _pack(job, unit)
+
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        _work(job, lane)
+
+    @exported(types.int64(types.int64))
+    def run(call):
+        return _run(call)
+
+    return pack, work, run
+
+
+@cache
+def functions() -> tuple[Any, Any, Any]:
+    """(pack, work, run), compiled."""
+    return keep(_build())

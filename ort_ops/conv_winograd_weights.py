@@ -1,0 +1,229 @@
+"""Weight gradients of convolutions by 3×3 with stride 1, channels first, through Winograd's tiles, compiled.
+
+    dw[d, s] = Gᵀ · [ Σ_tiles (A dY[d] Aᵀ) ⊙ (Bᵀ x[s] B) ] · G
+
+the adjoint of `conv_winograd`: 16 products (destination channels × tiles) · (tiles × source channels). The tiles are
+cut into parts, as many as the shape says; the products of a part are summed from band to band, and the parts are added
+up in order, so that threads change nothing. An item of work is a part and some of the destination's channels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import njit, types
+
+from .native_bridge import keep
+from .native_call import (
+    CALL_INPUTS,
+    CALL_OUTPUT,
+    CALL_PARAMETERS,
+    CALL_RUNTIME,
+    acquire,
+    no_memory,
+    parallel,
+    release,
+)
+from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_llvm import load_i64, stack, store_i64
+from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
+from .native_rows import add_run, clear, read_run, write_run
+from .native_source import VECTOR, exported
+from .native_vectors import transpose_tile
+from .native_winograd import ELEMENTS, transform_cells, transform_gradient, transform_kernel
+
+# parameters
+(
+    WORKER, REDUCER, KIND, BATCH, GROUPS, D, S, SOURCE, DEST, S_N, S_C, S_Y, D_N, D_C, D_Y, LENGTH_Y, LENGTH_X,
+    OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_D, W_S, W_Y, W_X, TILES_Y, TILES_X, BAND, PARTS, SPLIT, ITEMS,
+    SUM_BYTES, LANE_BYTES, PITCH, S_COLUMNS, D_COLUMNS, D_ROWS, TURNED_ROWS, U_ROWS,
+) = range(39)  # fmt: skip
+WORDS = 39
+
+_tables = stack(ROWS + 2)
+_sums = stack((ELEMENTS + 9) * VECTOR)
+
+
+@njit
+def _copy_row(kind, data, image, y, step, lengths, pad, pitch, row):
+    """Row y of a channel with its pads, zeros outside; `image` is the element index of the channel."""
+    begin, end = max(0, pad), min(pitch, lengths[1] + pad)
+    if y < 0 or y >= lengths[0] or begin >= end:
+        clear(row, 0, pitch)
+    else:
+        clear(row, 0, begin)
+        read_run(kind, row, begin, data, image + y * step + begin - pad, 1, end - begin)
+        clear(row, end, pitch - end)
+
+
+@njit
+def _source_tiles(p, data, group, first, last, rows, turned, v):
+    """Bᵀ x B of the tiles of some rows: v[e][tile][channel]."""
+    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
+    channels, columns = load_i64(p, S), load_i64(p, S_COLUMNS)
+    lengths = load_i64(p, LENGTH_Y), load_i64(p, LENGTH_X)
+    kind, step = load_i64(p, KIND), load_i64(p, S_Y)
+    element = 4 * load_i64(p, BAND) * tiles_x * columns
+    at = first
+    while at < last:
+        n, tile_y = at // tiles_y, at % tiles_y
+        count = min(last - at, tiles_y - tile_y)
+        y = 2 * tile_y - load_i64(p, PAD_Y)
+        image = n * load_i64(p, S_N) + group * channels * load_i64(p, S_C)
+        for c in range(0, channels, VECTOR):
+            for i in range(2 * count + 2):
+                for lane in range(VECTOR):
+                    row = rows + 4 * lane * pitch
+                    if c + lane < channels:
+                        plane = image + (c + lane) * load_i64(p, S_C)
+                        _copy_row(kind, data, plane, y + i, step, lengths, load_i64(p, PAD_X), pitch, row)
+                    else:
+                        clear(row, 0, pitch)
+                for x in range(0, 2 * tiles_x + 2, VECTOR):
+                    target = turned + 4 * ((i * pitch + x) * columns + c)
+                    transpose_tile(target, 4 * columns, rows + 4 * x, 4 * pitch)
+        for i in range(count):
+            for x in range(tiles_x):
+                source = turned + 8 * (i * pitch + x) * columns
+                target = v + 4 * ((at + i - first) * tiles_x + x) * columns
+                for c in range(0, channels, VECTOR):
+                    transform_cells(source + 4 * c, 4 * pitch * columns, 4 * columns, target + 4 * c, element)
+        at += count
+
+
+@njit
+def _gradient_tiles(p, data, channel, count, first, last, rows, u):
+    """A dY Aᵀ of the tiles of some rows, `count` channels from `channel` on: u[e][channel][tile]."""
+    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
+    columns, kind, step = load_i64(p, D_COLUMNS), load_i64(p, KIND), load_i64(p, D_Y)
+    lengths = load_i64(p, OUT_LENGTH_Y), load_i64(p, OUT_LENGTH_X)
+    element = 4 * load_i64(p, D_ROWS) * columns
+    for i in range(count):
+        for at in range(first, last):
+            n, y = at // tiles_y, 2 * (at % tiles_y)
+            plane = n * load_i64(p, D_N) + (channel + i) * load_i64(p, D_C)
+            _copy_row(kind, data, plane, y, step, lengths, 0, pitch, rows)
+            _copy_row(kind, data, plane, y + 1, step, lengths, 0, pitch, rows + 4 * pitch)
+            target = u + 4 * (i * columns + (at - first) * tiles_x)
+            for x in range(0, tiles_x, VECTOR):
+                # lanes beyond the row are overwritten by the next one
+                transform_gradient(rows + 8 * x, 4 * pitch, target + 4 * x, element)
+
+
+@njit
+def _item(job, item, scratch):
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    splits, groups, parts = load_i64(p, SPLIT), load_i64(p, GROUPS), load_i64(p, PARTS)
+    split, item = item % splits, item // splits
+    group, part = item % groups, item // groups
+    d, tiles, columns = load_i64(p, D), (load_i64(p, D) + ROWS - 1) // ROWS, load_i64(p, S_COLUMNS)
+    begin, end = split * tiles // splits * ROWS, min((split + 1) * tiles // splits * ROWS, d)
+    all_rows = load_i64(p, BATCH) * load_i64(p, TILES_Y)
+    first, last = part * all_rows // parts, (part + 1) * all_rows // parts
+    tiles_x, band, pitch = load_i64(p, TILES_X), load_i64(p, BAND), load_i64(p, PITCH)
+    rows = scratch
+    turned = rows + 4 * VECTOR * pitch
+    v = turned + 4 * load_i64(p, TURNED_ROWS) * pitch * columns
+    u = v + 4 * ELEMENTS * band * tiles_x * columns
+    d_columns, d_rows, u_rows = load_i64(p, D_COLUMNS), load_i64(p, D_ROWS), load_i64(p, U_ROWS)
+    sums = load_i64(job, JOB_SHARED) + 4 * (part * groups + group) * ELEMENTS * u_rows * columns
+    source, dest = (
+        load_i64(call, CALL_INPUTS + load_i64(p, SOURCE)),
+        load_i64(call, CALL_INPUTS + load_i64(p, DEST)),
+    )
+    table = _tables()
+    for i in range(ROWS):
+        store_i64(table, i, 4 * i * d_columns)
+    store_i64(table, ROWS, 0)
+    store_i64(table, ROWS + 1, 0)
+    at = first
+    while at < last:
+        stop = min(at + band, last)
+        _source_tiles(p, source, group, at, stop, rows, turned, v)
+        _gradient_tiles(p, dest, group * d + begin, end - begin, at, stop, rows, u)
+        for e in range(ELEMENTS):
+            for m in range(begin, end, ROWS):
+                for c in range(0, load_i64(p, S), COLUMNS):
+                    multiply(
+                        TILE_ROWS[min(ROWS, end - m)],
+                        1 if load_i64(p, S) - c <= VECTOR else 2,
+                        sums + 4 * ((e * u_rows + m) * columns + c),
+                        4 * columns,
+                        u + 4 * (e * d_rows + m - begin) * d_columns,
+                        table,
+                        v + 4 * (e * band * tiles_x * columns + c),
+                        1,
+                        table + 8 * ROWS,
+                        (stop - at) * tiles_x,
+                        4,
+                        4 * columns,
+                        at != first,
+                    )
+        at = stop
+
+
+@njit
+def _reduce(job, unit):
+    """Add the parts up for one destination channel, transform back, write."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    d, s, groups, columns = load_i64(p, D), load_i64(p, S), load_i64(p, GROUPS), load_i64(p, S_COLUMNS)
+    group, m = unit // d, unit % d
+    element = load_i64(p, U_ROWS) * columns
+    total, out = _sums(), load_i64(call, CALL_OUTPUT)
+    lines = total + 4 * ELEMENTS * VECTOR
+    for c in range(0, s, VECTOR):
+        clear(total, 0, ELEMENTS * VECTOR)
+        for part in range(load_i64(p, PARTS)):
+            place = (part * groups + group) * ELEMENTS * element + m * columns + c
+            for e in range(ELEMENTS):
+                add_run(1, total + 4 * e * VECTOR, load_i64(job, JOB_SHARED), place + e * element, VECTOR)
+        transform_kernel(total, 4 * VECTOR, lines, 4 * VECTOR)
+        start, count = (group * d + m) * load_i64(p, W_D) + c * load_i64(p, W_S), min(VECTOR, s - c)
+        for i in range(3):
+            for j in range(3):
+                to = start + i * load_i64(p, W_Y) + j * load_i64(p, W_X)
+                write_run(load_i64(p, KIND), out, to, load_i64(p, W_S), lines, (3 * i + j) * VECTOR, count)
+
+
+_work = worker("conv_winograd_weights_work", _item, ITEMS, LANE_BYTES)
+
+
+@njit
+def _run(call):
+    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
+    size = load_i64(p, SUM_BYTES)
+    sums = acquire(runtime, size)
+    if sums == 0:
+        return no_memory(call)
+    job = new_job()
+    begin(job, call, sums)
+    status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
+    if status == 0:
+        status = parallel(call, load_i64(p, REDUCER), job, load_i64(p, GROUPS) * load_i64(p, D))
+    release(runtime, sums, size)
+    return status
+
+
+def _build() -> tuple[Any, Any, Any]:
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        _work(job, lane)
+
+    @exported(types.void(types.int64, types.int64))
+    def reduce(job, unit):
+        _reduce(job, unit)
+
+    @exported(types.int64(types.int64))
+    def run(call):
+        return _run(call)
+
+    return work, reduce, run
+
+
+@cache
+def functions() -> tuple[Any, Any, Any]:
+    """(work, reduce, run), compiled."""
+    return keep(_build())
