@@ -19,6 +19,7 @@ from .files import save_model
 from .modes import infer_mode
 from .optimizer_function import UPDATE_DOMAIN
 from .prepare import infer, load, near
+from .weights import set_aside
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 _FORMAT = 1
@@ -155,7 +156,8 @@ class TrainingGraph:
         metadata = [entry for entry in proto.metadata_props if entry.key != METADATA]
         del proto.metadata_props[:]
         proto.metadata_props.extend(metadata)
-        return infer(proto)
+        light, weights = set_aside(proto)
+        return weights.put_back(infer(light))
 
     def _is_kept(self, value: ir.Value, *, used: bool, outputs: list[str], state: bool) -> bool:
         """Whether a part has an input: data always, targets with the loss, state where it is read and asked for."""
