@@ -88,8 +88,8 @@ def _check_tensors(weights: Weights) -> None:
     for tensor in weights.tensors.values():
         if len(tensor.raw_data) > PROTO_LIMIT:
             raise UnsupportedError(
-                f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, all that "
-                "one protobuf message can hold. Split it into several and join them with Concat"
+                f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
+                "all that one protobuf message can hold. Split it into several and join them with Concat"
             )
         try:
             checker.check_tensor(tensor)

@@ -7,6 +7,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
+from onnx_backprop.converters import prepare as preparation
+from onnx_backprop.converters import training_result
 from onnx_backprop.converters.prepare import prepare
 from onnx_backprop.converters.weights import LARGE, set_aside
 from tests.gradient_checks import session_run
@@ -82,3 +84,38 @@ def test_a_broken_weight_is_reported_by_name() -> None:
     broken.graph.initializer[0].raw_data = broken.graph.initializer[0].raw_data[:-4]
     with pytest.raises(ob.InvalidModelError, match="initializer 'large' does not pass onnx.checker"):
         ob.backward(broken)
+
+
+def large_linear() -> ModelProto:
+    weights = np.random.default_rng(0).standard_normal((80, 80)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 80])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 80])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_a_tensor_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "PROTO_LIMIT", 20_000)
+    with pytest.raises(ob.UnsupportedError, match="initializer 'w' has 25600 bytes, expected at most 20000"):
+        ob.training_graph(large_linear(), loss="mse", optimizer=ob.optimizers.SGD())
+
+
+def test_parts_of_a_training_graph_are_inferred_without_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights together may exceed what onnx can read from memory."""
+    graph = ob.training_graph(large_linear(), loss="mse", optimizer=ob.optimizers.SGD())
+    sizes, real = [], preparation.infer
+
+    def infer(proto: ModelProto) -> ModelProto:
+        sizes.append(proto.ByteSize())
+        return real(proto)
+
+    monkeypatch.setattr(training_result, "infer", infer)
+    exported = graph.inference_model()
+    assert sizes
+    assert max(sizes) < 4 * 80 * 80
+    (weights,) = exported.graph.initializer
+    assert weights.name == "w"
