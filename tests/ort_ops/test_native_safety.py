@@ -149,5 +149,12 @@ if __name__ == "__main__":
 
 
 def test_sessions_free_their_memory() -> None:
-    """The resident set after a thousand more sessions, each with plans for some shapes."""
-    assert float(run("-m", "tests.ort_ops.sessions_in_memory", "--sessions", "2000").split()[-2]) < 0.5
+    """The resident set after a thousand more sessions, each with plans for some shapes.
+
+    Allocators and threads may take a megabyte at any time, once; what leaks grows with the sessions.
+    """
+    for sessions in ("2000", "6000"):
+        grown = float(run("-m", "tests.ort_ops.sessions_in_memory", "--sessions", sessions).split()[-2])
+        if grown < 0.5:
+            break
+    assert grown < 0.5, f"{grown} KiB stay behind per session"
