@@ -35,6 +35,7 @@ from .native_llvm import (
     F16,
     F32,
     exchange,
+    fma_f32,
     load_bf16,
     load_f16,
     load_f32,
@@ -67,10 +68,11 @@ _ROW = 4 * VECTOR
 
 
 def _combiner(name: str, load: Any) -> Any:
-    """A weighted sum of rows, some at a time so that the sum is not stored between them."""
+    """A weighted sum of rows, tap after tap as `combine_rows` makes it of float32."""
 
     @compiled(f"combine_{name}")
     def combine(target, source, table, count, length):
+        clear(target, 0, length)
         t = 0
         while t < count:
             a, wa = load_i64(table, 2 * t), load_f32(table, 4 * t + 2)
@@ -78,32 +80,14 @@ def _combiner(name: str, load: Any) -> Any:
                 b, wb = load_i64(table, 2 * t + 2), load_f32(table, 4 * t + 6)
                 c, wc = load_i64(table, 2 * t + 4), load_f32(table, 4 * t + 10)
                 d, wd = load_i64(table, 2 * t + 6), load_f32(table, 4 * t + 14)
-                if t == 0:
-                    for i in range(length):
-                        total = wa * load(source, a + i) + wb * load(source, b + i)
-                        store_f32(target, i, total + wc * load(source, c + i) + wd * load(source, d + i))
-                else:
-                    for i in range(length):
-                        total = load_f32(target, i) + wa * load(source, a + i) + wb * load(source, b + i)
-                        store_f32(target, i, total + wc * load(source, c + i) + wd * load(source, d + i))
+                for i in range(length):
+                    total = fma_f32(wa, load(source, a + i), load_f32(target, i))
+                    total = fma_f32(wc, load(source, c + i), fma_f32(wb, load(source, b + i), total))
+                    store_f32(target, i, fma_f32(wd, load(source, d + i), total))
                 t += 4
-            elif count - t >= 2:
-                b, wb = load_i64(table, 2 * t + 2), load_f32(table, 4 * t + 6)
-                if t == 0:
-                    for i in range(length):
-                        store_f32(target, i, wa * load(source, a + i) + wb * load(source, b + i))
-                else:
-                    for i in range(length):
-                        total = load_f32(target, i) + wa * load(source, a + i)
-                        store_f32(target, i, total + wb * load(source, b + i))
-                t += 2
             else:
-                if t == 0:
-                    for i in range(length):
-                        store_f32(target, i, wa * load(source, a + i))
-                else:
-                    for i in range(length):
-                        store_f32(target, i, load_f32(target, i) + wa * load(source, a + i))
+                for i in range(length):
+                    store_f32(target, i, fma_f32(wa, load(source, a + i), load_f32(target, i)))
                 t += 1
 
     return combine

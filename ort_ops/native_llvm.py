@@ -81,6 +81,16 @@ store_bf16 = _storer(I16, types.float32, _to_bf16)
 
 
 @intrinsic
+def fma_f32(_context, x, y, z):
+    """x·y + z, rounded once."""
+
+    def generate(_target, builder, _signature, args):
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
 def call(_context, address, arguments):
     """Call the C function at `address` with a tuple of int64 arguments; its result as int64.
 

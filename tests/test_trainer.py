@@ -34,7 +34,7 @@ def test_steps_are_those_of_the_graph() -> None:
     trainer = ob.Trainer(graph, learning_rate=0.02, seed=5)
     values = graph.initial_state()
     values["random_state"][0] = 5
-    session = ob.session(graph.model, kernels=None)
+    session = ob.session(graph.model)
     names = [graph.loss, *graph.updates.values()]
     for batch in batches():
         expected, *new = session.run(names, batch | values | {"learning_rate": np.array(0.02, np.float32)})
