@@ -23,8 +23,8 @@ from .native_call import (
 from .native_llvm import exchange, load_i64, stack, store_i64
 from .native_source import compiled
 
-# what workers share: the call, the next item, whether memory ran out, memory of the whole call, the stage
-JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_STAGE, JOB_WORDS = range(6)
+# what workers share: the call, the next item, whether memory ran out, memory of the whole call
+JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_WORDS = range(5)
 
 new_job = stack(JOB_WORDS)
 
