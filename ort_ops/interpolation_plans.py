@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..opset.interpolation import Taps
-from . import interpolation_gather as par
+from . import interpolation_rows as par
+from .interpolation_gather import ACROSS, ALONG, WINDOWS, functions
+from .interpolation_windows import Windows, windows
 from .native_bridge import Call, Plan
+from .native_permute import PERMUTES, ROWS, WINDOW
 from .native_source import VECTOR
 
-CHUNK_ACROSS, CHUNK_ALONG = 512, 4096  # elements of a row of dy that a chunk of columns reads, about
+# elements of a row of dy that a chunk of columns reads, about
+_CHUNK = {ALONG: 4096, ACROSS: 512, WINDOWS: 1024}
+_MOST_ENTRIES = 16  # of a block, on average; beyond that it is quicker to turn rows round
+_PARTS = 512  # of the work, that threads take one after the other
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
     """
     outs = call.inputs[data]
     assert outs is not None
-    work, run = par.functions()
+    work, run = functions()
     if 0 in outs:
         count = math.prod(call.output)
         axes = [_Axis(count, 0, _Column(np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)))]
@@ -103,13 +109,18 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
             most *= max(1, int(np.diff(axis.column.starts).max(initial=0)))
         entries.append(entry)
         stride *= axis.out
-    across = inner < VECTOR and column.column is not None
-    chunks = _chunks(column, inner, CHUNK_ACROSS if across else CHUNK_ALONG)
     rows = math.prod(a.length for a in axes)
+    method, table = _method(column, inner)
+    chunks = _chunks(column, inner, _CHUNK[method])
     read, made = int(chunks[:, par.CHUNK_LENGTH].max()) * inner, int(chunks[:, par.CHUNK_COUNT].max()) * inner
-    lane = 16 * most + 4 * (read + made)
-    if across:
-        lane = 16 * most + 4 * VECTOR * (2 * (read + 2 * VECTOR) + made + 2 * VECTOR)
+    pitch = -(-(read + WINDOW) // VECTOR) * VECTOR
+    floats, at_once = {
+        ALONG: (read + made, 1),
+        ACROSS: (VECTOR * (2 * (read + 2 * VECTOR) + made + 2 * VECTOR), VECTOR),
+        WINDOWS: (ROWS * (pitch + made), ROWS),
+    }[method]
+    units = math.ceil(rows / at_once) * len(chunks)
+    per_item = max(1, units // _PARTS)
     head = {
         par.WORKER: work.address,
         par.KIND: call.element_type,
@@ -124,11 +135,31 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         par.CHUNKS: len(chunks),
         par.CHUNK_TABLE: place(chunks.reshape(-1)),
         par.LIST_WORDS: 2 * most,
-        par.LANE_BYTES: lane,
-        par.ITEMS: (math.ceil(rows / VECTOR) if across else rows) * len(chunks),
+        par.LANE_BYTES: 16 * most + 4 * floats,
+        par.METHOD: method,
+        par.UNITS: units,
+        par.PER_ITEM: per_item,
+        par.ITEMS: math.ceil(units / per_item),
+        par.PITCH: pitch,
     }
-    blocks = [np.array([head[n] for n in range(par.WORDS)]), *(np.array(e) for e in reversed(entries)), *tables]
+    if table is not None:
+        per_chunk = -(-chunks[:, par.CHUNK_COUNT] * inner // VECTOR)
+        head[par.ENDS] = place(table.ends)
+        head[par.ENTRIES] = place(table.entries(np.repeat(chunks[:, par.CHUNK_LOW] * inner, per_chunk)))
+        head[par.PATTERNS] = place(np.frombuffer(table.patterns.tobytes(), np.int64))
+    blocks = [np.array([head.get(n, 0) for n in range(par.WORDS)]), *(np.array(e) for e in reversed(entries)), *tables]
     return Plan(run.address, np.concatenate([b.astype(np.int64) for b in blocks]))
+
+
+def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:
+    """How columns are gathered, and the tables of windows if that is the way."""
+    if axis.column is None or inner >= VECTOR:
+        return ALONG, None
+    if PERMUTES and len(axis.column.indices):
+        table = windows(axis.column.starts, axis.column.indices, axis.column.weights, inner)
+        if len(table.bases) <= _MOST_ENTRIES * (len(table.ends) - 1):
+            return WINDOWS, table
+    return ACROSS, None
 
 
 def _words(column: _Column) -> np.ndarray:
@@ -146,7 +177,7 @@ def _chunks(axis: _Axis, inner: int, limit: int) -> np.ndarray:
         counts = np.minimum(size, axis.length - firsts)
         return np.stack([firsts, counts, firsts, counts], axis=1)
     size = max(1, int(limit / (max(1.0, axis.out / axis.length) * inner)))
-    size = size if size < VECTOR else size // VECTOR * VECTOR
+    size = max(VECTOR, size // VECTOR * VECTOR)
     result = []
     starts, indices = axis.column.starts, axis.column.indices
     for first in range(0, axis.length, size):

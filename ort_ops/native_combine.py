@@ -29,10 +29,13 @@ from .native_vectors import (
     vectors,
 )
 
-_AHEAD = 2048  # bytes
+_AHEAD = 4096  # bytes
+# Short rows lie one behind the other: read one after the other they are one stream, which the processor itself fetches
+# ahead; several at a time they would be several short ones.
+_SHORT, _FEW = 512, 4  # elements, taps
 
 
-def _combine(taps: int) -> Callable[[ir.Function], None]:
+def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, source, table, count, add = function.args
         head = ir.IRBuilder(function.append_basic_block("head"))
@@ -52,7 +55,8 @@ def _combine(taps: int) -> Callable[[ir.Function], None]:
                 at = b.add(row, offset)
                 value = load(b, at) if left is None else load_masked(b, at, below(b, left))
                 total = fma(b, weight, value, total)
-            prefetch(b, b.add(b.add(rows[-1], offset), I64(_AHEAD)))
+            for row in rows[-2:] if fetching else ():
+                prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)))
             if left is None:
                 store(b, total, to)
             else:
@@ -63,21 +67,26 @@ def _combine(taps: int) -> Callable[[ir.Function], None]:
     return make
 
 
-def _combine_function(taps: int) -> Any:
+def _combine_function(taps: int, fetching: bool) -> Any:
     @intrinsic
     def combine(_context, target, source, table, count, add):
-        return caller(f"combine_{taps}", 5, _combine(taps))
+        return caller(f"combine_{taps}_{fetching}", 5, _combine(taps, fetching))
 
     return combine
 
 
-_combine_4, _combine_2, _combine_1 = (_combine_function(taps) for taps in (4, 2, 1))
+_combine_4 = _combine_function(4, fetching=True)
+_combine_2, _combine_1 = (_combine_function(taps, fetching=False) for taps in (2, 1))
 
 
 @njit
 def combine_rows(target, source, table, taps, count):
     """A row of `count` float32. table: two words per tap, the index in source of its row and its weight."""
     t = 0
+    if taps <= _FEW and count <= _SHORT:
+        while t < taps:
+            _combine_1(target, source, table + 16 * t, count, t)
+            t += 1
     while t < taps:
         if taps - t >= 4:
             _combine_4(target, source, table + 16 * t, count, t)
