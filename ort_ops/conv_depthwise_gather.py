@@ -2,7 +2,8 @@
 
     out[n, c, q·S' + r] = Σ_t w[c, t] · in[n, c, q·S + shift(t)]
 
-Data NCX: an item is a channel; vectors go along all rows of a band, in a padded float32 copy as in `conv_planes`.
+Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
+along all rows of a band, in a padded float32 copy as in `conv_planes`.
 Data NXC: an item is a vector of channels.
 """
 
@@ -15,9 +16,10 @@ from .conv_boxes import copy_box_cells, load3
 from .conv_epilogue import add_to_columns, add_to_rows, bias_address, bias_of
 from .conv_planes import copy_planes, out_at, phase_size, row_pitch
 from .native_call import CALL_INPUTS, CALL_OUTPUT
-from .native_llvm import load_i64, stack, store_i64
+from .native_llvm import F32, load_i64, stack, store_i64
 from .native_rows import clear, scatter_run, write_run
 from .native_source import VECTOR
+from .native_stencil import weigh_plane
 from .native_taps import weigh_taps
 
 _BYTES = 4 * VECTOR
@@ -56,10 +58,45 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
     weights = scratch
     shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
     copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
-    if load_i64(p, par.LAST):
+    if load_i64(p, par.STENCIL):
+        _slide(call, p, n, block, cell, size, weights, shifts, copy)
+    elif load_i64(p, par.LAST):
         _cells(call, p, n, block, cell, size, weights, shifts, copy)
     else:
         _planes(call, p, n, block, cell, size, weights, shifts, copy)
+
+
+@njit
+def _slide(call, p, n, channel, cell, size, weights, starts, table):
+    """The only phase, whose steps are one, of a band."""
+    phase, kernel = p + 8 * load_i64(p, par.PHASE_TABLE), load_i64(p, par.STENCIL)
+    entries = p + 8 * load_i64(phase, par.TAP_TABLE)
+    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
+    in_z, in_y, _ = load3(p, par.IN_3)
+    lines = size[1] + kernel - 1
+    zeros = (table + 8 * lines + 63) & -64  # what a row beyond the image is
+    clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    data += 4 * (n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C))
+    at, step = out_at(p, phase, n, channel, cell)
+    out, bias, value = load_i64(call, CALL_OUTPUT) + 4 * at, bias_address(call, p), _values()
+    if bias:
+        bias_of(F32, bias, channel, 1, value)
+    _weights(call, p, phase, channel, 1, weights)
+    for column in range(kernel):
+        store_i64(starts, column, cell[2] + load_i64(entries, par.TAP_WORDS * column + par.TAP_SHIFT_3 + 2))
+    for z in range(size[0]):
+        place = cell[0] + low[0] + z
+        for line in range(lines):
+            y, row = cell[1] + low[1] + line, zeros - 4 * (cell[2] + low[2])
+            if 0 <= place < length[0] and 0 <= y < length[1]:
+                row = data + 4 * (place * in_z + y * in_y)
+            store_i64(table, line, row)
+        to = out + 4 * z * step[0]
+        weigh_plane(kernel, to, 4 * step[1], table, starts, weights, size[2], lines, length[2])
+        if bias:
+            for y in range(size[1]):
+                add_to_rows(to + 4 * y * step[1], 0, value, 1, size[2])
 
 
 @njit

@@ -12,11 +12,14 @@ import numpy as np
 from . import conv_parameters as par
 from .conv_planes import FEW_CHANNELS
 from .conv_plans import BAND_FLOATS, Correlation, Tensor, Triple, band_of, processors, three, three_words, words
+from .native_llvm import F32
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
+from .native_stencil import SIZES
 
 _DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
+_STENCIL_FLOATS = 48 << 10
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
 
@@ -49,7 +52,10 @@ def _data_phases(c: Correlation) -> list[_Phase]:
     """The source cells of equal residues, with the kernel cells that reach them."""
     phases = []
     for z, y, x in product(*(_axis_phases(c, axis) for axis in range(3))):
-        taps = tuple(_Tap((kz, ky, kx), (oz, oy, ox)) for (kz, oz), (ky, oy), (kx, ox) in product(z[2], y[2], x[2]))
+        taps = tuple(
+            _Tap((kz, ky, kx), (oz, oy, ox))
+            for (kz, oz), (ky, oy), (kx, ox) in product(z[2][::-1], y[2][::-1], x[2][::-1])  # shifts ascend
+        )
         phases.append(_Phase((z[0], y[0], x[0]), (z[1], y[1], x[1]), taps))
     return phases
 
@@ -115,6 +121,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     outs, ins = head[par.OUTS], head[par.INS]
     count = _per_axis(max, [phase.count for phase in phases])
     depthwise = c.s == c.d == 1 and c.groups > 1
+    stencil = _stencil(head, phases) if depthwise else 0
     turned = not (c.last or depthwise) and _turning_pays(phases, outs, ins, count, steps)
     cells = c.last or turned
     shifted = [_shifts(phase, steps, quotients=not cells) for phase in phases]
@@ -123,7 +130,8 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     reach = _Reach(_per_axis(min, every), _per_axis(max, every), len(residues), steps)
     all_taps = sum(len(phase.taps) for phase in phases)
     if depthwise:
-        floats, limit = _depthwise_floats(reach, last=c.last), _DEPTHWISE_FLOATS
+        limit = _STENCIL_FLOATS if stencil else _DEPTHWISE_FLOATS
+        floats = _depthwise_floats(reach, last=c.last)
     else:
         floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
         limit = BAND_FLOATS // 4 if all_taps == 1 and ins <= FEW_CHANNELS else BAND_FLOATS
@@ -139,6 +147,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
     if depthwise:
         pack, head[par.DEPTHWISE], head[par.GROUPS] = 0, c.groups, groups
+        head[par.STENCIL] = stencil
     head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: 4 * pack}
     head[par.UNITS] = 0 if depthwise else c.groups * tiles * len(phases)
     head |= {par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
@@ -180,6 +189,18 @@ def _records(
             tables += [place, *shift, residues.index(residue)]
         pack += c.groups * tiles * len(phase.taps) * ins * width
     return records, tables, pack
+
+
+def _stencil(head: dict[int, int], phases: list[_Phase]) -> int:
+    """The size of the kernel, if `native_stencil` can slide it over the planes as they lie in memory."""
+    steps = [head[at + axis] for at in (par.STEP_3, par.OUT_STEP_3) for axis in range(3)]
+    dense = head[par.KIND] == F32 and head[par.IN_3 + 2] == head[par.OUT_3 + 2] == 1
+    if not dense or set(steps) != {1} or head[par.LENGTH_3 + 2] >= 2**31:
+        return 0
+    (phase,) = phases
+    z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
+    close = len(z) == 1 and len(y) == len(x) and y == list(range(y[0], y[0] + len(y)))
+    return len(y) if close and len(y) in SIZES else 0
 
 
 def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:

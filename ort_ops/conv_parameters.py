@@ -23,7 +23,8 @@ CELLS, TURNED, PITCH = 54, 55, 56  # cells of a band, 0 if they are columns; NCX
 ALL_CELLS_3 = 57
 DEPTHWISE = 60  # channels of a depthwise convolution, 0 for any other; its groups are blocks of channels
 BIAS = 61  # which input is added to the sums, 0: none
-GATHER_WORDS = 62
+STENCIL = 62  # size of a square kernel that is slid over planes read and written where they lie, else 0
+GATHER_WORDS = 63
 
 # one phase
 START_3, COUNT_3 = 0, 3

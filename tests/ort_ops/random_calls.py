@@ -51,6 +51,8 @@ def convolution(rng: Rng, op: str) -> Call:
         if axes == 2 and rng.random() < 0.4:  # by Winograd's tiles
             k, strides, dilations, groups = [3, 3], [1, 1], [1, 1], int(_pick(rng, 1, 1, 2))
             d, s = int(rng.integers(15, 40)), int(rng.integers(15, 40))
+        if axes == 2 and d == s == 1 and groups > 3 and rng.random() < 0.6:  # slid over planes
+            k, strides, dilations = [int(_pick(rng, 3, 5))] * 2, [1, 1], [1, int(_pick(rng, 1, 1, 2, 9))]
         outs = [_length(rng, 70 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
         longs = []
         for axis, out in enumerate(outs):
