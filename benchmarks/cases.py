@@ -26,6 +26,7 @@ class Convolution:
     dilation: int = 1
     groups: int = 1
     transposed: bool = False
+    channels_last: bool = False  # of X and Y; for our own kernels
 
     gradients = ("data", "weights")
 
@@ -34,6 +35,7 @@ class Convolution:
         image = "x".join(map(str, self.lengths))
         extras = f" d{self.dilation}" if self.dilation > 1 else ""
         extras += f" g{self.groups}" if self.groups > 1 else ""
+        extras += " NXC" if self.channels_last else ""
         kind = "ConvTranspose" if self.transposed else "Conv"
         return (
             f"{kind}{len(self.lengths)}d N{self.batch} C{self.channels} O{self.outputs} {image} "

@@ -19,30 +19,37 @@ Run = Callable[[], object]
 
 
 def ours(kernels: str) -> Callable[[Case, str, int], Run | None]:
-    """A session on one node of our domain, inputs and output bound."""
+    """A session on one node of our domain."""
 
     def prepare(case: Case, gradient: str, threads: int) -> Run | None:
-        import onnx_backprop as ob
-
         if isinstance(case, Layer):
             return None if kernels == "numpy" else _layer(case, gradient, kernels, threads)
         node, feeds = _convolution_node(case, gradient) if isinstance(case, Convolution) else _interpolation_node(case)
-        options = _options(threads)
-        session = ob.session(_model([node], feeds), kernels=kernels, session_options=options)
-        return _bound(session, feeds)
+        return one_node(node, feeds, kernels, threads)
 
     return prepare
 
 
+def one_node(node: NodeProto, feeds: dict[str, np.ndarray], kernels: str, threads: int) -> Run:
+    """A session on a node whose output is called "result", inputs and output bound."""
+    import onnx_backprop as ob
+
+    return _bound(ob.session(_model([node], feeds), kernels=kernels, session_options=_options(threads)), feeds)
+
+
 def _convolution_node(case: Convolution, gradient: str) -> tuple[NodeProto, dict[str, np.ndarray]]:
     arrays, axes = case.arrays(), len(case.lengths)
+    dst_shape = case.x_shape
+    if case.channels_last:
+        arrays |= {name: _to_last(arrays[name]) for name in ("x", "dy")}
+        dst_shape = arrays["x"].shape
     attributes: dict[str, object] = {
         "strides": [case.stride] * axes,
         "dilations": [case.dilation] * axes,
         "pads_begin": [case.pad] * axes,
         "pads_end": [case.pad] * axes,
         "groups": case.groups,
-        "data_format": "NCX",
+        "data_format": "NXC" if case.channels_last else "NCX",
         "weights_format": "IOX" if case.transposed else "OIX",
     }
     family = "ConvTranspose" if case.transposed else "Convolution"
@@ -50,7 +57,7 @@ def _convolution_node(case: Convolution, gradient: str) -> tuple[NodeProto, dict
         attributes["weights_shape"] = case.w_shape
         return _node(f"{family}BackwardWeights", ["x", "dy"], attributes), {"x": arrays["x"], "dy": arrays["dy"]}
     if not case.transposed:
-        attributes["dst_shape"] = case.x_shape
+        attributes["dst_shape"] = dst_shape
     return _node(f"{family}BackwardData", ["dy", "w"], attributes), {"dy": arrays["dy"], "w": arrays["w"]}
 
 

@@ -16,6 +16,7 @@ from .native_call import (
     CALL_OUTPUT,
     CALL_PARAMETERS,
     CALL_RUNTIME,
+    POOL_BYTES,
     acquire,
     no_memory,
     parallel,
@@ -26,19 +27,19 @@ from .native_rows import add_run, clear, write_run
 from .native_source import exported
 
 # parameters
-WORKER, KIND, BATCH, CHANNELS, LENGTH, PARTS, LAST = range(7)
-# what a worker is told
-JOB_CALL, JOB_SUMS = range(2)
+WORKER, KIND, BATCH, CHANNELS, LENGTH, PARTS, LAST, AT_ONCE, SUM_BYTES = range(9)
+# what a worker is told: the call, where the sums are, and the channels of this round
+JOB_CALL, JOB_SUMS, JOB_FIRST, JOB_COUNT = range(4)
 
 LANES = 64  # independent partial sums of one run
 CHUNK = 128  # rows added up before they join the sum of the part
 
-_job = stack(2)
+_job = stack(4)
 _lanes = stack(LANES // 2)
 
 
 @njit
-def _sum_channel(kind, source, parameters, part, channel, sums):
+def _sum_channel(kind, source, parameters, part, channel):
     """NCX: one channel of a part of the batch."""
     channels, length = load_i64(parameters, CHANNELS), load_i64(parameters, LENGTH)
     parts, batch = load_i64(parameters, PARTS), load_i64(parameters, BATCH)
@@ -58,25 +59,25 @@ def _sum_channel(kind, source, parameters, part, channel, sums):
             for i in range(width):
                 store_f32(lanes, i, load_f32(lanes, i) + load_f32(lanes, i + width))
         total += load_f32(lanes, 0)
-    store_f32(sums, part * channels + channel, total)
+    return total
 
 
 @njit
-def _sum_rows(kind, source, parameters, part, sums):
-    """NXC: all channels of a part of the rows."""
+def _sum_rows(kind, source, parameters, part, first, count, sums):
+    """NXC: some channels of a part of the rows."""
     channels = load_i64(parameters, CHANNELS)
     parts, rows = load_i64(parameters, PARTS), load_i64(parameters, BATCH)
-    total = sums + 8 * part * channels
-    chunk = total + 4 * channels
-    clear(total, 0, channels)
+    total = sums + 8 * part * count
+    chunk = total + 4 * count
+    clear(total, 0, count)
     row, end = part * rows // parts, (part + 1) * rows // parts
     while row < end:
         stop = min(end, row + CHUNK)
-        clear(chunk, 0, channels)
+        clear(chunk, 0, count)
         while row < stop:
-            add_run(kind, chunk, source, row * channels, channels)
+            add_run(kind, chunk, source, row * channels + first, count)
             row += 1
-        for i in range(channels):
+        for i in range(count):
             store_f32(total, i, load_f32(total, i) + load_f32(chunk, i))
 
 
@@ -85,11 +86,11 @@ def _work(job, index):
     call = load_i64(job, JOB_CALL)
     parameters, source = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_INPUTS)
     kind, sums = load_i64(parameters, KIND), load_i64(job, JOB_SUMS)
+    first, count = load_i64(job, JOB_FIRST), load_i64(job, JOB_COUNT)
     if load_i64(parameters, LAST):
-        _sum_rows(kind, source, parameters, index, sums)
+        _sum_rows(kind, source, parameters, index, first, count, sums)
     else:
-        channels = load_i64(parameters, CHANNELS)
-        _sum_channel(kind, source, parameters, index // channels, index % channels, sums)
+        store_f32(sums, index, _sum_channel(kind, source, parameters, index // count, first + index % count))
 
 
 @njit
@@ -100,18 +101,22 @@ def _run(call):
         load_i64(parameters, PARTS),
         load_i64(parameters, LAST),
     )
-    per_part = 2 * channels if last else channels
-    size = 4 * parts * per_part
+    size, status = load_i64(parameters, SUM_BYTES), 0
     sums = acquire(runtime, size)
     if sums == 0:
         return no_memory(call)
     job = _job()
     store_i64(job, JOB_CALL, call)
     store_i64(job, JOB_SUMS, sums)
-    status = parallel(call, load_i64(parameters, WORKER), job, parts if last else parts * channels)
-    for part in range(1, parts):
-        add_run(1, sums, sums, part * per_part, channels)
-    write_run(load_i64(parameters, KIND), load_i64(call, CALL_OUTPUT), 0, 1, sums, 0, channels)
+    for first in range(0, channels, load_i64(parameters, AT_ONCE)):
+        count = min(load_i64(parameters, AT_ONCE), channels - first)
+        store_i64(job, JOB_FIRST, first)
+        store_i64(job, JOB_COUNT, count)
+        if status == 0:
+            status = parallel(call, load_i64(parameters, WORKER), job, parts if last else parts * count)
+        for part in range(1, parts):
+            add_run(1, sums, sums, part * (2 * count if last else count), count)
+        write_run(load_i64(parameters, KIND), load_i64(call, CALL_OUTPUT), first, 1, sums, 0, count)
     release(runtime, sums, size)
     return status
 
@@ -144,6 +149,8 @@ def _plan(call: Call) -> Plan:
     else:
         rows, channels, length = shape[0], shape[1], math.prod(shape[2:])
         parts = max(1, min(rows, 16 // channels))
+    per_channel = (8 if last else 4) * parts
+    at_once = min(channels, POOL_BYTES // per_channel)
     words = {
         WORKER: work.address,
         KIND: call.element_type,
@@ -152,8 +159,10 @@ def _plan(call: Call) -> Plan:
         LENGTH: length,
         PARTS: parts,
         LAST: last,
+        AT_ONCE: at_once,
+        SUM_BYTES: at_once * per_channel,
     }
-    return Plan(run.address, np.array([words[n] for n in range(len(words))], np.int64))
+    return Plan(run.address, np.array([words[n] for n in range(len(words))], np.int64), words[SUM_BYTES])
 
 
 KERNEL = NativeKernel(OP, _plan, _functions)

@@ -68,8 +68,8 @@ def _shifts(p, table, stride):
 
 
 @njit
-def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
-    """The tiles [begin, end) of one band."""
+def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
     tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
     table = rows + 8 * ROWS
@@ -80,7 +80,7 @@ def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
         band = lines + 4 * VECTOR * (load_i64(p, par.CELLS) + VECTOR)
     data, stride = _band(call, p, n, group, cell, size, band)
     _shifts(p, table, stride)
-    tiles, bias = (outs + COLUMNS - 1) // COLUMNS, bias_address(call, p)
+    bias = bias_address(call, p)
     for m in range(begin, end):
         segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0
         if bias:
@@ -91,7 +91,7 @@ def gather_cells(call, p, packed, n, group, cell, size, begin, end, scratch):
             taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             at += m * COLUMNS * load_i64(p, par.OUT_C)
-            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (group * tiles + m) * taps * channels * COLUMNS)
+            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * COLUMNS)
             out = load_i64(call, CALL_OUTPUT)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, values, rows, tile, results)
             if load_i64(p, par.TURNED):

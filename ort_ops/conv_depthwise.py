@@ -26,16 +26,15 @@ from .native_taps import dot_taps
 
 
 @njit
-def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
-    """NCX: some rows of one channel of one image."""
+def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, sums, shifts, copies):
+    """NCX: some rows of one channel of one image, `width` cells from `x_at` on."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
     step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
     s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
-    length, out = load3(p, par.C_LENGTH_3), load3(p, par.C_OUT_3)
-    pitch = (out[2] + VECTOR - 1) // VECTOR * VECTOR
+    length, pitch = load3(p, par.C_LENGTH_3), (width + VECTOR - 1) // VECTOR * VECTOR
     for line in range(lines):
         row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
-        copy_row(kind, copies, line * pitch, dy, row, d_stride[2], 0, pitch, out[2])
+        copy_row(kind, copies, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
     image = copies + 4 * lines * pitch
     first, last = low[2] // step[2], high[2] // step[2]
     wide, deep, tall = pitch + last - first, high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
@@ -46,7 +45,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
             for cell_y in range(y * step[1] + low[1], y * step[1] + low[1] + tall):
                 if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
                     row = x_first + cell_z * s_stride[0] + cell_y * s_stride[1] + residue * s_stride[2]
-                    copy_row(kind, image, at, x, row, step[2] * s_stride[2], first, wide, end)
+                    copy_row(kind, image, at, x, row, step[2] * s_stride[2], first + x_at, wide, end)
                 else:
                     clear(image, at, wide)
                 at += wide
@@ -61,17 +60,17 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies):
 
 
 @njit
-def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies):
-    """NXC: some rows of at most a vector of channels of one image."""
+def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, x_at, width, sums, shifts, copies):
+    """NXC: some rows of at most a vector of channels of one image, `width` cells from `x_at` on."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
     step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
     length, out = load3(p, par.C_LENGTH_3), load3(p, par.C_OUT_3)
     stride = load3(p, par.C_D_3)
-    copy_box_cells(kind, copies, VECTOR, dy, dy_first, count, stride, (z, y, 0), (1, lines, out[2]), out)
-    image = copies + 4 * lines * out[2] * VECTOR
+    copy_box_cells(kind, copies, VECTOR, dy, dy_first, count, stride, (z, y, x_at), (1, lines, width), out)
+    image = copies + 4 * lines * width * VECTOR
     deep, tall = high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
-    wide = (out[2] - 1) * step[2] + high[2] - low[2] + 1
-    corner = (z * step[0] + low[0], y * step[1] + low[1], low[2])
+    wide = (width - 1) * step[2] + high[2] - low[2] + 1
+    corner = (z * step[0] + low[0], y * step[1] + low[1], x_at * step[2] + low[2])
     stride = load3(p, par.C_S_3)
     copy_box_cells(kind, image, VECTOR, x, x_first, count, stride, corner, (deep, tall, wide), length)
     for t in range(taps):
@@ -79,8 +78,8 @@ def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies
         place = (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
         store_i64(shifts, t, 4 * VECTOR * (place * wide + load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]))
     cell = 4 * VECTOR
-    a_line, b_line = cell * out[2], cell * step[1] * wide
-    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, out[2], cell, cell * step[2])
+    a_line, b_line = cell * width, cell * step[1] * wide
+    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, width, cell, cell * step[2])
 
 
 @njit
@@ -89,7 +88,7 @@ def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     kind, taps, last = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS), load_i64(p, par.C_LAST)
-    out, band = load3(p, par.C_OUT_3), load_i64(p, par.C_BAND_3 + 1)
+    out, (_, band_y, band_x) = load3(p, par.C_OUT_3), load3(p, par.C_BAND_3)
     channel, count = item, 1
     if last:
         channel = item * VECTOR
@@ -105,13 +104,15 @@ def _item(job, item, scratch):
         x_first = n * load_i64(p, par.C_S_N) + channel * load_i64(p, par.C_S_C)
         dy_first = n * load_i64(p, par.C_D_N) + channel * load_i64(p, par.C_D_C)
         for z in range(out[0]):
-            for y in range(0, out[1], band):
-                lines = min(band, out[1] - y)
-                if last:
-                    _cells(p, x, dy, x_first, dy_first, count, z, y, lines, sums, shifts, copies)
-                else:
-                    _rows(p, x, dy, x_first, dy_first, z, y, lines, sums, shifts, copies)
-                add_run(F32, totals, sums, 0, VECTOR * taps)
+            for y in range(0, out[1], band_y):
+                lines = min(band_y, out[1] - y)
+                for x_at in range(0, out[2], band_x):
+                    width = min(band_x, out[2] - x_at)
+                    if last:
+                        _cells(p, x, dy, x_first, dy_first, count, z, y, lines, x_at, width, sums, shifts, copies)
+                    else:
+                        _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, sums, shifts, copies)
+                    add_run(F32, totals, sums, 0, VECTOR * taps)
     result, w_d = load_i64(call, CALL_OUTPUT), load_i64(p, par.C_W_D)
     for t in range(taps):
         place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)

@@ -7,7 +7,8 @@ of the source index modulo the stride S', each with the taps that reach it (`con
 of cells q, with all its phases, is computed from a float32 copy of the cells it reads, with zeros around.
 
 The product has cells as columns (`conv_planes`) or output channels as columns (`conv_cells`); the weights are packed
-once per call in the order in which its tiles read them. One channel per group on either side makes no product
+once per call in the order in which its tiles read them. Where they are large beside the images, a round packs some of
+them and computes the output channels they are for. One channel per group on either side makes no product
 (`conv_depthwise_gather`).
 """
 
@@ -25,7 +26,7 @@ from .conv_depthwise_gather import gather_depthwise
 from .conv_planes import gather_planes
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_PARAMETERS, CALL_RUNTIME, acquire, no_memory, parallel, release
-from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_jobs import JOB_CALL, JOB_GROUP, JOB_PART, JOB_SHARED, begin, begin_round, new_job, work_off, worker
 from .native_llvm import load_i64
 from .native_micro import COLUMNS, ROWS
 from .native_rows import clear, scatter_run
@@ -49,7 +50,10 @@ def _pack(job, unit):
         phase -= 8 * par.PHASE_WORDS
     tiles, width = _tiles(p)
     unit -= load_i64(phase, par.FIRST_UNIT)
-    group, tile = unit // tiles, unit % tiles
+    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, par.ROUND_TILES)
+    tile = load_i64(job, JOB_PART) + unit % load_i64(p, par.ROUND_TILES)
+    if group >= load_i64(p, par.GROUPS) or tile >= tiles:  # of the last round
+        return
     source = load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
     kind, channels, taps = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(phase, par.TAPS)
     w_out, w_in = load_i64(p, par.W_OUT), load_i64(p, par.W_IN)
@@ -70,23 +74,27 @@ def _item(job, item, scratch):
     """Some tiles of output channels of one band of one image and group."""
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
-    splits, groups, batch = load_i64(p, par.SPLIT), load_i64(p, par.GROUPS), load_i64(p, par.BATCH)
+    splits, groups, batch = load_i64(p, par.SPLIT), load_i64(p, par.ROUND_GROUPS), load_i64(p, par.BATCH)
     split, item = item % splits, item // splits
-    group, item = item % groups, item // groups
+    number, item = item % groups, item // groups
+    group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+    if group >= load_i64(p, par.GROUPS):
+        return
     n, item = item % batch, item // batch
     _, bands_y, bands_x = load3(p, par.BANDS_3)
     band, total = load3(p, par.BAND_3), load3(p, par.ALL_CELLS_3)
     cell = (item // (bands_x * bands_y) * band[0], item // bands_x % bands_y * band[1], item % bands_x * band[2])
     size = (min(band[0], total[0] - cell[0]), min(band[1], total[1] - cell[1]), min(band[2], total[2] - cell[2]))
     tiles, _ = _tiles(p)
-    first, stop = split * tiles // splits, (split + 1) * tiles // splits
-    packed = load_i64(job, JOB_SHARED)
+    here = min(load_i64(p, par.ROUND_TILES), tiles - part)
+    first, stop = part + split * here // splits, part + (split + 1) * here // splits
+    packed, panel = load_i64(job, JOB_SHARED), number * load_i64(p, par.ROUND_TILES) - part
     if load_i64(p, par.DEPTHWISE):
         gather_depthwise(call, p, n, group, cell, size, scratch)
     elif load_i64(p, par.CELLS):
-        gather_cells(call, p, packed, n, group, cell, size, first, stop, scratch)
+        gather_cells(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
     else:
-        gather_planes(call, p, packed, n, group, cell, size, first, stop, scratch)
+        gather_planes(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
 
 
 _work = worker("conv_gather_work", _item, par.ITEMS, par.LANE_BYTES)
@@ -95,17 +103,22 @@ _work = worker("conv_gather_work", _item, par.ITEMS, par.LANE_BYTES)
 @njit
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size = load_i64(p, par.PACK_BYTES)
+    job, size = new_job(), load_i64(p, par.PACK_BYTES)
+    if size == 0:
+        begin(job, call, 0)
+        return work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
     packed = acquire(runtime, size)
     if packed == 0:
         return no_memory(call)
-    job = new_job()
     begin(job, call, packed)
-    status = 0
-    if load_i64(p, par.UNITS):
-        status = parallel(call, load_i64(p, par.PACKER), job, load_i64(p, par.UNITS))
-    if status == 0:
-        status = work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
+    status, (tiles, _) = 0, _tiles(p)
+    for group in range(0, load_i64(p, par.GROUPS), load_i64(p, par.ROUND_GROUPS)):
+        for tile in range(0, tiles, load_i64(p, par.ROUND_TILES)):
+            if status == 0:
+                begin_round(job, group, tile)
+                status = parallel(call, load_i64(p, par.PACKER), job, load_i64(p, par.UNITS))
+            if status == 0:
+                status = work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
     release(runtime, packed, size)
     return status
 

@@ -9,9 +9,24 @@ from itertools import product
 
 import numpy as np
 
+from . import conv_gather
 from . import conv_parameters as par
 from .conv_planes import FEW_CHANNELS
-from .conv_plans import BAND_FLOATS, Correlation, Tensor, Triple, band_of, processors, three, three_words, words
+from .conv_plans import (
+    BAND_FLOATS,
+    LANE_FLOATS,
+    Correlation,
+    Tensor,
+    Triple,
+    band_of,
+    processors,
+    rounds,
+    shared_limit,
+    three,
+    three_words,
+    words,
+)
+from .native_bridge import Plan
 from .native_llvm import F32
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
@@ -66,37 +81,29 @@ def _forward_phase(c: Correlation) -> _Phase:
     return _Phase((0, 0, 0), c.out_length, taps)
 
 
-def data_gradient(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
-    """Parameters of the gradient with respect to the source; `inputs` are data and weights."""
-    head = _head(c, kind, inputs, functions, (c.s, c.d), c.destination, c.source, c.out_length)
+def data_gradient(c: Correlation, kind: int) -> Plan:
+    """The gradient with respect to the source; inputs 0 and 1 are data and weights."""
+    head = _head(c, kind, (c.s, c.d), c.destination, c.source, c.out_length)
     head |= three_words(par.STEP_3, _DENSE) | three_words(par.OUT_STEP_3, c.strides)
     head |= {par.W_OUT: c.w_s, par.W_IN: c.w_d, par.W_GROUP: c.d * c.w_d}
     return _gather(c, head, _data_phases(c), _DENSE)
 
 
-def forward(
-    c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int], *, bias: int = 0
-) -> np.ndarray:
-    """Parameters of the correlation itself; `bias` is the input that is added to it, 0: none."""
-    head = _head(c, kind, inputs, functions, (c.d, c.s), c.source, c.destination, c.source_length)
+def forward(c: Correlation, kind: int, *, bias: int = 0) -> Plan:
+    """The correlation itself; `bias` is the input that is added to it, 0: none."""
+    head = _head(c, kind, (c.d, c.s), c.source, c.destination, c.source_length)
     head |= three_words(par.STEP_3, c.strides) | three_words(par.OUT_STEP_3, _DENSE)
     head |= {par.W_OUT: c.w_d, par.W_IN: c.w_s, par.W_GROUP: c.d * c.w_d, par.BIAS: bias}
     return _gather(c, head, [_forward_phase(c)], c.strides)
 
 
 def _head(
-    c: Correlation,
-    kind: int,
-    inputs: tuple[int, int],
-    functions: tuple[int, int],
-    channels: tuple[int, int],
-    data: Tensor,
-    out: Tensor,
-    length: Triple,
+    c: Correlation, kind: int, channels: tuple[int, int], data: Tensor, out: Tensor, length: Triple
 ) -> dict[int, int]:
-    head = {par.PACKER: functions[0], par.WORKER: functions[1], par.KIND: kind}
+    pack, work, _ = conv_gather.functions()
+    head = {par.PACKER: pack.address, par.WORKER: work.address, par.KIND: kind}
     head |= {par.BATCH: c.batch, par.GROUPS: c.groups, par.OUTS: channels[0], par.INS: channels[1]}
-    head |= {par.LAST: int(c.last), par.DATA: inputs[0], par.WEIGHTS: inputs[1]}
+    head |= {par.LAST: int(c.last), par.DATA: 0, par.WEIGHTS: 1}
     head |= {par.IN_N: data.n, par.IN_C: data.c, par.OUT_N: out.n, par.OUT_C: out.c}
     head |= three_words(par.IN_3, data.cells) | three_words(par.OUT_3, out.cells) | three_words(par.LENGTH_3, length)
     return head
@@ -116,7 +123,7 @@ class _Reach:
         return [(b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, steps, self.low, self.high, strict=True)]
 
 
-def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: Triple) -> np.ndarray:
+def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: Triple) -> Plan:
     """The head, the phases, and the tables of taps and residues behind them."""
     outs, ins = head[par.OUTS], head[par.INS]
     count = _per_axis(max, [phase.count for phase in phases])
@@ -135,21 +142,29 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     else:
         floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
         limit = BAND_FLOATS // 4 if all_taps == 1 and ins <= FEW_CHANNELS else BAND_FLOATS
-    band, _ = band_of(count, floats, limit, (1, 1, min(count[2], 2 * COLUMNS)))
+    band, size = band_of(count, floats, limit, (1, 1, min(count[2], 2 * COLUMNS)))
+    if size > LANE_FLOATS:
+        band, _ = band_of(count, floats, LANE_FLOATS, _DENSE)
     groups = math.ceil(c.groups / VECTOR) if depthwise and c.last else c.groups
     band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
     tiles = math.ceil(outs / width)
     items = c.batch * groups * math.prod(bands)
-    split = 1 if items >= 2 * processors() else min(tiles, math.ceil(4 * processors() / max(items, 1)))
-    records, tables, pack = _records(c, phases, shifted, residues, (width, tiles, ins))
+    per_panel = all_taps * ins * width  # floats
+    at_once = c.groups, tiles
+    if not depthwise:
+        at_once = rounds(c.groups, tiles, 4 * per_panel, shared_limit(c, head[par.KIND]))
+        items = items // groups * at_once[0]
+    split = 1 if items >= 2 * processors() else min(at_once[1], math.ceil(4 * processors() / max(items, 1)))
+    panels = math.prod(at_once)
+    records, tables = _records(c, phases, shifted, residues, (width, panels, ins))
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
     if depthwise:
-        pack, head[par.DEPTHWISE], head[par.GROUPS] = 0, c.groups, groups
+        per_panel, head[par.DEPTHWISE], head[par.GROUPS], at_once = 0, c.groups, groups, (groups, tiles)
         head[par.STENCIL] = stencil
-    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: 4 * pack}
-    head[par.UNITS] = 0 if depthwise else c.groups * tiles * len(phases)
+    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: 4 * panels * per_panel}
+    head |= {par.UNITS: panels * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
     head |= {par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
     head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: _pitch(ins, turned=turned)}
@@ -165,7 +180,8 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     head[par.LANE_BYTES] = 4 * ROWS * COLUMNS + 8 * ROWS + per_tap * all_taps + 4 * floats(list(band))
     blocks = [words(head, par.GATHER_WORDS), *(words(r, par.PHASE_WORDS) for r in records), tables]
     blocks.append([r for residue in residues for r in residue])
-    return np.array([word for block in blocks for word in block], np.int64)
+    parameters = np.array([word for block in blocks for word in block], np.int64)
+    return Plan(conv_gather.functions()[2].address, parameters, head[par.PACK_BYTES], head[par.LANE_BYTES])
 
 
 def _records(
@@ -174,21 +190,21 @@ def _records(
     shifted: list[list[tuple[Triple, Triple]]],
     residues: list[Triple],
     sizes: tuple[int, int, int],
-) -> tuple[list[dict[int, int]], list[int], int]:
-    """The words of the phases, the tables of their taps, and the floats of the packed weights."""
-    width, tiles, ins = sizes
+) -> tuple[list[dict[int, int]], list[int]]:
+    """The words of the phases and the tables of their taps; sizes: channels and number of panels, channels of in."""
+    width, panels, ins = sizes
     tables: list[int] = []
     records: list[dict[int, int]] = []
     pack = 0
     for n, (phase, shifts) in enumerate(zip(phases, shifted, strict=True)):
-        record = {par.FIRST_UNIT: c.groups * tiles * n, par.TAPS: len(phase.taps), par.PACK_AT: pack}
+        record = {par.FIRST_UNIT: panels * n, par.TAPS: len(phase.taps), par.PACK_AT: pack}
         record[par.TAP_TABLE] = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
         records.append(record | three_words(par.START_3, phase.start) | three_words(par.COUNT_3, phase.count))
         for tap, (shift, residue) in zip(phase.taps, shifts, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, c.w_kernel, strict=True))
             tables += [place, *shift, residues.index(residue)]
-        pack += c.groups * tiles * len(phase.taps) * ins * width
-    return records, tables, pack
+        pack += panels * len(phase.taps) * ins * width
+    return records, tables
 
 
 def _stencil(head: dict[int, int], phases: list[_Phase]) -> int:

@@ -107,8 +107,8 @@ def _shifts(p, table, plane, row, pitch):
 
 
 @njit
-def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
-    """The tiles [begin, end) of one band."""
+def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
     low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
     step_x, plane = load_i64(p, par.STEP_3 + 2), load_i64(p, par.IN_C)
@@ -132,7 +132,7 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
         store_i64(rows, i, 4 * i)
     _shifts(p, table, plane, box[1], pitch)
     out, outs, channel = load_i64(call, CALL_OUTPUT), load_i64(p, par.OUTS), load_i64(p, par.OUT_C)
-    tiles, bias, values = (outs + ROWS - 1) // ROWS, bias_address(call, p), _values()
+    bias, values = bias_address(call, p), _values()
     for m in range(begin, end):
         count, segments = min(ROWS, outs - m * ROWS), table
         if bias:
@@ -141,7 +141,7 @@ def gather_planes(call, p, packed, n, group, cell, size, begin, end, scratch):
             phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
             taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
-            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (group * tiles + m) * taps * channels * ROWS)
+            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * ROWS)
             whole = kind == F32 and step[2] == 1 and TILE_ROWS[count] == count and taps * channels > 0
             cells = (own[1] - 1) * pitch + own[2]
             for z in range(own[0]):

@@ -16,10 +16,13 @@ from ..opset.correlation import geometry, resolve
 from ..opset.layout import Order, data_to_ncx
 from ..opset.op import Attributes
 from ..opset.shapes import permute
+from .native_call import POOL_BYTES
+from .native_llvm import ITEM_SIZE
 
 Triple = tuple[int, int, int]
 
 BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
+LANE_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
 _DENSE: Triple = (1, 1, 1)
 
 
@@ -144,6 +147,25 @@ def words(entries: dict[int, int], size: int) -> list[int]:
 def processors() -> int:
     """How many threads work is cut for; results do not depend on it."""
     return min(os.cpu_count() or 1, 64)
+
+
+def shared_limit(c: Correlation, kind: int) -> int:
+    """Bytes of scratch that a call may share between its threads: a pooled block and a part of what its tensors take.
+
+    Tables of a plan, which are small beside the tensors unless a kernel is as large as an image, take the rest of
+    a tenth.
+    """
+    images = c.batch * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
+    elements = c.groups * (images + c.d * c.s * math.prod(c.kernel))
+    return POOL_BYTES + ITEM_SIZE[kind] * elements // 12
+
+
+def rounds(groups: int, parts: int, part_bytes: int, limit: int) -> tuple[int, int]:
+    """(groups, parts of a group) that are done at a time: all, some groups, or some parts of one, in even shares."""
+    fit = max(1, limit // max(part_bytes, 1))
+    if fit >= parts:
+        return math.ceil(groups / math.ceil(groups / (fit // parts))), parts
+    return 1, math.ceil(parts / math.ceil(parts / fit))
 
 
 def band_of(count: Triple, floats: Callable[[list[int]], int], limit: int, least: Triple) -> tuple[Triple, int]:

@@ -18,8 +18,7 @@ def _plan(call: Call) -> Plan:
     c = correlation(call.attributes, diff_dst, call.output, weights, order, transposed=True, infers=True)
     if conv_winograd_plans.suits(c):
         return conv_winograd_plans.plan(c, call.element_type, adjoint=False)
-    pack, work, run = conv_gather.functions()
-    return Plan(run.address, forward(c, call.element_type, (0, 1), (pack.address, work.address)))
+    return forward(c, call.element_type)
 
 
 KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

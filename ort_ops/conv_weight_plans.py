@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from . import conv_depthwise, conv_weights
 from . import conv_parameters as par
-from .conv_plans import BAND_FLOATS, Correlation, Triple, band_of, processors, three, three_words, words
+from .conv_plans import (
+    BAND_FLOATS,
+    LANE_FLOATS,
+    Correlation,
+    Triple,
+    band_of,
+    processors,
+    rounds,
+    shared_limit,
+    three,
+    three_words,
+    words,
+)
 from .native_bridge import Plan
-from .native_micro import ROWS
+from .native_llvm import ITEM_SIZE
+from .native_micro import ROWS, SPARE_ROWS
 from .native_source import VECTOR
 
 MAX_PARTS = 16
@@ -45,33 +59,36 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     c = _dense_axes(c)
     if c.s == c.d == 1 and c.groups > 1:
         work, run = conv_depthwise.functions()
-        return Plan(run.address, _depthwise(c, kind, inputs, work.address))
+        parameters = _depthwise(c, kind, inputs, work.address)
+        return Plan(run.address, parameters, 0, int(parameters[par.C_LANE_BYTES]))
     work, reduce, run = conv_weights.functions()
-    return Plan(run.address, _product(c, kind, inputs, (work.address, reduce.address)))
+    parameters = _product(c, kind, inputs, (work.address, reduce.address))
+    return Plan(run.address, parameters, int(parameters[par.C_PART_BYTES]), int(parameters[par.C_LANE_BYTES]))
 
 
 def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) -> np.ndarray:
     """Bands are some rows; an item is a channel, or as many as a vector holds."""
     (low, high), table = _taps(c)
-    deep, lines = high[0] - low[0] + 1, c.out_length[1]
+    deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
 
-    def floats(lines: int) -> int:
+    def floats(lines: int, width: int) -> int:
         tall = (lines - 1) * c.strides[1] + high[1] - low[1] + 1
-        width = c.out_length[2]
         if c.last:
             return VECTOR * (lines * width + deep * tall * ((width - 1) * c.strides[2] + high[2] - low[2] + 1))
         width += VECTOR
         return lines * width + c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
 
-    while lines > 1 and floats(lines) > BAND_FLOATS // 4:
+    while lines > 1 and floats(lines, width) > BAND_FLOATS // 4:
         lines = math.ceil(lines / 2)
-    head = _head(c, kind, inputs) | three_words(par.C_BAND_3, (1, lines, c.out_length[2]))
+    while width > VECTOR and floats(lines, width) > BAND_FLOATS:
+        width = math.ceil(width / 2)
+    head = _head(c, kind, inputs) | three_words(par.C_BAND_3, (1, lines, width))
     head |= three_words(par.C_LOW_3, low) | three_words(par.C_HIGH_3, high)
     taps = math.prod(c.kernel)
     head |= {
         par.C_WORKER: worker,
         par.C_ITEMS: math.ceil(c.groups / VECTOR) if c.last else c.groups,
-        par.C_LANE_BYTES: 8 * taps * (VECTOR + 1) + 64 + 4 * floats(lines),
+        par.C_LANE_BYTES: 8 * taps * (VECTOR + 1) + 64 + 4 * floats(lines, width),
     }
     return np.array([*words(head, par.C_WORDS), *table], np.int64)
 
@@ -124,47 +141,70 @@ def _product(c: Correlation, kind: int, inputs: tuple[int, int], functions: tupl
     turned = _turned(c)
     taps = math.prod(c.kernel)
     (low, high), table = _taps(c)
+    band, (of_columns, of_channel) = _band(c, low, high, turned=turned)
+    if turned and of_columns > LANE_FLOATS // 2:
+        turned = False
+        band, (of_columns, of_channel) = _band(c, low, high, turned=turned)
     rows, columns = (c.d, c.s) if turned else (c.s, c.d)
-    padded = math.ceil(columns / VECTOR) * VECTOR
-    band, floats = _band(c, turned, padded, low, high)
+    padded = _padded(columns)
     bands = three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
     units = c.batch * math.prod(bands)
     row_lines = rows if turned else rows * taps
     per_row = padded * taps if turned else padded
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
-    parts = max(1, min(MAX_PARTS, units, tensors // (16 * weights) if weights else 1))
-    blocks = min(rows, math.ceil(ITEMS_PER_PROCESSOR * processors() / (parts * c.groups)), math.ceil(row_lines / ROWS))
-    blocks = max(1, blocks)
-    c_rows = row_lines + blocks * ROWS
-    lane = 8 * (math.ceil(rows / blocks) * (1 if turned else taps) + ROWS) + 16 * band[0] * band[1] + 64 + 4 * floats
+    parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[kind] // (64 * weights) if weights else 1))
+    limit, items = shared_limit(c, kind), ITEMS_PER_PROCESSOR * processors() / parts
+    of_group, most = 4 * parts * (row_lines + SPARE_ROWS) * per_row, min(rows, math.ceil(row_lines / ROWS))
+    groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
+    blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)))
+    if not turned:  # a block copies its own channels
+        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (LANE_FLOATS - of_columns) // of_channel))))
+    own = math.ceil(rows / blocks)
+    lines = own * (1 if turned else taps) + SPARE_ROWS
+    groups, at_once = rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
+    channels = math.ceil(at_once * rows / blocks)
+    c_rows = (channels if turned else channels * taps) + at_once * SPARE_ROWS
+    lane = 8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel)
     head = _head(c, kind, inputs) | {
         par.C_WORKER: functions[0],
         par.C_REDUCER: functions[1],
         par.C_TURNED: int(turned),
         par.C_UNITS: units,
-        par.C_ITEMS: blocks * parts * c.groups,
+        par.C_ITEMS: at_once * parts * groups,
         par.C_DENSE: int(table[:: par.C_TAP_WORDS] == list(range(taps))),
         par.C_PARTS: parts,
         par.C_BLOCKS: blocks,
         par.C_COLUMNS: padded,
         par.C_ROWS: c_rows,
-        par.C_PART_BYTES: 4 * parts * c.groups * c_rows * per_row,
+        par.C_PART_BYTES: 4 * parts * groups * c_rows * per_row,
         par.C_LANE_BYTES: lane,
+        par.C_ROUND_GROUPS: groups,
+        par.C_ROUND_BLOCKS: at_once,
+        par.C_ROUND_CHANNELS: channels,
     }
     for at, values in ((par.C_LOW_3, low), (par.C_HIGH_3, high), (par.C_BAND_3, band), (par.C_BANDS_3, bands)):
         head |= three_words(at, values)
     return np.array([*words(head, par.C_WORDS), *table], np.int64)
 
 
-def _band(c: Correlation, turned: bool, padded: int, low: Triple, high: Triple) -> tuple[Triple, int]:
-    """A box of destination cells, and how many floats the copies of both operands have at most."""
+def _padded(columns: int) -> int:
+    return math.ceil(columns / VECTOR) * VECTOR
 
-    def floats(band: list[int]) -> int:
+
+def _band(c: Correlation, low: Triple, high: Triple, *, turned: bool) -> tuple[Triple, tuple[int, int]]:
+    """A box of destination cells, and how many floats the copies have at most: of the columns, of a channel of rows."""
+
+    def floats(band: Sequence[int]) -> tuple[int, int]:
         cells = math.prod(band)
         box = math.prod((b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, c.strides, low, high, strict=True))
-        x = box * padded if turned else c.s * (box + 32)
-        dy = c.d * (cells + 32) if turned else cells * padded
-        return x + dy
+        return (box * _padded(c.s), cells + 32) if turned else (cells * _padded(c.d), box + 32)
 
-    return band_of(c.out_length, floats, BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    def total(band: Sequence[int]) -> int:
+        of_columns, of_channel = floats(band)
+        return of_columns + (c.d if turned else c.s) * of_channel
+
+    band, size = band_of(c.out_length, total, BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    if size > LANE_FLOATS:
+        band, _ = band_of(c.out_length, total, LANE_FLOATS, (1, 1, 1))
+    return band, floats(band)

@@ -7,7 +7,8 @@ together in every cell: dy with the columns d and rows (s, t) or, turned, x with
 Data NCX are transposed band by band for that. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
-order of memory and the parts are added up in order, so that threads change nothing.
+order of memory and the parts are added up in order, so that threads change nothing. Where the sums are large beside
+the images, a round makes those of some channels.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from .native_call import (
     parallel,
     release,
 )
-from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_jobs import JOB_CALL, JOB_GROUP, JOB_PART, JOB_SHARED, begin, begin_round, new_job, work_off, worker
 from .native_llvm import F32, load_i64, stack, store_i64
-from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
+from .native_micro import COLUMNS, ROWS, SPARE_ROWS, TILE_ROWS, multiply
 from .native_rows import add_run, clear, write_run
 from .native_source import VECTOR, exported
 from .native_vectors import transpose_part
@@ -148,15 +149,20 @@ def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     blocks, parts, turned = load_i64(p, par.C_BLOCKS), load_i64(p, par.C_PARTS), load_i64(p, par.C_TURNED)
-    block, item = item % blocks, item // blocks
-    part, group = item % parts, item // parts
+    at_once, first_block = load_i64(p, par.C_ROUND_BLOCKS), load_i64(job, JOB_PART)
+    block, item = first_block + item % at_once, item // at_once
+    part, number = item % parts, item // parts
+    group = load_i64(job, JOB_GROUP) + number
+    if block >= blocks or group >= load_i64(p, par.C_GROUPS):
+        return
     channels = load_i64(p, par.C_D) if turned else load_i64(p, par.C_S)
     begin, end = block * channels // blocks, (block + 1) * channels // blocks
     taps, columns = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS)
     per_row = columns * taps if turned else columns
-    first_row = (begin if turned else begin * taps) + block * ROWS
+    first_row = begin - first_block * channels // blocks
+    first_row = (first_row if turned else first_row * taps) + (block - first_block) * SPARE_ROWS
     c = load_i64(job, JOB_SHARED)
-    c += 4 * ((part * load_i64(p, par.C_GROUPS) + group) * load_i64(p, par.C_ROWS) + first_row) * per_row
+    c += 4 * ((part * load_i64(p, par.C_ROUND_GROUPS) + number) * load_i64(p, par.C_ROWS) + first_row) * per_row
     units = load_i64(p, par.C_UNITS)
     unit, stop, add = part * units // parts, (part + 1) * units // parts, 0
     while unit < stop:
@@ -260,13 +266,17 @@ def _reduce(job, index):
         load_i64(p, par.C_TAPS),
         load_i64(p, par.C_COLUMNS),
     )
-    channels = d if turned else s
-    group, channel = index // channels, index % channels
-    block = ((channel + 1) * blocks - 1) // channels
-    row = (channel if turned else channel * taps) + block * ROWS
+    channels, first_block = d if turned else s, load_i64(job, JOB_PART)
+    number, row = index // load_i64(p, par.C_ROUND_CHANNELS), index % load_i64(p, par.C_ROUND_CHANNELS)
+    group, channel = load_i64(job, JOB_GROUP) + number, first_block * channels // blocks + row
+    end = min(blocks, first_block + load_i64(p, par.C_ROUND_BLOCKS)) * channels // blocks
+    if channel >= end or group >= load_i64(p, par.C_GROUPS):
+        return
+    block = ((channel + 1) * blocks - 1) // channels - first_block
+    row = (row if turned else row * taps) + block * SPARE_ROWS
     per_row = columns * taps if turned else columns
-    groups, rows = load_i64(p, par.C_GROUPS), load_i64(p, par.C_ROWS)
-    first = load_i64(job, JOB_SHARED) + 4 * (group * rows + row) * per_row
+    groups, rows = load_i64(p, par.C_ROUND_GROUPS), load_i64(p, par.C_ROWS)
+    first = load_i64(job, JOB_SHARED) + 4 * (number * rows + row) * per_row
     w_d, w_s = load_i64(p, par.C_W_D), load_i64(p, par.C_W_S)
     for part in range(1, load_i64(p, par.C_PARTS)):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
@@ -309,14 +319,16 @@ def _run(call):
         return no_memory(call)
     job = new_job()
     begin(job, call, partial)
-    status = 0
+    status, at_once = 0, load_i64(p, par.C_ROUND_GROUPS)
     if load_i64(p, par.C_UNITS) == 0:
         clear(partial, 0, size // 4)
-    else:
-        status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
-    if status == 0:
-        channels = load_i64(p, par.C_D) if load_i64(p, par.C_TURNED) else load_i64(p, par.C_S)
-        status = parallel(call, load_i64(p, par.C_REDUCER), job, load_i64(p, par.C_GROUPS) * channels)
+    for group in range(0, load_i64(p, par.C_GROUPS), at_once):
+        for block in range(0, load_i64(p, par.C_BLOCKS), load_i64(p, par.C_ROUND_BLOCKS)):
+            begin_round(job, group, block)
+            if status == 0 and load_i64(p, par.C_UNITS):
+                status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
+            if status == 0:
+                status = parallel(call, load_i64(p, par.C_REDUCER), job, at_once * load_i64(p, par.C_ROUND_CHANNELS))
     release(runtime, partial, size)
     return status
 

@@ -5,7 +5,8 @@
 takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel turned round
 and pads of 2 - P. Tiles of the whole batch are numbered by rows; an item of work is some rows of tiles. Its part of
 `in` is transformed into 16 matrices (channels × tiles), each multiplied by one of the weights', and the products
-transformed back while they are in the first-level cache. The transformed weights are made once per call.
+transformed back while they are in the first-level cache. The transformed weights are made once per call; where they are
+large beside the images, a round makes some of them and computes the output channels they are for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .native_call import (
     parallel,
     release,
 )
-from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_jobs import JOB_CALL, JOB_GROUP, JOB_PART, JOB_SHARED, begin, begin_round, new_job, work_off, worker
 from .native_llvm import load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import clear, read_run, scatter_run, write_run
@@ -38,9 +39,10 @@ from .native_winograd import ELEMENTS, transform_result, transform_source, trans
 (
     WORKER, PACKER, KIND, BATCH, GROUPS, OUTS, INS, DATA, WEIGHTS, BIAS, IN_N, IN_C, IN_Y, OUT_N, OUT_C, OUT_Y,
     LENGTH_Y, LENGTH_X, OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_FIRST, W_OUT, W_IN, W_GROUP, W_Y, W_X,
-    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH,
-) = range(39)  # fmt: skip
-WORDS = 39
+    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH, ROUND_GROUPS,
+    ROUND_TILES,
+) = range(41)  # fmt: skip
+WORDS = 41
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
 _GAP = ROWS * COLUMNS  # floats from one of the 16 products to the next
@@ -61,7 +63,10 @@ def _pack(job, unit):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     tiles = (load_i64(p, OUTS) + ROWS - 1) // ROWS
-    group, tile = unit // tiles, unit % tiles
+    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, ROUND_TILES)
+    tile = load_i64(job, JOB_PART) + unit % load_i64(p, ROUND_TILES)
+    if group >= load_i64(p, GROUPS) or tile >= tiles:  # of the last round
+        return
     kind, source = load_i64(p, KIND), load_i64(call, CALL_INPUTS + load_i64(p, WEIGHTS))
     w_out, w_in, w_y, w_x = load_i64(p, W_OUT), load_i64(p, W_IN), load_i64(p, W_Y), load_i64(p, W_X)
     first = load_i64(p, W_FIRST) + group * load_i64(p, W_GROUP) + tile * ROWS * w_out
@@ -120,9 +125,12 @@ def _transform(p, data, group, first, last, rows, v):
 def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
-    splits, groups = load_i64(p, SPLIT), load_i64(p, GROUPS)
+    splits, groups = load_i64(p, SPLIT), load_i64(p, ROUND_GROUPS)
     split, item = item % splits, item // splits
-    group, item = item % groups, item // groups
+    number, item = item % groups, item // groups
+    group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+    if group >= load_i64(p, GROUPS):
+        return
     tiles_y, tiles_x, band = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, BAND)
     outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
     first = item * band
@@ -140,8 +148,9 @@ def _item(job, item, scratch):
         bias = load_i64(call, CALL_INPUTS + which)
     out, count_all = load_i64(call, CALL_OUTPUT), (last - first) * tiles_x
     tiles, panel = (outs + ROWS - 1) // ROWS, 4 * load_i64(p, PANEL)
-    for m in range(split * tiles // splits, (split + 1) * tiles // splits):
-        packed = load_i64(job, JOB_SHARED) + ELEMENTS * (group * tiles + m) * panel
+    here, panels = min(load_i64(p, ROUND_TILES), tiles - part), number * load_i64(p, ROUND_TILES) - part
+    for m in range(part + split * here // splits, part + (split + 1) * here // splits):
+        packed = load_i64(job, JOB_SHARED) + ELEMENTS * (panels + m) * panel
         count = min(ROWS, outs - m * ROWS)
         bias_of(load_i64(p, KIND), bias, group * outs + m * ROWS, count, values)
         for place in range(0, count_all, COLUMNS):
@@ -204,9 +213,14 @@ def _run(call):
         return no_memory(call)
     job = new_job()
     begin(job, call, packed)
-    status = parallel(call, load_i64(p, PACKER), job, load_i64(p, UNITS))
-    if status == 0:
-        status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
+    status, tiles = 0, (load_i64(p, OUTS) + ROWS - 1) // ROWS
+    for group in range(0, load_i64(p, GROUPS), load_i64(p, ROUND_GROUPS)):
+        for tile in range(0, tiles, load_i64(p, ROUND_TILES)):
+            if status == 0:
+                begin_round(job, group, tile)
+                status = parallel(call, load_i64(p, PACKER), job, load_i64(p, UNITS))
+            if status == 0:
+                status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
     release(runtime, packed, size)
     return status
 

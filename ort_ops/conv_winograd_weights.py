@@ -4,7 +4,8 @@
 
 the adjoint of `conv_winograd`: 16 products (destination channels × tiles) · (tiles × source channels). The tiles are
 cut into parts, as many as the shape says; the products of a part are summed from band to band, and the parts are added
-up in order, so that threads change nothing. An item of work is a part and some of the destination's channels.
+up in order, so that threads change nothing. An item of work is a part and some of the destination's channels. Where the
+sums are large beside the images, a round makes those of some of the destination's channels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .native_call import (
     parallel,
     release,
 )
-from .native_jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
+from .native_jobs import JOB_CALL, JOB_GROUP, JOB_PART, JOB_SHARED, begin, begin_round, new_job, work_off, worker
 from .native_llvm import load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import add_run, clear, read_run, write_run
@@ -37,9 +38,9 @@ from .native_winograd import ELEMENTS, transform_cells, transform_gradient, tran
 (
     WORKER, REDUCER, KIND, BATCH, GROUPS, D, S, SOURCE, DEST, S_N, S_C, S_Y, D_N, D_C, D_Y, LENGTH_Y, LENGTH_X,
     OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_D, W_S, W_Y, W_X, TILES_Y, TILES_X, BAND, PARTS, SPLIT, ITEMS,
-    SUM_BYTES, LANE_BYTES, PITCH, S_COLUMNS, D_COLUMNS, D_ROWS, TURNED_ROWS, U_ROWS,
-) = range(39)  # fmt: skip
-WORDS = 39
+    SUM_BYTES, LANE_BYTES, PITCH, S_COLUMNS, D_COLUMNS, D_ROWS, TURNED_ROWS, U_ROWS, ROUND_GROUPS, ROUND_TILES,
+) = range(41)  # fmt: skip
+WORDS = 41
 
 _tables = stack(ROWS + 2)
 _sums = stack((ELEMENTS + 9) * VECTOR)
@@ -115,11 +116,15 @@ def _gradient_tiles(p, data, channel, count, first, last, rows, u):
 def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
-    splits, groups, parts = load_i64(p, SPLIT), load_i64(p, GROUPS), load_i64(p, PARTS)
+    splits, groups, parts = load_i64(p, SPLIT), load_i64(p, ROUND_GROUPS), load_i64(p, PARTS)
     split, item = item % splits, item // splits
-    group, part = item % groups, item // groups
-    d, tiles, columns = load_i64(p, D), (load_i64(p, D) + ROWS - 1) // ROWS, load_i64(p, S_COLUMNS)
-    begin, end = split * tiles // splits * ROWS, min((split + 1) * tiles // splits * ROWS, d)
+    number, part = item % groups, item // groups
+    group, tile = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+    if group >= load_i64(p, GROUPS):
+        return
+    d, columns = load_i64(p, D), load_i64(p, S_COLUMNS)
+    tiles = min(load_i64(p, ROUND_TILES), (d + ROWS - 1) // ROWS - tile)
+    begin, end = (tile + split * tiles // splits) * ROWS, min((tile + (split + 1) * tiles // splits) * ROWS, d)
     all_rows = load_i64(p, BATCH) * load_i64(p, TILES_Y)
     first, last = part * all_rows // parts, (part + 1) * all_rows // parts
     tiles_x, band, pitch = load_i64(p, TILES_X), load_i64(p, BAND), load_i64(p, PITCH)
@@ -128,7 +133,7 @@ def _item(job, item, scratch):
     v = turned + 4 * load_i64(p, TURNED_ROWS) * pitch * columns
     u = v + 4 * ELEMENTS * band * tiles_x * columns
     d_columns, d_rows, u_rows = load_i64(p, D_COLUMNS), load_i64(p, D_ROWS), load_i64(p, U_ROWS)
-    sums = load_i64(job, JOB_SHARED) + 4 * (part * groups + group) * ELEMENTS * u_rows * columns
+    sums = load_i64(job, JOB_SHARED) + 4 * (part * groups + number) * ELEMENTS * u_rows * columns
     source, dest = (
         load_i64(call, CALL_INPUTS + load_i64(p, SOURCE)),
         load_i64(call, CALL_INPUTS + load_i64(p, DEST)),
@@ -149,7 +154,7 @@ def _item(job, item, scratch):
                     multiply(
                         TILE_ROWS[min(ROWS, end - m)],
                         1 if load_i64(p, S) - c <= VECTOR else 2,
-                        sums + 4 * ((e * u_rows + m) * columns + c),
+                        sums + 4 * ((e * u_rows + m - tile * ROWS) * columns + c),
                         4 * columns,
                         u + 4 * (e * d_rows + m - begin) * d_columns,
                         table,
@@ -169,15 +174,18 @@ def _reduce(job, unit):
     """Add the parts up for one destination channel, transform back, write."""
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
-    d, s, groups, columns = load_i64(p, D), load_i64(p, S), load_i64(p, GROUPS), load_i64(p, S_COLUMNS)
-    group, m = unit // d, unit % d
+    d, s, groups, columns = load_i64(p, D), load_i64(p, S), load_i64(p, ROUND_GROUPS), load_i64(p, S_COLUMNS)
+    number, row = unit // load_i64(p, U_ROWS), unit % load_i64(p, U_ROWS)
+    group, m = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART) * ROWS + row
+    if group >= load_i64(p, GROUPS) or m >= d:
+        return
     element = load_i64(p, U_ROWS) * columns
     total, out = _sums(), load_i64(call, CALL_OUTPUT)
     lines = total + 4 * ELEMENTS * VECTOR
     for c in range(0, s, VECTOR):
         clear(total, 0, ELEMENTS * VECTOR)
         for part in range(load_i64(p, PARTS)):
-            place = (part * groups + group) * ELEMENTS * element + m * columns + c
+            place = (part * groups + number) * ELEMENTS * element + row * columns + c
             for e in range(ELEMENTS):
                 add_run(1, total + 4 * e * VECTOR, load_i64(job, JOB_SHARED), place + e * element, VECTOR)
         transform_kernel(total, 4 * VECTOR, lines, 4 * VECTOR)
@@ -200,9 +208,14 @@ def _run(call):
         return no_memory(call)
     job = new_job()
     begin(job, call, sums)
-    status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-    if status == 0:
-        status = parallel(call, load_i64(p, REDUCER), job, load_i64(p, GROUPS) * load_i64(p, D))
+    status, tiles = 0, (load_i64(p, D) + ROWS - 1) // ROWS
+    for group in range(0, load_i64(p, GROUPS), load_i64(p, ROUND_GROUPS)):
+        for tile in range(0, tiles, load_i64(p, ROUND_TILES)):
+            begin_round(job, group, tile)
+            if status == 0:
+                status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
+            if status == 0:
+                status = parallel(call, load_i64(p, REDUCER), job, load_i64(p, ROUND_GROUPS) * load_i64(p, U_ROWS))
     release(runtime, sums, size)
     return status
 

@@ -19,8 +19,7 @@ def _plan(call: Call) -> Plan:
     which = 0 if bias is None else 2
     if conv_winograd_plans.suits(c):
         return conv_winograd_plans.plan(c, call.element_type, adjoint=False, bias=which)
-    pack, work, run = conv_gather.functions()
-    return Plan(run.address, forward(c, call.element_type, (0, 1), (pack.address, work.address), bias=which))
+    return forward(c, call.element_type, bias=which)
 
 
 KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

@@ -18,8 +18,7 @@ def _plan(call: Call) -> Plan:
     c = correlation(call.attributes, call.output, diff_dst, weights, order)
     if conv_winograd_plans.suits(c):
         return conv_winograd_plans.plan(c, call.element_type, adjoint=True)
-    pack, work, run = conv_gather.functions()
-    return Plan(run.address, data_gradient(c, call.element_type, (0, 1), (pack.address, work.address)))
+    return data_gradient(c, call.element_type)
 
 
 KERNEL = NativeKernel(OP, _plan, conv_gather.functions)

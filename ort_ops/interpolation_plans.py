@@ -148,7 +148,8 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         head[par.ENTRIES] = place(table.entries(np.repeat(chunks[:, par.CHUNK_LOW] * inner, per_chunk)))
         head[par.PATTERNS] = place(np.frombuffer(table.patterns.tobytes(), np.int64))
     blocks = [np.array([head.get(n, 0) for n in range(par.WORDS)]), *(np.array(e) for e in reversed(entries)), *tables]
-    return Plan(run.address, np.concatenate([b.astype(np.int64) for b in blocks]))
+    parameters = np.concatenate([b.astype(np.int64) for b in blocks])
+    return Plan(run.address, parameters, lane=head[par.LANE_BYTES])
 
 
 def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:

@@ -327,7 +327,7 @@ def _plan(call: Call) -> Plan:
     fields = {LENGTH: "length", OUT: "out", TAPS: "kernel", STRIDE: "stride", DILATION: "dilation", PAD: "begin"}
     for place, name in fields.items():
         words[place : place + 3] = [getattr(axis, name) for axis in (a, b, w)]
-    return Plan(run.address, words)
+    return Plan(run.address, words, lane=int(words[SCRATCH]))
 
 
 KERNEL = NativeKernel(OP, _plan, _functions)

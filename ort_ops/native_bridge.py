@@ -35,10 +35,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """Which loops to run, a C function int64(call), and their parameters as a block of int64."""
+    """Which loops to run, a C function int64(call), and their parameters as a block of int64.
+
+    What the loops acquire, in bytes: `shared` once, for the call, and `lane` in every thread that works on it.
+    """
 
     run: int
     parameters: np.ndarray
+    shared: int = 0
+    lane: int = 0
+
+    def extra_bytes(self, threads: int) -> int:
+        """The most memory that a call takes besides its tensors: the parameters, and blocks as they are allocated."""
+        blocks = [native_call.block_bytes(size) for size in (self.shared, self.lane)]
+        return self.parameters.nbytes + blocks[0] + threads * blocks[1]
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,24 @@ def runtime() -> int:
     words[native_call.RUNTIME_NO_PLAN] = ctypes.addressof(no_plan)
     words[native_call.RUNTIME_LANES] = min(os.cpu_count() or 1, 64)
     return _block(words)
+
+
+def _runtime_word(index: int) -> ctypes.c_int64:
+    return ctypes.c_int64.from_address(runtime() + 8 * index)
+
+
+def scratch_in_use() -> int:
+    """Bytes of scratch that calls have in use now; blocks that wait for their next use do not count."""
+    return _runtime_word(native_call.RUNTIME_LIVE).value
+
+
+def scratch_peak(*, anew: bool = False) -> int:
+    """The most bytes of scratch that all calls together had in use at one time since this was counted `anew`."""
+    word = _runtime_word(native_call.RUNTIME_PEAK)
+    peak = word.value
+    if anew:
+        word.value = scratch_in_use()
+    return peak
 
 
 # ----- a session is created ------

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from numba import njit
 
-from .native_llvm import call, exchange, fetch_add, load_i32, load_i64, stack, store_i64
+from .native_llvm import call, exchange, fetch_add, fetch_max, load_i32, load_i64, stack, store_i64
 
 # ----- blocks ------
 
 # The state of one kernel, with the addresses that compiled code needs; bit i of NUMBERS: input i carries numbers.
 STATE_API, STATE_PLANS, STATE_COUNT, STATE_SPEC, STATE_PREPARE, STATE_RUNTIME, STATE_NUMBERS, STATE_WORDS = range(8)
-# What is the same in the whole process: C functions, texts, and scratch blocks that wait for their next use.
-RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_NO_PLAN, RUNTIME_LANES, RUNTIME_POOL = range(6)
+# What is the same in the whole process: C functions, texts, bytes of scratch in use and the most there were, and
+# scratch blocks that wait for their next use.
+(
+    RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_NO_PLAN, RUNTIME_LANES, RUNTIME_LIVE, RUNTIME_PEAK,
+    RUNTIME_POOL,
+) = range(8)  # fmt: skip
 POOL_SLOTS = 16
 RUNTIME_WORDS = RUNTIME_POOL + POOL_SLOTS
-POOL_BYTES = 4 << 20  # size of a pooled block; what is larger is allocated for the call
+BLOCK_HEAD = 128  # bytes before a block, which is aligned
+POOL_BYTES = (4 << 20) - BLOCK_HEAD  # of a pooled block; what is larger is allocated for the call
 # A plan; after the named words come the key, rank and dimensions of each output, and the parameters, at these indices.
 PLAN_NEXT, PLAN_RUN, PLAN_KEY, PLAN_KEY_WORDS, PLAN_OUTPUTS, PLAN_SHAPES, PLAN_PARAMETERS, PLAN_HEADER = range(8)
 # One call as a kernel's loops see it; further outputs lie behind the inputs.
@@ -65,6 +70,11 @@ def api_call(api, position, arguments):
 # ----- scratch ------
 
 
+def block_bytes(size: int) -> int:
+    """How much memory `acquire` takes for so many bytes; none is taken for none."""
+    return max(size, POOL_BYTES) + BLOCK_HEAD if size else 0
+
+
 @njit
 def acquire(runtime, size):
     """Memory for one call, aligned to 64 bytes: a pooled block if `size` fits one. 0 when there is none."""
@@ -74,14 +84,24 @@ def acquire(runtime, size):
             if load_i64(place, 0):
                 block = exchange(place, 0)
                 if block:
+                    _use(runtime, POOL_BYTES)
                     return block
         size = POOL_BYTES
-    raw = call(load_i64(runtime, RUNTIME_MALLOC), (size + 128,))
+    raw = call(load_i64(runtime, RUNTIME_MALLOC), (size + BLOCK_HEAD,))
     if raw == 0:
         return 0
-    block = (raw + 127) & -64  # at least one word before it
+    block = (raw + BLOCK_HEAD - 1) & -64  # at least one word before it
     store_i64(block, -1, raw)
+    _use(runtime, size)
     return block
+
+
+@njit
+def _use(runtime, size):
+    """Count a block of `size` bytes that a call begins to use."""
+    size += BLOCK_HEAD
+    live = fetch_add(runtime + 8 * RUNTIME_LIVE, size) + size
+    fetch_max(runtime + 8 * RUNTIME_PEAK, live)
 
 
 @njit
@@ -89,6 +109,7 @@ def release(runtime, block, size):
     """Give back what `acquire(runtime, size)` answered."""
     if block == 0:
         return
+    fetch_add(runtime + 8 * RUNTIME_LIVE, -(max(size, POOL_BYTES) + BLOCK_HEAD))
     if size <= POOL_BYTES:
         for slot in range(POOL_SLOTS):
             place = runtime + 8 * (RUNTIME_POOL + slot)

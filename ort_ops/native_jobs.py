@@ -23,8 +23,9 @@ from .native_call import (
 from .native_llvm import exchange, load_i64, stack, store_i64
 from .native_source import compiled
 
-# what workers share: the call, the next item, whether memory ran out, memory of the whole call
-JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_WORDS = range(5)
+# what workers share: the call, the next item, whether memory ran out, memory of the whole call and, where that does not
+# hold everything at once, the first group and the first part of it that this round is about
+JOB_CALL, JOB_NEXT, JOB_FAILED, JOB_SHARED, JOB_GROUP, JOB_PART, JOB_WORDS = range(7)
 
 new_job = stack(JOB_WORDS)
 
@@ -59,9 +60,17 @@ def worker(name: str, item: Callable[..., object], items_word: int, bytes_word: 
 def begin(job, call, shared):
     """Fill in a new job."""
     store_i64(job, JOB_CALL, call)
-    store_i64(job, JOB_NEXT, 0)
     store_i64(job, JOB_FAILED, 0)
     store_i64(job, JOB_SHARED, shared)
+    begin_round(job, 0, 0)
+
+
+@njit
+def begin_round(job, group, part):
+    """The items are taken from the first one on, for other groups or another part of a group."""
+    store_i64(job, JOB_NEXT, 0)
+    store_i64(job, JOB_GROUP, group)
+    store_i64(job, JOB_PART, part)
 
 
 @njit

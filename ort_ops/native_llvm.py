@@ -139,3 +139,14 @@ def fetch_add(_context, address, value):
         return builder.atomic_rmw("add", place, args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def fetch_max(_context, address, value):
+    """Store an int64 where it is greater than what is there, and answer what was there, atomically."""
+
+    def generate(_target, builder, _signature, args):
+        place = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("max", place, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate

@@ -137,6 +137,7 @@ def _row_table() -> tuple[int, ...]:
 
 
 TILE_ROWS = _row_table()  # how many rows the tile for n rows has
+SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a tile may write beyond the last
 
 
 def _gather(module: ir.Module) -> ir.Function:

@@ -50,7 +50,10 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
     bias = rng.integers(-3, 4, channels).astype(f32)
     y = evaluate("Convolution", attrs, [x, w, bias])
     dy = rng.integers(-3, 4, y.shape).astype(f32)
-    for op, inputs in (("Convolution", [x, w, bias]), ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)])):
+    for op, inputs in (
+        ("Convolution", [x, w, bias]),
+        ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
+    ):
         got = single_op.run(op, attrs, inputs, kernels="numba", dtype=dtype)
         np.testing.assert_array_equal(got, evaluate(op, attrs, inputs), err_msg=f"{op} {case} {dtype}", strict=True)
 
@@ -65,10 +68,8 @@ def slides(attrs: dict[str, Any], x: tuple[int, ...], w: tuple[int, ...], kind: 
     order = tuple(range(len(w)))
     y = evaluate("Convolution", attrs, [np.zeros(x, f32), np.zeros(w, f32)]).shape
     c = correlation(Attributes(BY_NAME["Convolution"], attrs), x, y, w, order, infers=True)
-    words = {
-        int(conv_gather_plans.forward(c, kind, (0, 1), (0, 0))[par.STENCIL]),
-        int(conv_gather_plans.data_gradient(c, kind, (0, 1), (0, 0))[par.STENCIL]),
-    }
+    plans = conv_gather_plans.forward(c, kind), conv_gather_plans.data_gradient(c, kind)
+    words = {int(plan.parameters[par.STENCIL]) for plan in plans}
     assert len(words) == 1, "forward and data gradient"
     return words.pop()
 

@@ -1,0 +1,191 @@
+"""Whether time grows with the work: python -m benchmarks.scaling [--rounds N] [--threads N] [--only PART …]
+
+Every kernel at a base shape and at shapes with twice as much of one thing: N, the batch; C, the channels (of a
+convolution its input's, the outputs stay; of a depthwise one all of them); rows or columns of the image. Each of these
+doubles the work. The five take turns in one process. The table shows time(doubled) / (2 · time(base)); what lies
+outside 0.85 … 1.15 is marked. Writes benchmarks/results/scaling.md and scaling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import helper
+from tqdm import tqdm
+
+import onnx_backprop as ob
+
+from .cases import Convolution, Interpolation
+from .contenders import Run, one_node, ours
+from .report import write_text
+
+RESULTS = Path(__file__).parent / "results"
+DOUBLED = ("N", "C", "rows", "columns")
+LOW, HIGH = 0.85, 1.15
+TURN = 0.02  # seconds that a shape has at a turn, about
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient with x, dy and a result of x's shape, windows of `window` cells beside each other."""
+
+    op_type: str
+    batch: int
+    channels: int
+    lengths: tuple[int, ...]
+    channels_last: bool = False
+    window: int = 1
+
+    @property
+    def name(self) -> str:
+        shape = f"N{self.batch} C{self.channels} {self.lengths[0]}x{self.lengths[1]}"
+        return f"{self.op_type} {shape}{f' k{self.window}' if self.window > 1 else ''}{' NXC' * self.channels_last}"
+
+    def run(self, threads: int) -> Run:
+        """A session of ours."""
+        shapes = [[self.batch, *(n // k for n in self.lengths)] for k in (1, self.window)]
+        for shape in shapes:
+            shape.insert(3 if self.channels_last else 1, self.channels)
+        rng = np.random.default_rng(0)
+        feeds = {name: rng.standard_normal(s, np.float32) for name, s in zip(("x", "dy"), shapes, strict=True)}
+        attributes: dict[str, Any] = {}
+        inputs = ["x", "dy"]
+        if self.op_type in ("MaxPoolBackward", "BatchNormTrainingBackward"):
+            attributes["data_format"] = "NXC" if self.channels_last else "NCX"
+        if self.op_type == "MaxPoolBackward":
+            attributes |= {"kernel": [self.window] * 2, "strides": [self.window] * 2}
+            attributes |= {"pads_begin": [0, 0], "pads_end": [0, 0]}
+        elif self.op_type == "SoftMaxBackward":
+            attributes["axis"] = 3
+        elif self.op_type == "BatchNormTrainingBackward":
+            attributes["epsilon"] = 1e-5
+        node = helper.make_node(self.op_type, inputs, ["result"], domain=ob.DOMAIN, **attributes)
+        return one_node(node, feeds, "numba", threads)
+
+
+Case = Convolution | Interpolation | Gradient
+
+CONVOLUTIONS = (
+    Convolution(8, 64, 64, (64, 64), 3, 1, 1),
+    Convolution(8, 64, 64, (64, 64), 3, 1, 1, channels_last=True),
+    Convolution(8, 128, 64, (64, 64), 1),
+    Convolution(8, 128, 64, (64, 64), 1, channels_last=True),
+    Convolution(8, 64, 64, (64, 64), 3, 2, 1),
+    Convolution(8, 64, 64, (64, 64), 3, 2, 1, channels_last=True),
+    Convolution(8, 64, 64, (64, 64), 3, 1, 2, dilation=2),
+    Convolution(16, 128, 128, (64, 64), 3, 1, 1, groups=128),
+    Convolution(16, 128, 128, (64, 64), 3, 1, 1, groups=128, channels_last=True),
+    Convolution(8, 64, 32, (64, 64), 2, 2, transposed=True),
+    Convolution(2, 32, 32, (16, 32, 32), 3, 1, 1),
+)
+INTERPOLATIONS = tuple(
+    Interpolation(8, 64, lengths, outs, mode, last)
+    for lengths, outs in (((96, 96), (192, 192)), ((192, 192), (96, 96)))
+    for mode in ("nearest", "linear", "cubic")
+    for last in (False, True)
+)
+OTHERS = (
+    Gradient("MaxPoolBackward", 8, 64, (128, 128), window=2),
+    Gradient("MaxPoolBackward", 8, 64, (128, 128), window=2, channels_last=True),
+    Gradient("BatchNormTrainingBackward", 16, 64, (112, 112)),
+    Gradient("BatchNormTrainingBackward", 16, 64, (112, 112), channels_last=True),
+    Gradient("SoftMaxBackward", 8, 32, (256, 256)),
+    Gradient("ReLUBackward", 8, 64, (128, 128)),
+)
+
+
+def doubled(case: Case, what: str) -> Case:
+    """Twice as much of one thing."""
+    if what == "N":
+        return replace(case, batch=2 * case.batch)
+    if what == "C":
+        if isinstance(case, Convolution) and case.groups > 1:
+            return replace(case, channels=2 * case.channels, outputs=2 * case.outputs, groups=2 * case.groups)
+        return replace(case, channels=2 * case.channels)
+    axis = len(case.lengths) - 1 if what == "columns" else 0
+    lengths = _twice(case.lengths, axis)
+    if isinstance(case, Interpolation):
+        return replace(case, lengths=lengths, outs=_twice(case.outs, axis))
+    return replace(case, lengths=lengths)
+
+
+def _twice(lengths: Sequence[int], axis: int) -> tuple[int, ...]:
+    return tuple(2 * n if place == axis else n for place, n in enumerate(lengths))
+
+
+def prepared(case: Case, gradient: str, threads: int) -> Run:
+    """What runs a kernel once."""
+    run = case.run(threads) if isinstance(case, Gradient) else ours("numba")(case, gradient, threads)
+    assert run is not None
+    return run
+
+
+def works() -> list[tuple[str, Case, str]]:
+    """Names, base shapes and gradients."""
+    result: list[tuple[str, Case, str]] = [(f"{c.name} {g}", c, g) for c in CONVOLUTIONS for g in c.gradients]
+    return [*result, *((c.name, c, "data") for c in (*INTERPOLATIONS, *OTHERS))]
+
+
+def times(runs: dict[str, Run], rounds: int, statistic: Callable[[list[float]], float]) -> dict[str, float]:
+    """Seconds of each, taking turns; the first run of a turn finds its tensors in no cache and is left out."""
+    counts = {name: max(1, round(TURN / _once(run))) for name, run in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            run()
+            seconds[name] += [_once(run) for _ in range(counts[name])]
+    return {name: statistic(values) for name, values in seconds.items()}
+
+
+def _once(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Markdown; the base in milliseconds, the others as ratios."""
+    heads = ["kernel and base shape", "base, ms", *(f"twice {what}" for what in DOUBLED)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (1 + len(DOUBLED))]
+    for row in rows:
+        seconds = row["seconds"]
+        cells = [seconds[what] / (2 * seconds["base"]) for what in DOUBLED]
+        shown = [f"{r:.2f}" if LOW <= r <= HIGH else f"**{r:.2f}**" for r in cells]
+        lines.append(f"| {row['name']} | {1e3 * seconds['base']:.3g} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser.add_argument("--threads", type=int, default=2, help="of a session (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each shape (%(default)s)")
+    parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
+    parser.add_argument("--best", action="store_true", help="fastest runs, not medians: where others use the machine")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
+    arguments = parser.parse_args()
+    chosen = [work for work in works() if any(part in work[0] for part in arguments.only)]
+    if not chosen:
+        parser.error(f"no kernel's name contains {' or '.join(arguments.only)}: " + ", ".join(n for n, _, _ in works()))
+    rows = []
+    for name, case, gradient in tqdm(chosen, unit="kernel", disable=None):
+        shapes = {"base": case} | {what: doubled(case, what) for what in DOUBLED}
+        runs = {what: prepared(shape, gradient, arguments.threads) for what, shape in shapes.items()}
+        seconds = times(runs, arguments.rounds, min if arguments.best else statistics.median)
+        rows.append({"name": name, "seconds": seconds})
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    machine = {"threads": arguments.threads, "statistic": "fastest" if arguments.best else "median"}
+    write_text(arguments.output / "scaling.json", json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    write_text(arguments.output / "scaling.md", table(rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Memory that a native kernel takes besides its tensors: a tenth of them and a fixed scratch, however many threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import onnx_backprop as ob
+from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
+from onnx_backprop.ort_ops import conv_gather_plans, conv_plans, conv_weight_plans, conv_winograd_plans, native_bridge
+from onnx_backprop.ort_ops.native_call import block_bytes
+from tests import single_op
+from tests.checks import evaluate
+from tests.ort_ops import random_calls
+from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, random_convolution, to_data
+from tests.property.calls import Call
+
+FIXED = 9 << 19  # 4.5 MiB per thread and once more for the call: a block of 4 MiB, and tables
+PROCESSORS = (1, 2, 8, 32)
+DTYPES = ("f32", "f16")
+
+
+def allowed(tensor_bytes: int, threads: int) -> float:
+    return tensor_bytes / 10 + FIXED * (threads + 1)
+
+
+def require_little(shapes: Shapes, processors: int) -> None:
+    """Whatever the element type, with as many threads as processors."""
+    for dtype in DTYPES:
+        plan, tensors = shapes.plan(dtype), shapes.tensor_bytes(dtype)
+        extra = plan.extra_bytes(processors)
+        assert extra <= allowed(tensors, processors), (
+            f"{shapes} {dtype}, {processors} threads: {extra} bytes beside {tensors}; shared {plan.shared}, "
+            f"per thread {plan.lane}, tables {plan.parameters.nbytes}"
+        )
+
+
+@pytest.fixture(params=PROCESSORS)
+def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Plans are made for so many."""
+    monkeypatch.setattr(os, "cpu_count", lambda: request.param)
+    assert conv_plans.processors() == request.param
+    return request.param
+
+
+def of_table(case: Convolution) -> Iterator[Shapes]:
+    """Both gradients and the forward operator, both layouts."""
+    axes, x, y = len(case.lengths), case.x_shape, case.y_shape
+    source, destination = (y, x) if case.transposed else (x, y)
+    ops = [op for op in CONV_OPS if op.startswith("ConvTranspose") == case.transposed]
+    for op, data_format in product(ops, ("NCX", "NXC")):
+        yield convolution(
+            op,
+            case.batch,
+            (source[1], destination[1]),
+            destination[2:],
+            (case.kernel,) * axes,
+            strides=(case.stride,) * axes,
+            pads=(case.pad,) * axes,
+            dilations=(case.dilation,) * axes,
+            groups=case.groups,
+            data_format=data_format,
+            lengths=source[2:],
+        )
+
+
+def test_shapes_of_the_benchmarks(processors: int) -> None:
+    for case in CONVOLUTIONS:
+        for shapes in of_table(case):
+            require_little(shapes, processors)
+
+
+# batch, channels of source and destination, lengths, kernel: weights that outweigh the images
+LARGE = [
+    (1, (512, 512), (7, 7), (3, 3)),
+    (8, (512, 512), (7, 7), (3, 3)),
+    (1, (512, 512), (14, 14), (3, 3)),
+    (1, (1024, 1024), (1, 1), (3, 3)),
+    (1, (4096, 4096), (1, 1), (1, 1)),
+    (32, (4096, 4096), (1, 1), (1, 1)),
+    (1, (512, 4096), (1, 1), (7, 7)),
+    (1, (4096, 1000), (7, 7), (1, 1)),
+    (1, (2048, 512), (3, 3), (5, 5)),
+    (1, (256, 256), (4, 4, 4), (3, 3, 3)),
+    (1, (1024, 1024), (100,), (9,)),
+    (1, (64, 64), (1 << 20,), (7,)),
+    (1, (1, 1), (1 << 24,), (101,)),
+    (1, (64, 64), (1024, 1024), (3, 3)),
+    (1, (256, 256), (512, 512), (3, 3)),
+    (1, (3, 64), (4096, 4096), (7, 7)),
+    (2, (16, 32), (128, 128, 64), (3, 3, 3)),
+]
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("groups", [1, 4, "depthwise"])
+def test_large_weights_and_large_images(processors: int, data_format: str, groups: int | str) -> None:
+    for (batch, channels, outs, kernel), op in product(LARGE, CONV_OPS):
+        cut, both = (groups, channels) if isinstance(groups, int) else (channels[0], (channels[0],) * 2)
+        if any(c % cut for c in both):
+            continue
+        pads = [k // 2 if out > 1 else 0 for k, out in zip(kernel, outs, strict=True)]
+        for stride in (1, 2):
+            shapes = convolution(
+                op,
+                batch,
+                both,
+                outs,
+                kernel,
+                strides=(stride,) * len(outs),
+                pads=pads,
+                groups=cut,
+                data_format=data_format,
+            )
+            require_little(shapes, processors)
+
+
+def test_random_convolutions(processors: int) -> None:
+    """Any geometry, up to two gigabytes."""
+    chosen = [random_convolution(np.random.default_rng([7, seed])) for seed in range(300)]
+    for shapes in chosen:
+        require_little(shapes, processors)
+
+
+# ----- what is measured is what plans say ------
+
+
+def options(threads: int) -> onnxruntime.SessionOptions:
+    result = onnxruntime.SessionOptions()
+    result.intra_op_num_threads = threads
+    result.log_severity_level = 3
+    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return result
+
+
+def measured(call: Call, dtype: str, threads: int) -> int:
+    """Bytes of scratch that a run takes at most."""
+    model = single_op.model(call.op, call.attributes, call.inputs, dtype=dtype)
+    session = ob.session(model, kernels="numba", session_options=options(threads))
+    native_bridge.scratch_peak(anew=True)
+    session.run(None, single_op.feeds(call.op, call.inputs))
+    return native_bridge.scratch_peak()
+
+
+def planned(call: Call) -> Shapes:
+    return Shapes(call.op, call.attributes, tuple(None if a is None else a.shape for a in call.inputs))
+
+
+def whole(shapes: Shapes) -> Call:
+    """Numbers that are exact in every type, and so are their sums."""
+    rng = np.random.default_rng(sum(sum(shape) for shape in shapes.inputs if shape))
+    arrays = [None if s is None else rng.integers(-2, 3, s).astype(np.float32) for s in shapes.inputs]
+    return Call(shapes.op, dict(shapes.attributes), arrays, 0)
+
+
+MEASURED = [
+    convolution(op, batch, channels, outs, kernel, strides=strides, pads=pads, groups=groups, data_format=data_format)
+    for batch, channels, outs, kernel, strides, pads, groups in (
+        (1, (512, 256), (7, 7), (3, 3), (1, 1), (1, 1), 1),
+        (1, (1536, 1024), (1, 1), (1, 1), (1, 1), (0, 0), 1),
+        (2, (64, 64), (28, 28), (3, 3), (2, 2), (1, 1), 1),
+        (2, (256, 256), (5, 5), (5, 5), (1, 1), (2, 2), 2),
+        (2, (64, 64), (28, 28), (3, 3), (1, 1), (1, 1), 64),
+        (1, (2, 2), (1 << 18,), (3,), (1,), (1,), 2),
+        (1, (16, 24), (12, 12, 12), (3, 3, 3), (1, 1, 1), (1, 1, 1), 1),
+    )
+    for op in CONV_OPS[:5]
+    for data_format in ("NCX", "NXC")
+]
+
+
+@pytest.mark.parametrize("shapes", MEASURED, ids=str)
+def test_convolutions_take_what_their_plans_say(shapes: Shapes) -> None:
+    call = whole(shapes)
+    for dtype in DTYPES:
+        plan = shapes.plan(dtype)
+        one = block_bytes(plan.shared) + block_bytes(plan.lane)
+        assert measured(call, dtype, 1) == one, dtype
+        for threads in (2, 8):
+            most = block_bytes(plan.shared) + threads * block_bytes(plan.lane)
+            assert one <= measured(call, dtype, threads) <= most, (dtype, threads)
+
+
+# rows and channels: as many as make a round, and more
+@pytest.mark.parametrize(("data_format", "shape"), [("NCX", (2, 1_200_000, 1)), ("NXC", (3, 600_000)), ("NXC", (5, 7))])
+def test_the_bias_takes_what_its_plan_says(data_format: str, shape: tuple[int, ...]) -> None:
+    shapes = Shapes("BiasAddBackward", {"data_format": data_format}, (shape,))
+    call = whole(shapes)
+    for dtype in DTYPES:
+        for threads in (1, 2, 8):
+            assert measured(call, dtype, threads) == block_bytes(shapes.plan(dtype).shared)
+        require_little(shapes, 1)
+        expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
+        got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+        np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def resize(case: Interpolation) -> Call:
+    """Of the benchmark, by the operators of the spec or, cubic, by ONNX's."""
+    x, dy = (
+        np.zeros(to_data(s, "NXC" if case.channels_last else "NCX"), np.float32) for s in (case.x_shape, case.y_shape)
+    )
+    if case.mode == "cubic":
+        axes = [1, 2] if case.channels_last else [2, 3]
+        return Call("ResizeGrad", {"mode": "cubic", "axes": axes}, [dy, x, None, None, np.array(case.outs)], 0)
+    attributes = {"mode": case.mode, "sizes": case.outs, "data_format": "NXC" if case.channels_last else "NCX"}
+    return Call("InterpolateBackward", attributes, [x, dy], 0)
+
+
+@pytest.mark.parametrize("case", INTERPOLATIONS, ids=lambda case: case.name)
+def test_interpolations_of_the_benchmarks(case: Interpolation) -> None:
+    """One thread takes one block, so as many threads take as many; the tables are those of a plan."""
+    call = resize(case)
+    for dtype in DTYPES:
+        assert 0 < measured(call, dtype, 1) <= block_bytes(1)
+    assert measured(call, "f32", 2) <= 2 * block_bytes(1)
+    if case.mode != "cubic":
+        assert planned(call).plan("f32").parameters.nbytes < FIXED - block_bytes(1)
+
+
+def test_no_kernel_takes_more_than_a_block_for_each_thread_of_a_small_call() -> None:
+    """All operators, and that nothing stays in use behind a call."""
+    taken = {}
+    for seed in range(90):
+        rng = np.random.default_rng([8, seed])
+        call = random_calls.random_call(rng)
+        for threads in (1, 2):
+            extra = measured(call, DTYPES[seed % 2], threads)
+            assert extra <= (threads + 1) * block_bytes(1), (call, threads)
+            taken[call.op] = max(taken.get(call.op, 0), extra)
+    assert set(taken) == set(random_calls.MAKERS)
+    free = {"ReLUBackward", "SoftMaxBackward", "BatchNormTrainingBackward"}
+    assert {op for op, extra in taken.items() if extra == 0} == free
+    assert native_bridge.scratch_in_use() == 0
+
+
+# ----- what does not fit is done in rounds ------
+
+
+# batch, channels of source and destination, lengths of the destination, kernel, strides, groups
+IN_ROUNDS = [
+    (2, (40, 70), (9, 6), (3, 3), (1, 1), 1),
+    (1, (96, 60), (5, 21), (3, 3), (1, 1), 3),
+    (3, (20, 50), (4, 5), (3, 2), (2, 1), 1),
+    (2, (12, 70), (7,), (1,), (1,), 1),
+    (2, (70, 3), (7,), (3,), (1,), 1),
+    (1, (84, 96), (4, 3, 3), (2, 1, 3), (1, 1, 2), 12),
+    (1, (150, 75), (6, 6), (5, 5), (1, 1), 5),
+]
+
+
+@pytest.mark.parametrize("limit", [1, 20_000, 60_000])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str, limit: int) -> None:
+    """However little may be shared: some groups at a time, or some channels of one."""
+    calls = []
+    for batch, channels, outs, kernel, strides, groups in IN_ROUNDS:
+        for op in CONV_OPS[:5]:
+            given = {"strides": strides, "groups": groups, "data_format": data_format}
+            calls.append(convolution(op, batch, channels, outs, kernel, **given))
+    before = [shapes.plan("f32").shared for shapes in calls]
+    for module in (conv_gather_plans, conv_weight_plans, conv_winograd_plans):
+        monkeypatch.setattr(module, "shared_limit", lambda *_: limit)
+    after = [shapes.plan("f32").shared for shapes in calls]
+    assert sum(now < was for was, now in zip(before, after, strict=True)) >= len(calls) * 2 // 5
+    for shapes in calls:
+        call = whole(shapes)
+        for dtype in ("f32", "bf16"):
+            expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
+            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+            np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
