@@ -22,6 +22,7 @@ NATIVE_OPS = frozenset(
         "ConvTransposeBackpropFilters",
         "InterpolateBackward",
         "InterpolateBackprop",
+        "LayerNormBackward",
         "MaxPoolBackward",
         "ReLUBackward",
         "SoftMaxBackward",

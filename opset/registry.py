@@ -13,6 +13,7 @@ from . import (
     convolution_backward_weights,
     interpolate_backprop,
     interpolate_backward,
+    layer_norm_backward,
     max_pool_backward,
     relu_backward,
     resample_grad,
@@ -37,5 +38,6 @@ OPS: tuple[Op, ...] = (
     relu_backward.OP,
     soft_max_backward.OP,
     batch_norm_training_backward.OP,
+    layer_norm_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

@@ -11,6 +11,7 @@ from . import (
     convolution_backward_data,
     convolution_backward_weights,
     interpolate_backward,
+    layer_norm_backward,
     max_pool_backward,
     relu_backward,
     resample_grad,
@@ -31,6 +32,7 @@ KERNELS = (
     relu_backward.KERNEL,
     soft_max_backward.KERNEL,
     batch_norm_training_backward.KERNEL,
+    layer_norm_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

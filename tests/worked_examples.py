@@ -457,6 +457,46 @@ def normalisations() -> Iterator[Example]:
     yield Example("batch_norm-last", op, {"epsilon": 0.0}, (last, given), answer, ([6, 0], [12, 28]))
 
 
+def layer_norms() -> Iterator[Example]:
+    """Rows of 1 and 3, with a mean of 2 and a variance of 1, and ε = 0: all is exact."""
+    op, plain = "LayerNormBackward", {"epsilon": 0.0, "use_affine": 0}
+    x, dy = [[1, 3, 3, 1], [3, 1, 1, 3]], [[4, 0, 8, 4], [2, 6, 2, 6]]  # mean dy = 4 and 4, mean dy·z = 0 and 0
+    whole = [6, 6, 10, 10]
+    slant = [[8, 0, 0, 0], [0, 0, 0, 8]]  # mean dy = 2 and 2, mean dy·z = -2 and 2
+    flat = [[4, 0, 0, -4], [-4, 0, 0, 4]]  # dy - 2 - z·(mean dy·z)
+    yield Example(op, op, plain, (x, dy), np.subtract(dy, 4).tolist(), ([-2, -6, 6, 2], whole))
+    yield Example(f"{op}-slant", op, plain, (x, slant), flat, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    given: list[Any] = [x, slant, [2, 2], [1, 1]]
+    yield Example(f"{op}-given", op, plain, tuple(given), flat, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    affine = {"epsilon": 0.0}
+    twice = np.multiply(flat, 2).tolist()
+    gammas = (x, slant, None, None, [2, 2, 2, 2], [7, 8, 9, 10])
+    yield Example(f"{op}-gamma", op, affine, gammas, twice, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    # γ·dy = slant in the first row and nothing in the second
+    yield Example(
+        f"{op}-gammas", op, affine, (x, [[2, 1, 1, 1], [0, 1, 1, 1]], None, None, [4, 0, 0, 0]),
+        [flat[0], [0, 0, 0, 0]], ([-2, 0, 0, 0], [2, 2, 2, 2]),
+    )  # fmt: skip
+    # ε = 3 beside a variance of 1: r = 1/2, z = ±1/2, mean dy·z = ∓1, so z·(mean dy·z) is a quarter of 2
+    quarter = [[2.75, -0.75, -0.75, -1.25], [-1.25, -0.75, -0.75, 2.75]]
+    yield Example(f"{op}-epsilon", op, plain | {"epsilon": 3.0}, (x, slant), quarter, ([-4, 0, 0, 4], [8, 0, 0, 8]))
+    # a mean of 1 and a variance of 4 instead: z = 0, 1, 1, 0 and 1, 0, 0, 1, mean dy·z = 0 and 2
+    other = (x, slant, [1, 1], [4, 4])
+    yield Example(
+        f"{op}-statistics", op, plain, other, [[3, -1, -1, -1], [-2, -1, -1, 2]], ([0, 0, 0, 8], [8, 0, 0, 8])
+    )
+    # the last two axes, and all of them
+    square = [[[1, 3], [3, 1]], [[3, 1], [1, 3]]]
+    steep, level = np.reshape(slant, (2, 2, 2)).tolist(), np.reshape(flat, (2, 2, 2)).tolist()
+    sums = ([[-8, 0], [0, 8]], [[8, 0], [0, 8]])
+    for axis in (1, -2):
+        yield Example(f"{op}-axis{axis}", op, plain | {"begin_norm_axis": axis}, (square, steep), level, sums)
+    yield Example(
+        f"{op}-all", op, plain | {"begin_norm_axis": 0}, (x[0], slant[0], 2, 1), flat[0], ([-8, 0, 0, 0], [8, 0, 0, 0])
+    )
+    yield Example(f"{op}-one", op, {}, ([[5], [7]], [[3], [4]], None, None, [2]), [[0], [0]], ([0], [7]))
+
+
 # ----- Activations ----------------------------------------------------------------------------------------------------
 
 
@@ -583,4 +623,5 @@ EXAMPLES = (
     *max_pools(),
     *activations(),
     *normalisations(),
+    *layer_norms(),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
 from tests.gradient_checks import FLOAT64, SMOOTH, VARIANTS, Case, build, case, check_case, positive, spread
 
 SHAPE = (2, 3, 4)
@@ -17,6 +21,9 @@ TAILS = [  # x, axis, scale, bias
     (SHAPE, 2, (1,), ()),
     ((5,), 0, (5,), (5,)),
     ((0, 3), -1, (3,), (3,)),
+    (SHAPE, -1, (3, 4), (3, 4)),  # a scale with an axis before the normalised ones
+    (SHAPE, -1, (2, 3, 1), (2, 3, 1)),
+    (SHAPE, 1, (4,), (4,)),
 ]
 STATISTICS = [
     "y = Mul(z, rate)",
@@ -91,6 +98,43 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str) -> None:
     check_case(case, variant)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("x", "axis", "s", "b"), [tail for tail in TAILS if 0 not in tail[0]])
+def test_layer_normalization_on_every_route(x, axis: int, s, b, kernels: str) -> None:
+    """The routes' gradients are those of float64, for which the converter writes standard operators."""
+    text = f"y = LayerNormalization <axis = {axis}, epsilon = 0.1> (x, s, b)"
+    model, feeds, wrt = build(case(text, x=x, s=s, b=b), opset=18)
+    feeds["y_grad"] = spread(x, 7)
+    got = ob.session(ob.backward(model, wrt=wrt), kernels=kernels).run(None, feeds)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    composed = ob.backward(model, wrt=wrt)
+    assert not composed.functions
+    expected = ob.session(composed).run(None, {k: v.astype(np.float64) for k, v in feeds.items()})
+    for name, a, e in zip(["y", *wrt], got, expected, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a), np.asarray(e), rtol=0, atol=1e-5 * max(1, np.abs(e).max()), err_msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "wrt", "emitted"),
+    [
+        ("y = LayerNormalization(x, s, b)", "xsb", True),
+        ("y = LayerNormalization(x, s)", "xs", True),
+        ("y = LayerNormalization <axis = 1> (x, s, b)", "xsb", True),  # stretched
+        ("y, mean = LayerNormalization(x, s)", "s", True),
+        ("y = LayerNormalization(x, s, b)", "b", False),  # a sum
+        ("y = LayerNormalization(x, t)", "xt", False),
+    ],
+)
+def test_what_layer_norm_backward_is_for(text: str, wrt: str, emitted: bool) -> None:
+    shapes = {"x": SHAPE, "s": (4,), "b": (4,), "t": (3, 4)}
+    given = {name: shape for name, shape in shapes.items() if re.search(rf"\b{name}\b", text.partition("=")[2])}
+    model, _, _ = build(case(text, op="LayerNormalization", **given), opset=18)
+    assert [f.name for f in ob.backward(model, wrt=list(wrt)).functions] == ["LayerNormBackward"] * emitted
 
 
 @pytest.mark.parametrize("power", [1, 2])

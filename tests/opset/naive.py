@@ -180,3 +180,17 @@ def max_pool_backward(c: Correlation, x: np.ndarray, dy: np.ndarray) -> np.ndarr
             if winner is not None:
                 dx[(n, channel, *winner)] += dy[(n, channel, *o)]
     return dx
+
+
+def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, axis: int, epsilon: float) -> np.ndarray:
+    """Layer normalisation of the axes from `axis` on, row by row, element by element."""
+    y = np.zeros_like(x)
+    axis %= x.ndim
+    for row in np.ndindex(x.shape[:axis]):
+        cells = [float(v) for v in x[row].ravel()]
+        mean = sum(cells) / len(cells)
+        variance = sum((v - mean) ** 2 for v in cells) / len(cells)
+        for place in np.ndindex(x.shape[axis:]):
+            z = (float(x[row + place]) - mean) / (variance + epsilon) ** 0.5
+            y[row + place] = gamma[place] * z + beta[place]
+    return y

@@ -8,7 +8,7 @@ from onnx import ModelProto, TensorProto, checker, parser, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
-from tests.checks import evaluate, infer, inferred, one_node_model
+from tests.checks import evaluate, evaluate_all, infer, inferred, one_node_model
 from tests.opset.test_convolution import Case, case
 from tests.worked_examples import EXAMPLES, Example
 
@@ -89,6 +89,11 @@ STATIC = [
         'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
         [2, 6, 5],
     ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy, float[6,5] g) => (dx)",
+        "dx, dg, db = $LayerNormBackward <begin_norm_axis = 1> (x, dy, , , g)",
+        [2, 6, 5],
+    ),
     ("(float16[2,6] dy, float16[2,6] y) => (dx)", "dx = $SoftMaxBackward (dy, y)", [2, 6]),
     ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
     ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
@@ -131,6 +136,11 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
             "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
             f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
             [2, 3, "L"],
+        ),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[M,3] mean, float[8] gamma) => (dx)",
+            "dx = $LayerNormBackward (x, dy, mean, , gamma)",
+            [2, 3, 8],
         ),
         ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
         ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
@@ -239,6 +249,11 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
+        ("LayerNormBackward", {"use_affine": 0}, [None, None], None),
+        ("LayerNormBackward", {}, [None, None, None, None, [4]], None),
+        ("LayerNormBackward", {}, [None, None, ["N", 3], None, [None]], ["N", 3, None]),
+        ("LayerNormBackward", {"begin_norm_axis": 1}, [None, None, ["N"], [2], [3, 4]], [2, 3, 4]),
+        ("LayerNormBackward", {"begin_norm_axis": 2}, [None, None, None, None, [3]], [None, None, 3]),
         ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
         ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
         ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
@@ -432,7 +447,7 @@ def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object],
 def test_inferred_shapes_are_the_executed_ones(rng: np.random.Generator) -> None:
     """Fully known shapes give the executed shape; partly known ones never a false statement."""
     for op, attributes, arrays in random_calls(rng):
-        executed = evaluate(op, attributes, arrays).shape
+        executed, *more = (answer.shape for answer in evaluate_all(op, attributes, arrays))
         known = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in arrays]
         what = (op, attributes, [None if a is None else a.shape for a in arrays])
         assert inferred(one_node_model(op, attributes, known)) == list(executed), what
@@ -441,7 +456,7 @@ def test_inferred_shapes_are_the_executed_ones(rng: np.random.Generator) -> None
                 None if a is None else a if a.dtype == np.int32 and rng.random() < 0.5 else symbolic(rng, a.shape)
                 for a in arrays
             ]
-            m = one_node_model(op, attributes, partly, output_rank=len(executed))
+            m = one_node_model(op, attributes, partly, output_ranks=[len(shape) for shape in (executed, *more)])
             assert_true_statement(inferred(m), executed, (what, partly))
 
 
@@ -455,8 +470,8 @@ def test_every_example_passes_the_full_check() -> None:
 
 def static(example: Example, element_type: int = TensorProto.FLOAT) -> ModelProto:
     inputs = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in example.arrays()]
-    rank = np.ndim(example.expected)
-    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_rank=rank)
+    ranks = [np.ndim(answer) for answer in (example.expected, *example.more)]
+    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_ranks=ranks)
 
 
 def test_auto_pad_in_every_spelling() -> None:

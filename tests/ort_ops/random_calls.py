@@ -14,6 +14,7 @@ from tests.property.calls import (
     Call,
     conv_order,
     conv_transpose_order,
+    layer_norm_arrays,
     to_data,
     to_weights,
     values,
@@ -209,6 +210,22 @@ def batch_norm(rng: Rng, op: str) -> Call:
     return Call(op, {"epsilon": 0.5, "data_format": data}, [x, dy, *parameters], seed)
 
 
+def layer_norm(rng: Rng, op: str) -> Call:
+    while True:
+        shape = tuple(_length(rng, 300) for _ in range(int(rng.integers(1, 5))))
+        if _fits(shape):
+            break
+    seed, axis = int(rng.integers(2**31)), int(rng.integers(-len(shape), len(shape)))
+    x, dy, gamma, beta, mean, variance = layer_norm_arrays(shape, axis, seed)
+    inputs = [x, dy, *(array if rng.random() < 0.5 else None for array in (mean, variance))]
+    affine = int(rng.random() < 0.7)
+    if affine:
+        inputs += [gamma, beta] if rng.random() < 0.5 else [gamma]
+    while inputs[-1] is None:
+        inputs.pop()
+    return Call(op, {"epsilon": 0.5, "begin_norm_axis": axis, "use_affine": affine}, inputs, seed)
+
+
 MAKERS = {
     "Convolution": convolution,
     "ConvolutionBackwardData": convolution,
@@ -225,6 +242,7 @@ MAKERS = {
     "ReLUBackward": elementwise,
     "SoftMaxBackward": elementwise,
     "BatchNormTrainingBackward": batch_norm,
+    "LayerNormBackward": layer_norm,
 }
 
 
