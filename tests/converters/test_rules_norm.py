@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
@@ -113,10 +113,9 @@ def test_layer_normalization_on_every_route(x, axis: int, s, b, kernels: str) ->
     composed = ob.backward(model, wrt=wrt)
     assert not composed.functions
     expected = ob.session(composed).run(None, {k: v.astype(np.float64) for k, v in feeds.items()})
-    for name, a, e in zip(["y", *wrt], got, expected, strict=True):
-        np.testing.assert_allclose(
-            np.asarray(a), np.asarray(e), rtol=0, atol=1e-5 * max(1, np.abs(e).max()), err_msg=name
-        )
+    for name, *values in zip(["y", *wrt], got, expected, strict=True):
+        a, e = (np.asarray(value, np.float64) for value in values)
+        np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * max(1, np.abs(e).max()), err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +134,19 @@ def test_what_layer_norm_backward_is_for(text: str, wrt: str, emitted: bool) -> 
     given = {name: shape for name, shape in shapes.items() if re.search(rf"\b{name}\b", text.partition("=")[2])}
     model, _, _ = build(case(text, op="LayerNormalization", **given), opset=18)
     assert [f.name for f in ob.backward(model, wrt=list(wrt)).functions] == ["LayerNormBackward"] * emitted
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_scale_of_unknown_length_may_be_one(kernels: str) -> None:
+    """Two lengths that nobody knows need not be equal; the gradient of the one is the sum of those of four."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]> g (float[?,?] x, float[?] s) => (float[?,?] y)
+        { y = LayerNormalization <epsilon = 0.1> (x, s) }""")
+    session = ob.session(ob.backward(model, wrt=["x", "s"]), kernels=kernels)
+    feeds = {"x": spread((3, 4)), "y_grad": spread((3, 4), 5)}
+    one, four = ([np.asarray(v) for v in session.run(None, feeds | {"s": np.full(n, 0.5, np.float32)})] for n in (1, 4))
+    np.testing.assert_array_equal(one[1], four[1])
+    np.testing.assert_allclose(one[2], four[2].sum(keepdims=True), rtol=1e-5, strict=True)
 
 
 @pytest.mark.parametrize("power", [1, 2])
