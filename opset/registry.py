@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    avg_pool_backward,
     batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backprop_filters,
@@ -35,6 +36,7 @@ OPS: tuple[Op, ...] = (
     conv_transpose_backprop_filters.OP,
     bias_add_backward.OP,
     max_pool_backward.OP,
+    avg_pool_backward.OP,
     relu_backward.OP,
     soft_max_backward.OP,
     batch_norm_training_backward.OP,

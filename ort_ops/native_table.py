@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    avg_pool_backward,
     batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backward_data,
@@ -29,6 +30,7 @@ KERNELS = (
     *conv_transpose_backward_weights.KERNELS,
     *interpolate_backward.KERNELS,
     max_pool_backward.KERNEL,
+    avg_pool_backward.KERNEL,
     relu_backward.KERNEL,
     soft_max_backward.KERNEL,
     batch_norm_training_backward.KERNEL,

@@ -51,6 +51,7 @@ HALF_TOLERANCE = 1e-2
 # their gradients are operators of our domain; the others' are ONNX's
 OURS = (
     "Attention",
+    "AveragePool",
     "BatchNormalization",
     "Conv",
     "ConvTranspose",

@@ -435,6 +435,39 @@ def max_pools() -> Iterator[Example]:
     yield Example(f"{op}-defaults", op, last, (x, [[[[10, 20]]], [[[30, 40]]]]), dx)
 
 
+def average_pools() -> Iterator[Example]:
+    """dy is a multiple of what its window is divided by, so that all is exact."""
+    op = "AvgPoolBackward"
+
+    def example(name: str, attributes: Attributes, dy: list[float], length: int, dx: list[float]) -> Example:
+        stated = attributes if "src_shape" in attributes else attributes | {"src_shape": [1, 1, length]}
+        return Example(f"{op}-{name}", op, stated, (row(*dy),), row(*dx))
+
+    out, within = {"exclude_pad": 1}, {"exclude_pad": 0}
+    yield example("apart", pool(2, 2, **out), [2, 20], 4, [1, 1, 10, 10])
+    yield example("overlapping", pool(2, 1, **out), [2, 20, 200], 4, [1, 11, 110, 100])
+    yield example("cells_between", pool(1, 2, **out), [1, 10], 4, [1, 0, 10, 0])
+    # a window's cell of padding: left out, or divided by
+    yield example("exclude_pad", pool(2, 2, 1, 1, **out), [4, 8, 16], 4, [4, 4, 4, 16])
+    yield example("include_pad", pool(2, 2, 1, 1, **within), [4, 8, 16], 4, [2, 4, 4, 8])
+    # an end that no window reaches, rounded down; the same with a third window of one cell, rounded up
+    yield example("rounded_down", pool(2, 2, **out), [2, 4], 5, [1, 1, 2, 2, 0])
+    yield example("rounded_up", pool(2, 2, **out), [2, 4, 8], 5, [1, 1, 2, 2, 8])
+    yield example("rounded_up-include_pad", pool(2, 2, **within), [2, 4, 8], 5, [1, 1, 2, 2, 4])
+    # windows of 2, 2 apart: SAME pads 3 cells by one, behind them or before
+    yield example("SAME_UPPER", pool(2, 2, 9, 9, auto_pad="SAME_UPPER", **out), [2, 4], 3, [1, 1, 4])
+    yield example("SAME_LOWER", pool(2, 2, 9, 9, auto_pad="same_lower", **within), [2, 4], 3, [1, 2, 2])
+    yield example("VALID", pool(2, 2, 9, 9, auto_pad="VALID", **out), [2, 4], 5, [1, 1, 2, 2, 0])
+    # two axes, channels last, all defaults; of a corner one cell lies inside, of an edge two
+    last = {"kernel": [2, 2], "strides": [2, 2], "pads_begin": [1, 1], "pads_end": [1, 1], "exclude_pad": 1}
+    dy = [[[[1, 10], [2, 20]], [[4, 40], [8, 80]]]]
+    dx = [[[[1, 10], [2, 20]], [[4, 40], [8, 80]]]]
+    yield Example(f"{op}-defaults", op, last | {"src_shape": [1, 2, 2, 2]}, (dy,), dx)
+    dense: Attributes = last | {"strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
+    dx = [[[[1, 10], [3, 30], [2, 20]], [[5, 50], [15, 150], [10, 100]], [[4, 40], [12, 120], [8, 80]]]]
+    yield Example(f"{op}-two_axes", op, dense, (np.multiply(dy, 4).tolist(), (1, 3, 3, 2)), dx)
+
+
 # ----- Normalisations -------------------------------------------------------------------------------------------------
 
 
@@ -622,6 +655,7 @@ EXAMPLES = (
     *biases(),
     *max_pools(),
     *activations(),
+    *average_pools(),
     *normalisations(),
     *layer_norms(),
 )

@@ -49,6 +49,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     ),
     "LayerNormBackward": ({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
+    "AvgPoolBackward": (_POOL | {"exclude_pad": 1, "src_shape": [1, 2, 7]}, [(1, 2, 4)]),
 }
 
 IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "BiasAddBackward"
@@ -57,8 +58,8 @@ CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
 SM = "SoftMaxBackward"
 MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
-LN = "LayerNormBackward"
-POOL_OPS = (MP,)
+LN, AP = "LayerNormBackward", "AvgPoolBackward"
+POOL_OPS = (MP, AP)
 CV = "Convolution"
 CONVOLUTION_OPS = (CV, CD, CW, TD, TW, TF)
 
@@ -493,6 +494,32 @@ POOLS = [
         Bad(op, "attribute pads_end: expected fewer cells than the kernel's [3], got [4]", {"pads_end": [4]}),
     )
 ]
+AVERAGE_POOLS = [
+    Bad(AP, "attribute exclude_pad: expected 0 or 1, got 2", {"exclude_pad": 2}),
+    Bad(AP, "expected src_shape as attribute or input, got neither", {"src_shape": None}),
+    Bad(AP, "batch sizes of src and diff_dst must agree, got 2 and 1", {"src_shape": [2, 2, 7]}),
+    Bad(AP, "channels of src and diff_dst must agree, got 3 and 2", {"src_shape": [1, 3, 7]}),
+    # the input wins
+    Bad(AP, "channels of src and diff_dst must agree, got 3 and 2", inputs={1: longs(1, 3, 7)}),
+    Bad(AP, "channels of src and diff_dst must agree, got 7 and 4", {"data_format": None}),
+    Bad(AP, "spatial lengths of src: expected values >= 1, got [0]", {"src_shape": [1, 2, 0]}),
+    Bad(AP, "attribute src_shape: expected values >= 0, got [1, 2, -7]", {"src_shape": [1, 2, -7]}),
+    Bad(AP, "attribute src_shape: expected 3 to 5 entries, got 1", {"src_shape": [7]}),
+    Bad(AP, "input src_shape: expected 3 to 5 entries, got 6", inputs={1: longs(1, 2, 7, 1, 1, 1)}),
+    Bad(AP, "src: expected rank 3, got 4 with shape (1, 2, 7, 7)", {"src_shape": [1, 2, 7, 7]}),
+    Bad(AP, "diff_dst: expected rank 3 to 5, got 2 with shape (2, 4)", inputs={0: (2, 4)}),
+    Bad(
+        AP,
+        "spatial axis 0: src length 9 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 5, got 4",
+        {"src_shape": [1, 2, 9]},
+    ),
+    Bad(
+        AP,
+        "spatial axis 0: src length 6 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 3 or 4, "
+        "got 5",
+        inputs={0: (1, 2, 5), 1: longs(1, 2, 6)},
+    ),
+]
 MAX_POOLS = [
     Bad(MP, "attribute dilations: expected values >= 1, got [0]", {"dilations": [0]}),
     Bad(
@@ -586,4 +613,14 @@ NORMALISATIONS = [
     ),
 ]  # fmt: skip
 
-REFUSED = (*NORMALISATIONS, *ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)
+REFUSED = (
+    *NORMALISATIONS,
+    *ELEMENTWISE,
+    *POOLS,
+    *MAX_POOLS,
+    *AVERAGE_POOLS,
+    *ATTRIBUTES,
+    *CONVOLUTIONS,
+    *INTERPOLATION,
+    *RESIZE,
+)

@@ -144,6 +144,20 @@ SPECIFICATION: dict[str, Schema] = {
         {"src": ("T1", False), "diff_dst": ("T1", False)},
         "diff_src",
     ),
+    "AvgPoolBackward": Schema(
+        {
+            "strides": (INTS, REQUIRED),
+            "pads_begin": (INTS, REQUIRED),
+            "pads_end": (INTS, REQUIRED),
+            "kernel": (INTS, REQUIRED),
+            "exclude_pad": (INT, REQUIRED),
+            "auto_pad": (STRING, "None"),
+            "data_format": (STRING, "NXC"),
+            "src_shape": (INTS, None),
+        },
+        {"diff_dst": ("T1", False), "src_shape": ("T4", True)},
+        "diff_src",
+    ),
     "ReLUBackward": Schema({"use_dst": (INT, 1)}, {"src": ("T1", False), "diff_dst": ("T1", False)}, "diff_src"),
     "BatchNormTrainingBackward": Schema(
         {"epsilon": (FLOAT, REQUIRED), "data_format": (STRING, "NXC")},

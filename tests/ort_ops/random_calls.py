@@ -165,7 +165,7 @@ def pool(rng: Rng, op: str) -> Call:
         axes = int(rng.integers(1, 4))
         kernel = [int(_pick(rng, 1, 2, 2, 3, 3, 5)) for _ in range(axes)]
         strides = [int(_pick(rng, 1, 1, 2, 2, 3)) for _ in range(axes)]
-        dilations = [int(_pick(rng, 1, 1, 1, 2, 7)) for _ in range(axes)]
+        dilations = [1 if op == "AvgPoolBackward" else int(_pick(rng, 1, 1, 1, 2, 7)) for _ in range(axes)]
         begin, end = ([int(rng.integers(0, k)) for k in kernel] for _ in range(2))
         lengths = [_length(rng, 80 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
         rooms = [
@@ -186,8 +186,12 @@ def pool(rng: Rng, op: str) -> Call:
         "pads_end": end,
         "data_format": data,
     }
-    inputs = [to_data(values((*head, *shape), seed + n), data) for n, shape in enumerate((lengths, outs))]
-    return Call(op, attributes, [*inputs], seed)
+    x, dy = (to_data(values((*head, *shape), seed + n), data) for n, shape in enumerate((lengths, outs)))
+    if op == "AvgPoolBackward":
+        del attributes["dilations"]
+        shape = np.array(x.shape, np.int64)
+        return Call(op, attributes | {"exclude_pad": int(rng.integers(2))}, [dy, shape], seed)
+    return Call(op, attributes, [x, dy], seed)
 
 
 def elementwise(rng: Rng, op: str) -> Call:
@@ -239,6 +243,7 @@ MAKERS = {
     "ResizeGrad": resize,
     "BiasAddBackward": bias,
     "MaxPoolBackward": pool,
+    "AvgPoolBackward": pool,
     "ReLUBackward": elementwise,
     "SoftMaxBackward": elementwise,
     "BatchNormTrainingBackward": batch_norm,

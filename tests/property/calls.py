@@ -315,6 +315,22 @@ def max_pool_backward(draw: st.DrawFn) -> Call:
 
 
 @st.composite
+def avg_pool_backward(draw: st.DrawFn) -> Call:
+    """The source's shape as an attribute or as an input."""
+    attributes, lengths, outs = draw(pools(dilated=False))
+    data, seed = draw(st.sampled_from(DATA_FORMATS)), draw(seeds)
+    head = (draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    attributes |= {"data_format": data, "exclude_pad": draw(st.integers(0, 1))}
+    shape = to_data(np.empty((*head, *lengths)), data).shape
+    inputs: list[np.ndarray | None] = [to_data(values((*head, *outs), seed), data)]
+    if draw(st.booleans()):
+        attributes["src_shape"] = list(shape)
+    else:
+        inputs.append(np.array(shape, np.int64))
+    return Call("AvgPoolBackward", attributes, inputs, seed)
+
+
+@st.composite
 def relu_backward(draw: st.DrawFn) -> Call:
     shape, seed = tuple(draw(st.lists(st.integers(0, 4), max_size=5))), draw(seeds)
     attributes = {"use_dst": draw(st.integers(0, 1))} if draw(st.booleans()) else {}
@@ -385,4 +401,5 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "SoftMaxBackward": soft_max_backward,
     "ReLUBackward": relu_backward,
     "MaxPoolBackward": max_pool_backward,
+    "AvgPoolBackward": avg_pool_backward,
 }
