@@ -56,9 +56,8 @@ class ShareRule:
     begin: Length
     exclude_pad: bool
 
-    def taps(self, length: int, out: int) -> Taps | None:
-        if not isinstance(self.begin, int):
-            return None
+    def taps(self, length: int, out: int) -> Taps:
+        assert isinstance(self.begin, int), "it follows from a known length"
         axis = pooling.Axis(length, out, self.kernel, self.stride, 1, self.begin)
         return pooling.shares(axis, exclude_pad=self.exclude_pad)
 

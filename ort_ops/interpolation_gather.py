@@ -98,7 +98,7 @@ _combine_bf16 = _combiner("bf16", load_bf16)
 
 
 @njit
-def _combine(kind, target, source, table, count, length):
+def combine(kind, target, source, table, count, length):
     if count == 0:
         clear(target, 0, length)
     elif kind == F16:
@@ -159,15 +159,15 @@ def _along(p, call, row, chunk, scratch):
     rows = _row_taps(p, row, low * inner, table)
     if load_i64(p, STARTS) == 0:  # no resized axis but those of the rows
         if kind == F32:
-            _combine(kind, out + 4 * at, data, table, rows, count * inner)
+            combine(kind, out + 4 * at, data, table, rows, count * inner)
         else:
-            _combine(kind, sums, data, table, rows, count * inner)
+            combine(kind, sums, data, table, rows, count * inner)
             write_run(kind, out, at, 1, sums, 0, count * inner)
         return
     if rows == 1 and kind == F32 and load_f32(table, 2) == np.float32(1.0):
         source = data + 4 * load_i64(table, 0)
     else:
-        _combine(kind, sums, data, table, rows, length * inner)
+        combine(kind, sums, data, table, rows, length * inner)
         source = sums
     source -= 4 * low * inner
     starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
@@ -206,7 +206,7 @@ def _across(p, call, block, chunk, scratch):
         if lane == 0:
             start = load_i64(table, 0)
         behind = load_i64(table, 0)
-        _combine(kind, sums + 4 * lane * pitch, data, table, taps, elements)
+        combine(kind, sums + 4 * lane * pitch, data, table, taps, elements)
     if kind == F32:  # short rows are no stream that a processor would fetch ahead
         fetch(data + 4 * behind, 4 * min(max(0, behind - start), 4 * VECTOR * elements))
     for i in range(0, elements, VECTOR):
