@@ -205,11 +205,14 @@ INTERPOLATIONS = tuple(
 )
 _HALF = (("kernel_shape", (2, 2)), ("strides", (2, 2)))
 _STEM = (("kernel_shape", (3, 3)), ("strides", (2, 2)), ("pads", (1, 1, 1, 1)))
+_SAME = (("kernel_shape", (3, 3)), ("strides", (1, 1)), ("pads", (1, 1, 1, 1)))
 LAYERS = (
     Layer("MaxPool", (4, 32, 128, 128), _HALF, out=(64, 64)),
     Layer("MaxPool", (8, 64, 112, 112), _STEM, out=(56, 56)),
     Layer("AveragePool", (4, 32, 128, 128), _HALF, out=(64, 64)),
     Layer("AveragePool", (8, 64, 112, 112), _STEM, out=(56, 56)),
+    Layer("AveragePool", (8, 64, 56, 56), _SAME, out=(56, 56)),
+    Layer("AveragePool", (8, 512, 7, 7), (("kernel_shape", (7, 7)), ("strides", (1, 1))), out=(1, 1)),
     Layer("Relu", (8, 64, 56, 56)),
     Layer("BatchNormalization", (8, 64, 56, 56), (("training_mode", 1),), parameters=4),
     Layer("Softmax", (8, 8, 256, 256)),

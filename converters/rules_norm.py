@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..opset.shapes import Dims
 from .builder import Builder, dims, element_type
 from .forward import Forward
-from .idioms import DOMAIN_TYPES, cast, length, narrow, size_ratio, widen, work_type
+from .idioms import DOMAIN_TYPES, cast, length, lengths_from, narrow, size_ratio, widen, work_type
 from .registry import Grads, gradient
 from .standardise import Standardised, scale_to_unit, standardise
 from .views import merged_length
@@ -38,29 +39,75 @@ def layer_normalization(op: Builder, node: Forward, dys: Sequence[ir.Value | Non
     """Y = s · z + b, z = (x - μ) · r, r = 1/√(σ² + ε) over the n elements from `axis` on
     =>  dx = r · (g - mean g - z · mean(g · z)), g = s · dy; ds = Σ dy · z, db = Σ dy as s and b were broadcast.
 
+    That is LayerNormBackward, which takes the statistics of x anew: InvStdDev is not the variance, and 1/r² - ε loses
+    a small one. float64, and an s that has axes before `axis`, are done in standard operators.
     The outputs Mean and InvStdDev add dμ / n and -z · r² · dr / n to dx. Half types are computed in float32, whatever
     stash_type says.
     """
-    x, y = node.input(0), node.output()
-    unit = standardise(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
+    x = node.input(0)
     dy, dmean, drate = (*dys, None, None)[:3]
     grads: list[ir.Value | None] = [None] * len(node.inputs)
     terms: list[ir.Value] = []
     if dy is not None:
-        grads[0], grads[1] = _scaled(op, node, unit, dy)
+        own = _layer_norm_backward(op, node, dy) or _layer_norm_composed(op, node, dy)
+        grads[: len(own)] = own
+    if node.wants(0) and (dmean is not None or drate is not None):
         if grads[0] is not None:
-            terms.append(grads[0])
-        if node.wants(2):
-            bias = node.input(2)
-            grads[2] = narrow(op, op.unbroadcast(widen(op, dy, x), bias, y), bias)
-    if node.wants(0):
+            terms.append(widen(op, grads[0], x))
         if dmean is not None:
             share = _per_element(op, node, 1, dmean)
             terms.append(op.Expand(share, op.shape(x)))
         if drate is not None:
+            unit = _standardised(op, node)
             share = op.Mul(_per_element(op, node, 2, drate), op.Mul(unit.rate, unit.rate))
             terms.append(op.Neg(op.Mul(unit.z, share)))
         grads[0] = narrow(op, op.accumulate(terms), x)
+    return grads
+
+
+def _standardised(op: Builder, node: Forward) -> Standardised:
+    x = node.input(0)
+    return standardise(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
+
+
+def _layer_norm_composed(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value | None]:
+    """dx, ds and db in standard operators."""
+    x = node.input(0)
+    dx = dscale = dbias = None
+    if node.wants(0) or node.wants(1):
+        wide, dscale = _scaled(op, node, _standardised(op, node), dy)
+        dx = None if wide is None else narrow(op, wide, x)
+    if node.wants(2):
+        bias = node.input(2)
+        dbias = narrow(op, op.unbroadcast(widen(op, dy, x), bias, node.output()), bias)
+    return [dx, dscale, dbias][: len(node.inputs)]
+
+
+def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value | None] | None:
+    """The same by LayerNormBackward; None for what it does not take, or where db alone is wanted.
+
+    s and b are stretched to the normalised axes where it cannot be seen that they have their lengths.
+    """
+    x, axis, known = node.input(0), node.int("axis", -1), dims(node.input(0))
+    count = -axis if axis < 0 else None if known is None else len(known) - axis
+    parameters = [node.input(n) for n in (1, 2) if node.has(n)]
+    ranks = [None if (shape := dims(value)) is None else len(shape) for value in parameters]
+    if x.dtype not in DOMAIN_TYPES or count is None or any(rank is None or rank > count for rank in ranks):
+        return None
+    if not node.wants(0) and not node.wants(1):
+        return None
+    within: Dims = (None,) * count if known is None else known[len(known) - count :]
+    scale, own = parameters[0], element_type(parameters[0])
+    gamma = cast(op, scale, own, ir.DataType.FLOAT)
+    if dims(scale) != within or None in within:
+        gamma = op.Expand(gamma, lengths_from(op, x, -count))
+    attributes = {"begin_norm_axis": -count, "use_affine": 1, "epsilon": node.float("epsilon", 1e-5)}
+    results = op.domain.emit("LayerNormBackward", [x, dy, None, None, gamma], attributes, outputs=3)
+    grads: list[ir.Value | None] = [results[0] if node.wants(0) else None]
+    for n, (value, result) in enumerate(zip(parameters, results[1:], strict=False), start=1):
+        result.dtype, result.shape = ir.DataType.FLOAT, ir.Shape(within)
+        summed = op.unbroadcast(result, value, result) if node.wants(n) else None
+        grads.append(None if summed is None else cast(op, summed, ir.DataType.FLOAT, element_type(value)))
     return grads
 
 

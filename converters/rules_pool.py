@@ -34,7 +34,7 @@ def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     padding altogether passes nothing on. What that operator does not take is done with the Indices of the pool itself.
     """
     x = node.input(0)
-    attributes = _max_pool_backward(node, x)
+    attributes = _backward_attributes(node, x)
     if attributes is not None:
         return (op.domain.MaxPoolBackward(x, dy, **attributes),)
     y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
@@ -46,9 +46,9 @@ def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return (put_back(op, x, winners, dy),)
 
 
-def _max_pool_backward(node: Forward, x: ir.Value) -> dict[str, Any] | None:
-    """What MaxPoolBackward is told; None for what it does not take and onnxruntime's MaxPool may: float64, and SAME
-    with dilations or strides beyond the kernel, which onnxruntime pads in a way of its own.
+def _backward_attributes(node: Forward, x: ir.Value) -> dict[str, Any] | None:
+    """What MaxPoolBackward is told; None for what the gradients of pools do not take and onnxruntime's pools may:
+    float64, and SAME with dilations or strides beyond the kernel, which onnxruntime pads in a way of its own.
     """
     kernel = node.ints("kernel_shape") or []
     if x.dtype not in DOMAIN_TYPES or not 1 <= len(kernel) <= MAX_RANK - 2:
@@ -80,17 +80,32 @@ def _lowest(x: ir.Value) -> float:
 def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y[o] = s[o] · Σ_{k: i = o·S + k·D - P inside x} x[i]  =>  dx[i] = Σ_{o, k: o·S + k·D - P = i} s[o] · dy[o].
 
-    That is a transposed convolution with a kernel of ones, channel by channel, cut to the shape of x. The share s is
-    the pool of an image of ones over the number of its cells in each window, so it follows whatever the pool counts
-    under count_include_pad, ceil_mode and auto_pad.
+    That is AvgPoolBackward. What that operator does not take, dilations among it, is a transposed convolution with a
+    kernel of ones, channel by channel, cut to the shape of x. The share s is the pool of an image of ones over the
+    number of its cells in each window, so it follows whatever the pool counts under count_include_pad, ceil_mode and
+    auto_pad.
     """
     x = node.input(0)
+    attributes = _avg_pool_backward(node, x)
+    if attributes is not None:
+        return (op.domain.AvgPoolBackward(dy, op.shape(x), **attributes),)
     windows = _Windows(op, node)
     one = op.constant(np.ones((), work_type(x).numpy()))
     image_shape = op.Concat(op.ints([1, 1]), lengths_from(op, x, 2), axis=0)
     image = op.ConstantOfShape(image_shape, value=ir.tensor(np.ones(1, work_type(x).numpy())))
     share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), one))
     return (narrow(op, windows.spread(op.Mul(widen(op, dy, x), share)), x),)
+
+
+def _avg_pool_backward(node: Forward, x: ir.Value) -> dict[str, Any] | None:
+    """What AvgPoolBackward is told; None for what it does not take: dilations, padding that counts under ceil_mode.
+
+    A last window that reaches beyond the padding is then divided by its cells inside the padding, not by all of them.
+    """
+    attributes, counts = _backward_attributes(node, x), node.int("count_include_pad", 0)
+    if attributes is None or max(attributes.pop("dilations")) > 1 or (counts and node.int("ceil_mode", 0)):
+        return None
+    return attributes | {"exclude_pad": int(not counts)}
 
 
 @gradient("LpPool", versions=(18, 22))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from onnx import AttributeProto, helper
 from onnx.defs import OpSchema, get_schema
 
@@ -95,6 +96,8 @@ def _default(attribute: OpSchema.Attribute) -> str:
     if attribute.default_value.type == AttributeProto.UNDEFINED:
         return "absent"
     value = helper.get_attribute_value(attribute.default_value)
+    if isinstance(value, float):
+        return f"`{np.float32(value)!s}`"  # as many digits as it has
     return f"`{value.decode() if isinstance(value, bytes) else value}`"
 
 

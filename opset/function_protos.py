@@ -15,8 +15,8 @@ from .op import DOMAIN, Attribute, Op, Output
 
 # What an absent optional attribute looks like inside a body: no int64 attribute of the domain can mean this.
 ABSENT_INT = -(2**63)
-# An absent optional input: inputs that carry numbers are 1-D, so a 2-D empty tensor is none of them.
-ABSENT_SHAPE = (0, 0)
+# An absent optional input: no operator's input has this shape, empty batches and lengths included.
+ABSENT_SHAPE = (0, 7919, 0)
 
 Present = tuple[bool, ...]
 

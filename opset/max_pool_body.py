@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import conv_body, pooling
+from . import conv_body, pooling, pooling_body
 from .body import BOOL, INT64, Body, Tensor
 from .int_vectors import Ints, join
 from .op import Attributes
@@ -25,7 +25,7 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
     shape, windows = conv_body.shape(b, x), conv_body.shape(b, dy)
     spatial = range(2, shape.count)
     lengths, outs = shape.take(spatial), windows.take(spatial)
-    zero = conditions(b, attrs, shape, windows)
+    zero = pooling_body.conditions(b, attrs, shape, windows)
     if 0 in outs.entries:  # no window at all
         return conv_body.from_ncx(b, attrs, b.Expand(b.float_scalar(0), (shape + zero).name))
     planes = join(b, shape.take([0, 1]).product() + zero, Ints(b, [1]))
@@ -61,61 +61,13 @@ def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Ints, win
     return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
 
 
-def conditions(b: Body, attrs: Attributes, shape: Ints, windows: Ints) -> Ints:
-    """0, computed by a run in which src and diff_dst (both NCX) fit each other; another run fails."""
-    zero = Ints(b, [0])
-    spatial = range(2, shape.count)
-    for axis, what in ((0, "batch sizes"), (1, "channels")):
-        left, right = shape.take([axis]), windows.take([axis])
-        if left.known is None or right.known is None:
-            same = b.Equal(left.name, right.name)
-            zero = zero + Ints(b, [None], b.require(same, f"expected {what} of src and diff_dst that agree"))
-    lengths, outs = shape.take(spatial), windows.take(spatial)
-    if lengths.known is None:
-        zero = zero + Ints(b, [None], b.require(b.Greater(lengths.name, b.ints([0])), "expected lengths of src >= 1"))
-    if lengths.known is None or outs.known is None:
-        down, up = _window_counts(b, attrs, lengths)
-        either = b.Or(b.Equal(outs.name, down.name), b.Equal(outs.name, up.name))
-        message = "diff_dst does not fit src, kernel, strides, dilations and pads"
-        zero = zero + Ints(b, [None], b.require(either, message))
-    return zero
-
-
-def _extents(attrs: Attributes) -> list[int]:
-    return [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], pooling.dilations(attrs), strict=True)]
-
-
-def pads(b: Body, attrs: Attributes, lengths: Ints) -> tuple[Ints, Ints]:
-    """The padding before and behind every spatial axis."""
-    stated = [pooling.axis_pads(attrs, axis, length) for axis, length in enumerate(lengths.entries)]
-    known = [pair for pair in stated if pair is not None]
-    if len(known) == len(stated):
-        return Ints(b, [begin for begin, _ in known]), Ints(b, [end for _, end in known])
-    strides, kernel = Ints(b, attrs["strides"]), Ints(b, attrs["kernel"])
-    tail = lengths % strides
-    total = (kernel - tail.where_zero(strides, tail)).at_least(0)
-    small = total // 2
-    return (small, total - small) if attrs["auto_pad"] == "SAME_UPPER" else (total - small, small)
-
-
-def _window_counts(b: Body, attrs: Attributes, lengths: Ints) -> tuple[Ints, Ints]:
-    """`pooling.window_counts` at run time."""
-    begin, end = pads(b, attrs, lengths)
-    strides = Ints(b, attrs["strides"])
-    room = lengths + begin + end - Ints(b, _extents(attrs))
-    down, up = room // strides + 1, (room + strides - 1) // strides + 1
-    beyond = (up - 1) * strides - lengths - begin  # >= 0: the last window begins behind all cells
-    one_less = (beyond.at_least(-1) + 1).where_zero(up, up - 1)
-    return down.at_least(0), one_less.at_least(0)
-
-
 def _attributes(attrs: Attributes, lengths: Ints, outs: Ints) -> tuple[dict[str, Any], bool]:
     """MaxPool's attributes, and whether it then makes just the windows of diff_dst, or more of them along some axes.
 
     Where the lengths are known the padding behind is moved to where the last window ends, so that there is nothing to
     be rounded; where they are not, to where every window fits that begins inside, or the windows are rounded up.
     """
-    kernel, strides, extents = attrs["kernel"], attrs["strides"], _extents(attrs)
+    kernel, strides, extents = attrs["kernel"], attrs["strides"], pooling_body.extents(attrs)
     result: dict[str, Any] = {"kernel_shape": kernel, "strides": strides}
     if any(d > 1 for d in pooling.dilations(attrs)):
         result["dilations"] = pooling.dilations(attrs)
@@ -154,7 +106,7 @@ def _reached(b: Body, attrs: Attributes, lengths: Ints, outs: Ints) -> str:
             return ""
         vectors = [b.Cast(b.constant(mask.astype(np.uint8)), to=BOOL) for mask in masks]
     else:
-        begin = pads(b, attrs, lengths)[0].known
+        begin = pooling_body.pads(b, attrs, lengths)[0].known
         assert begin is not None, "SAME has no dilations"
         vectors = [_reached_along(b, attrs, axis, p, lengths, outs) for axis, p in enumerate(begin)]
     return reduce(b.And, _spread(b, vectors))

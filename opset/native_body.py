@@ -12,6 +12,7 @@ NATIVE_DOMAIN = "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
 NATIVE_OPS = frozenset(
     {
+        "AvgPoolBackward",
         "BatchNormTrainingBackward",
         "BiasAddBackward",
         "Convolution",
@@ -22,6 +23,7 @@ NATIVE_OPS = frozenset(
         "ConvTransposeBackpropFilters",
         "InterpolateBackward",
         "InterpolateBackprop",
+        "LayerNormBackward",
         "MaxPoolBackward",
         "ReLUBackward",
         "SoftMaxBackward",

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .conv_spec import auto_pad
 from .correlation import MAX_RANK, MIN_RANK, conv_same_pads
 from .errors import ShapeError
+from .interpolation import Taps
 from .op import Attribute, Attributes
 from .shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
 
@@ -53,6 +56,19 @@ class Axis:
     stride: int
     dilation: int
     begin: int
+
+
+def first_spatial(attrs: Attributes) -> int:
+    """The first spatial axis in data_format order."""
+    return 2 if attrs["data_format"] == "NCX" else 1
+
+
+def shares(axis: Axis, *, exclude_pad: bool) -> Taps:
+    """The cells of every dense window of an average pool and what each weighs; padding weighs nothing."""
+    places = np.arange(axis.out)[:, None] * axis.stride + np.arange(axis.kernel) - axis.begin
+    inside = (places >= 0) & (places < axis.length)
+    count = np.maximum(inside.sum(axis=1, keepdims=True), 1) if exclude_pad else axis.kernel
+    return Taps(np.clip(places, 0, axis.length - 1), inside / count, axis.length)
 
 
 def dilations(attrs: Attributes) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    avg_pool_backward,
     batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backprop_filters,
@@ -13,6 +14,7 @@ from . import (
     convolution_backward_weights,
     interpolate_backprop,
     interpolate_backward,
+    layer_norm_backward,
     max_pool_backward,
     relu_backward,
     resample_grad,
@@ -34,8 +36,10 @@ OPS: tuple[Op, ...] = (
     conv_transpose_backprop_filters.OP,
     bias_add_backward.OP,
     max_pool_backward.OP,
+    avg_pool_backward.OP,
     relu_backward.OP,
     soft_max_backward.OP,
     batch_norm_training_backward.OP,
+    layer_norm_backward.OP,
 )
 BY_NAME = {op.name: op for op in OPS}

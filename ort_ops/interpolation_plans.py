@@ -10,6 +10,7 @@ import numpy as np
 
 from ..opset.interpolation import Taps
 from . import interpolation_rows as par
+from .conv_plans import processors
 from .interpolation_gather import ACROSS, ALONG, WINDOWS, functions
 from .interpolation_windows import Windows, windows
 from .native_bridge import Call, Plan
@@ -19,7 +20,7 @@ from .native_source import VECTOR
 # elements of a row of dy that a chunk of columns reads, about
 _CHUNK = {ALONG: 4096, ACROSS: 512, WINDOWS: 1024}
 _MOST_ENTRIES = 16  # of a block, on average; beyond that it is quicker to turn rows round
-_PARTS = 512  # of the work, that threads take one after the other
+_PARTS = 32  # of the work for every processor: large ones, as what one fetches ahead the next part writes
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         WINDOWS: (ROWS * (pitch + made), ROWS),
     }[method]
     units = math.ceil(rows / at_once) * len(chunks)
-    per_item = max(1, units // _PARTS)
+    per_item = max(1, units // (_PARTS * processors()))
     head = {
         par.WORKER: work.address,
         par.KIND: call.element_type,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    avg_pool_backward,
     batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backward_data,
@@ -11,6 +12,7 @@ from . import (
     convolution_backward_data,
     convolution_backward_weights,
     interpolate_backward,
+    layer_norm_backward,
     max_pool_backward,
     relu_backward,
     resample_grad,
@@ -28,9 +30,11 @@ KERNELS = (
     *conv_transpose_backward_weights.KERNELS,
     *interpolate_backward.KERNELS,
     max_pool_backward.KERNEL,
+    avg_pool_backward.KERNEL,
     relu_backward.KERNEL,
     soft_max_backward.KERNEL,
     batch_norm_training_backward.KERNEL,
+    layer_norm_backward.KERNEL,
     resample_grad.KERNEL,
     resize_grad.KERNEL,
 )

@@ -65,7 +65,7 @@ def one_node_model(
     inputs: Sequence[Shape | np.ndarray | None],
     *,
     element_type: int = TensorProto.FLOAT,
-    output_rank: int | None = None,
+    output_ranks: Sequence[int] | None = None,
 ) -> ModelProto:
     """One node. A shape makes a graph input of it, an array an initializer, None an absent input.
 
@@ -87,11 +87,11 @@ def one_node_model(
     for name, value in attributes.items():
         empty = isinstance(value, list | tuple) and not value
         node.attribute.append(helper.make_attribute(name, value, attr_type=kinds.get(name) if empty else None))
-    dims = None if output_rank is None else [None] * output_rank
-    outputs = [helper.make_tensor_value_info(results[0], element_type, dims)]
-    for name, spec in zip(results[1:], BY_NAME[op].more, strict=True):
+    outputs = []
+    for n, (name, spec) in enumerate(zip(results, BY_NAME[op].outputs, strict=True)):
         own = element_type if spec.type_name == "T1" else TensorProto.FLOAT
-        outputs.append(helper.make_tensor_value_info(name, own, None if output_rank is None else [None]))
+        dims = None if output_ranks is None else [None] * output_ranks[n]
+        outputs.append(helper.make_tensor_value_info(name, own, dims))
     graph = helper.make_graph([node], "g", graph_inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -49,7 +49,18 @@ PIECEWISE = Oracle("onnxruntime", 2.0**-7, 1e-4)
 SMOOTH = Oracle("onnxruntime", 2.0**-6, 4e-4)  # where the reference evaluator computes in less than float64
 HALF_TOLERANCE = 1e-2
 # their gradients are operators of our domain; the others' are ONNX's
-OURS = ("Attention", "Conv", "ConvTranspose", "BatchNormalization", "MaxPool", "Relu", "Resize", "Softmax")
+OURS = (
+    "Attention",
+    "AveragePool",
+    "BatchNormalization",
+    "Conv",
+    "ConvTranspose",
+    "LayerNormalization",
+    "MaxPool",
+    "Relu",
+    "Resize",
+    "Softmax",
+)
 
 
 @dataclass(frozen=True, repr=False)

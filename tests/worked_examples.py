@@ -435,6 +435,39 @@ def max_pools() -> Iterator[Example]:
     yield Example(f"{op}-defaults", op, last, (x, [[[[10, 20]]], [[[30, 40]]]]), dx)
 
 
+def average_pools() -> Iterator[Example]:
+    """dy is a multiple of what its window is divided by, so that all is exact."""
+    op = "AvgPoolBackward"
+
+    def example(name: str, attributes: Attributes, dy: list[float], length: int, dx: list[float]) -> Example:
+        stated = attributes if "src_shape" in attributes else attributes | {"src_shape": [1, 1, length]}
+        return Example(f"{op}-{name}", op, stated, (row(*dy),), row(*dx))
+
+    out, within = {"exclude_pad": 1}, {"exclude_pad": 0}
+    yield example("apart", pool(2, 2, **out), [2, 20], 4, [1, 1, 10, 10])
+    yield example("overlapping", pool(2, 1, **out), [2, 20, 200], 4, [1, 11, 110, 100])
+    yield example("cells_between", pool(1, 2, **out), [1, 10], 4, [1, 0, 10, 0])
+    # a window's cell of padding: left out, or divided by
+    yield example("exclude_pad", pool(2, 2, 1, 1, **out), [4, 8, 16], 4, [4, 4, 4, 16])
+    yield example("include_pad", pool(2, 2, 1, 1, **within), [4, 8, 16], 4, [2, 4, 4, 8])
+    # an end that no window reaches, rounded down; the same with a third window of one cell, rounded up
+    yield example("rounded_down", pool(2, 2, **out), [2, 4], 5, [1, 1, 2, 2, 0])
+    yield example("rounded_up", pool(2, 2, **out), [2, 4, 8], 5, [1, 1, 2, 2, 8])
+    yield example("rounded_up-include_pad", pool(2, 2, **within), [2, 4, 8], 5, [1, 1, 2, 2, 4])
+    # windows of 2, 2 apart: SAME pads 3 cells by one, behind them or before
+    yield example("SAME_UPPER", pool(2, 2, 9, 9, auto_pad="SAME_UPPER", **out), [2, 4], 3, [1, 1, 4])
+    yield example("SAME_LOWER", pool(2, 2, 9, 9, auto_pad="same_lower", **within), [2, 4], 3, [1, 2, 2])
+    yield example("VALID", pool(2, 2, 9, 9, auto_pad="VALID", **out), [2, 4], 5, [1, 1, 2, 2, 0])
+    # two axes, channels last, all defaults; of a corner one cell lies inside, of an edge two
+    last = {"kernel": [2, 2], "strides": [2, 2], "pads_begin": [1, 1], "pads_end": [1, 1], "exclude_pad": 1}
+    dy = [[[[1, 10], [2, 20]], [[4, 40], [8, 80]]]]
+    dx = [[[[1, 10], [2, 20]], [[4, 40], [8, 80]]]]
+    yield Example(f"{op}-defaults", op, last | {"src_shape": [1, 2, 2, 2]}, (dy,), dx)
+    dense: Attributes = last | {"strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
+    dx = [[[[1, 10], [3, 30], [2, 20]], [[5, 50], [15, 150], [10, 100]], [[4, 40], [12, 120], [8, 80]]]]
+    yield Example(f"{op}-two_axes", op, dense, (np.multiply(dy, 4).tolist(), (1, 3, 3, 2)), dx)
+
+
 # ----- Normalisations -------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +488,46 @@ def normalisations() -> Iterator[Example]:
     given = [[[1, 7], [3, 7], [2, 7], [6, 7]]]
     answer = [[[-0.5, 0], [-1.5, 0], [0.5, 0], [1.5, 0]]]
     yield Example("batch_norm-last", op, {"epsilon": 0.0}, (last, given), answer, ([6, 0], [12, 28]))
+
+
+def layer_norms() -> Iterator[Example]:
+    """Rows of 1 and 3, with a mean of 2 and a variance of 1, and ε = 0: all is exact."""
+    op, plain = "LayerNormBackward", {"epsilon": 0.0, "use_affine": 0}
+    x, dy = [[1, 3, 3, 1], [3, 1, 1, 3]], [[4, 0, 8, 4], [2, 6, 2, 6]]  # mean dy = 4 and 4, mean dy·z = 0 and 0
+    whole = [6, 6, 10, 10]
+    slant = [[8, 0, 0, 0], [0, 0, 0, 8]]  # mean dy = 2 and 2, mean dy·z = -2 and 2
+    flat = [[4, 0, 0, -4], [-4, 0, 0, 4]]  # dy - 2 - z·(mean dy·z)
+    yield Example(op, op, plain, (x, dy), np.subtract(dy, 4).tolist(), ([-2, -6, 6, 2], whole))
+    yield Example(f"{op}-slant", op, plain, (x, slant), flat, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    given: list[Any] = [x, slant, [2, 2], [1, 1]]
+    yield Example(f"{op}-given", op, plain, tuple(given), flat, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    affine = {"epsilon": 0.0}
+    twice = np.multiply(flat, 2).tolist()
+    gammas = (x, slant, None, None, [2, 2, 2, 2], [7, 8, 9, 10])
+    yield Example(f"{op}-gamma", op, affine, gammas, twice, ([-8, 0, 0, 8], [8, 0, 0, 8]))
+    # γ·dy = slant in the first row and nothing in the second
+    yield Example(
+        f"{op}-gammas", op, affine, (x, [[2, 1, 1, 1], [0, 1, 1, 1]], None, None, [4, 0, 0, 0]),
+        [flat[0], [0, 0, 0, 0]], ([-2, 0, 0, 0], [2, 2, 2, 2]),
+    )  # fmt: skip
+    # ε = 3 beside a variance of 1: r = 1/2, z = ±1/2, mean dy·z = ∓1, so z·(mean dy·z) is a quarter of 2
+    quarter = [[2.75, -0.75, -0.75, -1.25], [-1.25, -0.75, -0.75, 2.75]]
+    yield Example(f"{op}-epsilon", op, plain | {"epsilon": 3.0}, (x, slant), quarter, ([-4, 0, 0, 4], [8, 0, 0, 8]))
+    # a mean of 1 and a variance of 4 instead: z = 0, 1, 1, 0 and 1, 0, 0, 1, mean dy·z = 0 and 2
+    other = (x, slant, [1, 1], [4, 4])
+    yield Example(
+        f"{op}-statistics", op, plain, other, [[3, -1, -1, -1], [-2, -1, -1, 2]], ([0, 0, 0, 8], [8, 0, 0, 8])
+    )
+    # the last two axes, and all of them
+    square = [[[1, 3], [3, 1]], [[3, 1], [1, 3]]]
+    steep, level = np.reshape(slant, (2, 2, 2)).tolist(), np.reshape(flat, (2, 2, 2)).tolist()
+    sums = ([[-8, 0], [0, 8]], [[8, 0], [0, 8]])
+    for axis in (1, -2):
+        yield Example(f"{op}-axis{axis}", op, plain | {"begin_norm_axis": axis}, (square, steep), level, sums)
+    yield Example(
+        f"{op}-all", op, plain | {"begin_norm_axis": 0}, (x[0], slant[0], 2, 1), flat[0], ([-8, 0, 0, 0], [8, 0, 0, 0])
+    )
+    yield Example(f"{op}-one", op, {}, ([[5], [7]], [[3], [4]], None, None, [2]), [[0], [0]], ([0], [7]))
 
 
 # ----- Activations ----------------------------------------------------------------------------------------------------
@@ -582,5 +655,7 @@ EXAMPLES = (
     *biases(),
     *max_pools(),
     *activations(),
+    *average_pools(),
     *normalisations(),
+    *layer_norms(),
 )

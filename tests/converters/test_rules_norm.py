@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+from onnx import TensorProto, parser
 
 import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
 from tests.gradient_checks import FLOAT64, SMOOTH, VARIANTS, Case, build, case, check_case, positive, spread
 
 SHAPE = (2, 3, 4)
@@ -17,6 +21,9 @@ TAILS = [  # x, axis, scale, bias
     (SHAPE, 2, (1,), ()),
     ((5,), 0, (5,), (5,)),
     ((0, 3), -1, (3,), (3,)),
+    (SHAPE, -1, (3, 4), (3, 4)),  # a scale with an axis before the normalised ones
+    (SHAPE, -1, (2, 3, 1), (2, 3, 1)),
+    (SHAPE, 1, (4,), (4,)),
 ]
 STATISTICS = [
     "y = Mul(z, rate)",
@@ -91,6 +98,55 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str) -> None:
     check_case(case, variant)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("x", "axis", "s", "b"), [tail for tail in TAILS if 0 not in tail[0]])
+def test_layer_normalization_on_every_route(x, axis: int, s, b, kernels: str) -> None:
+    """The routes' gradients are those of float64, for which the converter writes standard operators."""
+    text = f"y = LayerNormalization <axis = {axis}, epsilon = 0.1> (x, s, b)"
+    model, feeds, wrt = build(case(text, x=x, s=s, b=b), opset=18)
+    feeds["y_grad"] = spread(x, 7)
+    got = ob.session(ob.backward(model, wrt=wrt), kernels=kernels).run(None, feeds)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    composed = ob.backward(model, wrt=wrt)
+    assert not composed.functions
+    expected = ob.session(composed).run(None, {k: v.astype(np.float64) for k, v in feeds.items()})
+    for name, *values in zip(["y", *wrt], got, expected, strict=True):
+        a, e = (np.asarray(value, np.float64) for value in values)
+        np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * max(1, np.abs(e).max()), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrt", "emitted"),
+    [
+        ("y = LayerNormalization(x, s, b)", "xsb", True),
+        ("y = LayerNormalization(x, s)", "xs", True),
+        ("y = LayerNormalization <axis = 1> (x, s, b)", "xsb", True),  # stretched
+        ("y, mean = LayerNormalization(x, s)", "s", True),
+        ("y = LayerNormalization(x, s, b)", "b", False),  # a sum
+        ("y = LayerNormalization(x, t)", "xt", False),
+    ],
+)
+def test_what_layer_norm_backward_is_for(text: str, wrt: str, emitted: bool) -> None:
+    shapes = {"x": SHAPE, "s": (4,), "b": (4,), "t": (3, 4)}
+    given = {name: shape for name, shape in shapes.items() if re.search(rf"\b{name}\b", text.partition("=")[2])}
+    model, _, _ = build(case(text, op="LayerNormalization", **given), opset=18)
+    assert [f.name for f in ob.backward(model, wrt=list(wrt)).functions] == ["LayerNormBackward"] * emitted
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_scale_of_unknown_length_may_be_one(kernels: str) -> None:
+    """Two lengths that nobody knows need not be equal; the gradient of the one is the sum of those of four."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]> g (float[?,?] x, float[?] s) => (float[?,?] y)
+        { y = LayerNormalization <epsilon = 0.1> (x, s) }""")
+    session = ob.session(ob.backward(model, wrt=["x", "s"]), kernels=kernels)
+    feeds = {"x": spread((3, 4)), "y_grad": spread((3, 4), 5)}
+    one, four = ([np.asarray(v) for v in session.run(None, feeds | {"s": np.full(n, 0.5, np.float32)})] for n in (1, 4))
+    np.testing.assert_array_equal(one[1], four[1])
+    np.testing.assert_allclose(one[2], four[2].sum(keepdims=True), rtol=1e-5, strict=True)
 
 
 @pytest.mark.parametrize("power", [1, 2])

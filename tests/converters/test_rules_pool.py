@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
-from tests.gradient_checks import LINEAR, PIECEWISE, SMOOTH, VARIANTS, Case, case, check_case
+import onnx_backprop as ob
+from tests.gradient_checks import LINEAR, PIECEWISE, SMOOTH, VARIANTS, Case, build, case, check_case
 
 WINDOWS = [  # x, attributes
     ((2, 2, 6), "kernel_shape = [3]"),
@@ -117,6 +119,30 @@ CASES = [
         for x in [(2, 3, 4), (2, 2, 3, 2), (1, 2, 2, 3, 2), (2, 2, 1, 1)]
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "emitted"),
+    [
+        ("", True),
+        ("pads = [1, 0], count_include_pad = 1, ", True),
+        ("ceil_mode = 1, ", True),
+        ('auto_pad = "SAME_LOWER", count_include_pad = 1, ', True),
+        ("dilations = [1], ", True),
+        # the last window is then divided by less than all of its cells
+        ("ceil_mode = 1, count_include_pad = 1, ", False),
+        ("dilations = [2], ", False),
+        # onnxruntime's own padding
+        ('auto_pad = "SAME_UPPER", strides = [3], ', False),
+    ],
+)
+def test_what_avg_pool_backward_is_for(attributes: str, emitted: bool) -> None:
+    text = f"y = AveragePool <{attributes}kernel_shape = [2]> (x)"
+    model, _, wrt = build(case(text, x=(1, 2, 7)), opset=19)
+    assert [f.name for f in ob.backward(model, wrt=wrt).functions] == ["AvgPoolBackward"] * emitted
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    assert not ob.backward(model, wrt=wrt).functions
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

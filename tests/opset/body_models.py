@@ -53,7 +53,7 @@ def model_of(op: str, attributes: Mapping[str, Any], arrays: Arrays, knowledge: 
         else:
             dims: dict[str, list[Any]] = {
                 "static": list(array.shape),
-                "batch": ["N", *array.shape[1:]],
+                "batch": ["N", *array.shape[1:]][: array.ndim],
                 "symbolic": [f"length_{n}_{k}" for k in range(array.ndim)],
                 "rank": [None] * array.ndim,
                 "nothing": [],

@@ -180,3 +180,33 @@ def max_pool_backward(c: Correlation, x: np.ndarray, dy: np.ndarray) -> np.ndarr
             if winner is not None:
                 dx[(n, channel, *winner)] += dy[(n, channel, *o)]
     return dx
+
+
+def avg_pool_backward(c: Correlation, dy: np.ndarray, *, exclude_pad: bool) -> np.ndarray:
+    """dy (N, C, …) -> dx, window by window; `c.kernel` are the windows, whose number is dy's."""
+    dx = np.zeros((*dy.shape[:2], *c.source))
+    for o in product(*map(range, dy.shape[2:])):
+        cells = []
+        for k in product(*map(range, c.kernel)):
+            i = tuple(a * s + b - p for a, b, s, p in zip(o, k, c.strides, c.pads_begin, strict=True))
+            if all(0 <= cell < length for cell, length in zip(i, c.source, strict=True)):
+                cells.append(i)
+        for i in cells:
+            dx[(slice(None), slice(None), *i)] += dy[(slice(None), slice(None), *o)] / (
+                len(cells) if exclude_pad else math.prod(c.kernel)
+            )
+    return dx
+
+
+def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, axis: int, epsilon: float) -> np.ndarray:
+    """Layer normalisation of the axes from `axis` on, row by row, element by element."""
+    y = np.zeros_like(x)
+    axis %= x.ndim
+    for row in np.ndindex(x.shape[:axis]):
+        cells = [float(v) for v in x[row].ravel()]
+        mean = sum(cells) / len(cells)
+        variance = sum((v - mean) ** 2 for v in cells) / len(cells)
+        for place in np.ndindex(x.shape[axis:]):
+            z = (float(x[row + place]) - mean) / (variance + epsilon) ** 0.5
+            y[row + place] = gamma[place] * z + beta[place]
+    return y

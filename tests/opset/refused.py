@@ -47,7 +47,9 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
         {"epsilon": 1e-5, "data_format": "NCX"},
         [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)],
     ),
+    "LayerNormBackward": ({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
+    "AvgPoolBackward": (_POOL | {"exclude_pad": 1, "src_shape": [1, 2, 7]}, [(1, 2, 4)]),
 }
 
 IB, IBP, RG, BIAS = "InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "BiasAddBackward"
@@ -56,7 +58,8 @@ CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
 SM = "SoftMaxBackward"
 MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
-POOL_OPS = (MP,)
+LN, AP = "LayerNormBackward", "AvgPoolBackward"
+POOL_OPS = (MP, AP)
 CV = "Convolution"
 CONVOLUTION_OPS = (CV, CD, CW, TD, TW, TF)
 
@@ -120,7 +123,7 @@ ATTRIBUTES = [
     *(
         invalid(op, "attribute data_format: expected one of NXC, NCX, got 'NHWC'", {"data_format": "NHWC"})
         for op in VALID
-        if op not in (RG, RZ, RELU, SM)
+        if op not in (RG, RZ, RELU, SM, LN)
     ),
     *(
         invalid(
@@ -491,6 +494,32 @@ POOLS = [
         Bad(op, "attribute pads_end: expected fewer cells than the kernel's [3], got [4]", {"pads_end": [4]}),
     )
 ]
+AVERAGE_POOLS = [
+    Bad(AP, "attribute exclude_pad: expected 0 or 1, got 2", {"exclude_pad": 2}),
+    Bad(AP, "expected src_shape as attribute or input, got neither", {"src_shape": None}),
+    Bad(AP, "batch sizes of src and diff_dst must agree, got 2 and 1", {"src_shape": [2, 2, 7]}),
+    Bad(AP, "channels of src and diff_dst must agree, got 3 and 2", {"src_shape": [1, 3, 7]}),
+    # the input wins
+    Bad(AP, "channels of src and diff_dst must agree, got 3 and 2", inputs={1: longs(1, 3, 7)}),
+    Bad(AP, "channels of src and diff_dst must agree, got 7 and 4", {"data_format": None}),
+    Bad(AP, "spatial lengths of src: expected values >= 1, got [0]", {"src_shape": [1, 2, 0]}),
+    Bad(AP, "attribute src_shape: expected values >= 0, got [1, 2, -7]", {"src_shape": [1, 2, -7]}),
+    Bad(AP, "attribute src_shape: expected 3 to 5 entries, got 1", {"src_shape": [7]}),
+    Bad(AP, "input src_shape: expected 3 to 5 entries, got 6", inputs={1: longs(1, 2, 7, 1, 1, 1)}),
+    Bad(AP, "src: expected rank 3, got 4 with shape (1, 2, 7, 7)", {"src_shape": [1, 2, 7, 7]}),
+    Bad(AP, "diff_dst: expected rank 3 to 5, got 2 with shape (2, 4)", inputs={0: (2, 4)}),
+    Bad(
+        AP,
+        "spatial axis 0: src length 9 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 5, got 4",
+        {"src_shape": [1, 2, 9]},
+    ),
+    Bad(
+        AP,
+        "spatial axis 0: src length 6 with kernel 3, stride 2, dilation 1, pads 1 and 1 expects diff_dst length 3 or 4, "
+        "got 5",
+        inputs={0: (1, 2, 5), 1: longs(1, 2, 6)},
+    ),
+]
 MAX_POOLS = [
     Bad(MP, "attribute dilations: expected values >= 1, got [0]", {"dilations": [0]}),
     Bad(
@@ -557,6 +586,41 @@ NORMALISATIONS = [
         Bad(BN, f"attribute epsilon: expected a number >= 0, got {epsilon}", {"epsilon": epsilon})
         for epsilon in (-0.5, float("inf"), float("nan"))
     ),
-]
+    Bad(LN, "lengths of axis 2 of src and diff_dst must agree, got 4 and 1", inputs={1: (2, 3, 1)}),
+    Bad(LN, "diff_dst: expected rank 3, got 2 with shape (2, 12)", inputs={1: (2, 12)}),
+    Bad(LN, "src: expected rank 1 to 64, got 0 with shape ()", inputs={0: (), 1: ()}),
+    *(
+        Bad(LN, f"attribute begin_norm_axis: expected -3 to 2 for rank 3, got {axis}", {"begin_norm_axis": axis})
+        for axis in (3, -4)
+    ),
+    # statistics that keep the normalised axes, as ONNX's do, and parameters of another begin_norm_axis
+    Bad(LN, "mean: expected rank 1, got 3 with shape (2, 1, 1)", inputs={2: (2, 1, 1)}),
+    Bad(LN, "variance: expected rank 1, got 2 with shape (2, 3)", inputs={3: (2, 3)}),
+    Bad(LN, "lengths of axis 0 before the normalised ones of src and mean must agree, got 2 and 3", inputs={2: (3,)}),
+    Bad(LN, "lengths of axis 0 before the normalised ones of src and variance must agree, got 2 and 1", inputs={3: (1,)}),
+    Bad(LN, "lengths of normalised axis 1 of src and gamma must agree, got 4 and 1", inputs={4: (3, 1)}),
+    Bad(LN, "lengths of normalised axis 0 of src and beta must agree, got 3 and 1", inputs={5: (1, 4)}),
+    Bad(LN, "gamma: expected rank 2, got 1 with shape (4)", inputs={4: (4,)}),
+    Bad(LN, "beta: expected rank 2, got 1 with shape (12)", inputs={5: (12,)}),
+    Bad(LN, "mean: expected rank 2, got 1 with shape (2)", {"begin_norm_axis": None}),
+    Bad(LN, "attribute use_affine: expected 0 or 1, got 2", {"use_affine": 2}),
+    Bad(LN, "use_affine is 1: expected gamma, got none; set use_affine to 0", inputs={4: None}),
+    Bad(LN, "use_affine is 0: expected neither gamma nor beta; set use_affine to 1", {"use_affine": 0}),
+    Bad(LN, "use_affine is 0: expected neither gamma nor beta; set use_affine to 1", {"use_affine": 0}, {4: None}),
+    *(
+        Bad(LN, f"attribute epsilon: expected a number >= 0, got {epsilon}", {"epsilon": epsilon})
+        for epsilon in (-0.5, float("inf"), float("nan"))
+    ),
+]  # fmt: skip
 
-REFUSED = (*NORMALISATIONS, *ELEMENTWISE, *POOLS, *MAX_POOLS, *ATTRIBUTES, *CONVOLUTIONS, *INTERPOLATION, *RESIZE)
+REFUSED = (
+    *NORMALISATIONS,
+    *ELEMENTWISE,
+    *POOLS,
+    *MAX_POOLS,
+    *AVERAGE_POOLS,
+    *ATTRIBUTES,
+    *CONVOLUTIONS,
+    *INTERPOLATION,
+    *RESIZE,
+)

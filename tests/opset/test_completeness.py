@@ -144,6 +144,20 @@ SPECIFICATION: dict[str, Schema] = {
         {"src": ("T1", False), "diff_dst": ("T1", False)},
         "diff_src",
     ),
+    "AvgPoolBackward": Schema(
+        {
+            "strides": (INTS, REQUIRED),
+            "pads_begin": (INTS, REQUIRED),
+            "pads_end": (INTS, REQUIRED),
+            "kernel": (INTS, REQUIRED),
+            "exclude_pad": (INT, REQUIRED),
+            "auto_pad": (STRING, "None"),
+            "data_format": (STRING, "NXC"),
+            "src_shape": (INTS, None),
+        },
+        {"diff_dst": ("T1", False), "src_shape": ("T4", True)},
+        "diff_src",
+    ),
     "ReLUBackward": Schema({"use_dst": (INT, 1)}, {"src": ("T1", False), "diff_dst": ("T1", False)}, "diff_src"),
     "BatchNormTrainingBackward": Schema(
         {"epsilon": (FLOAT, REQUIRED), "data_format": (STRING, "NXC")},
@@ -153,6 +167,19 @@ SPECIFICATION: dict[str, Schema] = {
             "mean": ("T5", True),
             "variance": ("T5", True),
             "gamma": ("T5", True),
+        },
+        "diff_src",
+        {"diff_gamma": "T5", "diff_beta": "T5"},
+    ),
+    "LayerNormBackward": Schema(
+        {"begin_norm_axis": (INT, -1), "use_affine": (INT, 1), "epsilon": (FLOAT, float(np.float32(1e-5)))},
+        {
+            "src": ("T1", False),
+            "diff_dst": ("T1", False),
+            "mean": ("T5", True),
+            "variance": ("T5", True),
+            "gamma": ("T5", True),
+            "beta": ("T5", True),
         },
         "diff_src",
         {"diff_gamma": "T5", "diff_beta": "T5"},
@@ -320,7 +347,8 @@ def example_attributes(name: str) -> dict[str, object]:
 def example_model(name: str) -> ModelProto:
     example = next(e for e in EXAMPLES if e.op == name)
     inputs = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in example.arrays()]
-    return one_node_model(name, example.attributes, inputs, output_rank=np.ndim(example.expected))
+    ranks = [np.ndim(answer) for answer in (example.expected, *example.more)]
+    return one_node_model(name, example.attributes, inputs, output_ranks=ranks)
 
 
 @each_op
@@ -388,7 +416,7 @@ def test_checker_counts_inputs_and_outputs(name: str) -> None:
 def test_double_is_outside_the_type_constraint(name: str) -> None:
     model = example_model(name)
     for value in (*model.graph.input, *model.graph.output):
-        if value.name not in ("mean", "variance", "gamma", "result_1", "result_2"):
+        if value.name not in ("mean", "variance", "gamma", "beta", "result_1", "result_2"):
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     with pytest.raises(onnx.shape_inference.InferenceError, match="unsupported type: tensor\\(double\\)"):
         checker.check_model(model, full_check=True)

@@ -8,7 +8,7 @@ from onnx import ModelProto, TensorProto, checker, parser, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
-from tests.checks import evaluate, infer, inferred, one_node_model
+from tests.checks import evaluate, evaluate_all, infer, inferred, one_node_model
 from tests.opset.test_convolution import Case, case
 from tests.worked_examples import EXAMPLES, Example
 
@@ -85,8 +85,19 @@ STATIC = [
         [2, 6, 9, 8],
     ),
     (
+        "(float16[2,5,4,6] dy) => (dx)",
+        "dx = $AvgPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
+        "exclude_pad = 1, src_shape = [2, 9, 8, 6]> (dy)",
+        [2, 9, 8, 6],
+    ),
+    (
         "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
         'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
+        [2, 6, 5],
+    ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy, float[6,5] g) => (dx)",
+        "dx, dg, db = $LayerNormBackward <begin_norm_axis = 1> (x, dy, , , g)",
         [2, 6, 5],
     ),
     ("(float16[2,6] dy, float16[2,6] y) => (dx)", "dx = $SoftMaxBackward (dy, y)", [2, 6]),
@@ -110,6 +121,7 @@ def test_static_models_cover_every_operator() -> None:
 NCX = 'data_format = "NCX"'
 INTERPOLATE = f'dx = $InterpolateBackward <mode = "linear", {NCX}>'
 MAX_POOL = f"dx = $MaxPoolBackward <kernel = [2, 2], strides = [2, 2], pads_begin = [0, 0], pads_end = [0, 0], {NCX}>"
+AVG_POOL = MAX_POOL.replace("Max", "Avg").replace("<", "<exclude_pad = 0, ")
 DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
 
 
@@ -132,9 +144,21 @@ DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
             f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
             [2, 3, "L"],
         ),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[M,3] mean, float[8] gamma) => (dx)",
+            "dx = $LayerNormBackward (x, dy, mean, , gamma)",
+            [2, 3, 8],
+        ),
         ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
         ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
         ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
+        (
+            "(float[N,4,H,W] x, float[2,C,P,Q] dy) => (dx)",
+            f"s = Shape (x) {AVG_POOL} (dy, s)",
+            [2, 4, "H", "W"],
+        ),
+        ("(float[2,C,P,Q] dy, int64[4] s) => (dx)", f"{AVG_POOL} (dy, s)", [2, "C", None, None]),
+        ("(float[2,C,P,Q] dy, int64[K] s) => (dx)", f"{AVG_POOL} (dy, s)", [2, "C", None, None]),
         # channels follow from the weights, lengths of the input from those of the output where they are numbers
         (
             "(float[N,C,9,W] dy, float[6,2,3,2] w) => (dx)",
@@ -239,9 +263,18 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
+        ("LayerNormBackward", {"use_affine": 0}, [None, None], None),
+        ("LayerNormBackward", {}, [None, None, None, None, [4]], None),
+        ("LayerNormBackward", {}, [None, None, ["N", 3], None, [None]], ["N", 3, None]),
+        ("LayerNormBackward", {"begin_norm_axis": 1}, [None, None, ["N"], [2], [3, 4]], [2, 3, 4]),
+        ("LayerNormBackward", {"begin_norm_axis": 2}, [None, None, None, None, [3]], [None, None, 3]),
         ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
         ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
         ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [None, ["K"]], None),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [None, [4]], [None, None, None, None]),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [[2, 3, 4, 5], None], [2, None, None, 5]),
+        ("AvgPoolBackward", {"exclude_pad": 0, "src_shape": [2, 6, 8, 5]}, [None], [2, 6, 8, 5]),
         ("ConvTransposeBackwardData", {}, [None, None], None),
         ("ConvTransposeBackwardData", {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [None, 6, None, None]),
         ("ConvolutionBackwardData", {"dst_shape": [1, 5, 5, 2]}, [None, None], [1, 5, 5, 2]),
@@ -432,16 +465,16 @@ def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object],
 def test_inferred_shapes_are_the_executed_ones(rng: np.random.Generator) -> None:
     """Fully known shapes give the executed shape; partly known ones never a false statement."""
     for op, attributes, arrays in random_calls(rng):
-        executed = evaluate(op, attributes, arrays).shape
-        known = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in arrays]
+        executed, *more = (answer.shape for answer in evaluate_all(op, attributes, arrays))
+        known = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in arrays]
         what = (op, attributes, [None if a is None else a.shape for a in arrays])
         assert inferred(one_node_model(op, attributes, known)) == list(executed), what
         for _ in range(3):
             partly = [
-                None if a is None else a if a.dtype == np.int32 and rng.random() < 0.5 else symbolic(rng, a.shape)
+                None if a is None else a if a.dtype.kind == "i" and rng.random() < 0.5 else symbolic(rng, a.shape)
                 for a in arrays
             ]
-            m = one_node_model(op, attributes, partly, output_rank=len(executed))
+            m = one_node_model(op, attributes, partly, output_ranks=[len(shape) for shape in (executed, *more)])
             assert_true_statement(inferred(m), executed, (what, partly))
 
 
@@ -454,9 +487,9 @@ def test_every_example_passes_the_full_check() -> None:
 
 
 def static(example: Example, element_type: int = TensorProto.FLOAT) -> ModelProto:
-    inputs = [a if a is None or a.dtype == np.int32 else list(a.shape) for a in example.arrays()]
-    rank = np.ndim(example.expected)
-    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_rank=rank)
+    inputs = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in example.arrays()]
+    ranks = [np.ndim(answer) for answer in (example.expected, *example.more)]
+    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_ranks=ranks)
 
 
 def test_auto_pad_in_every_spelling() -> None:

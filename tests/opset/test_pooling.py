@@ -132,7 +132,7 @@ def test_max_pool_body(seed: int, knowledge: str) -> None:
         np.testing.assert_array_equal(got, expected, err_msg=f"{attributes} {lengths} {outs}", strict=True)
         if knowledge == "static":
             shapes = [list(v.shape) for v in inputs if v is not None]
-            node = one_node_model("MaxPoolBackward", attributes, shapes, output_rank=len(shapes[0]))
+            node = one_node_model("MaxPoolBackward", attributes, shapes, output_ranks=[len(shapes[0])])
             model = ob.use_kernels(node, "onnx")
             checker.check_model(model, full_check=True)
             shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)

@@ -92,7 +92,7 @@ def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bo
             tensor = spec.type_name == "T1"
             typed = array.astype(DTYPES[dtype]) if tensor else array
             element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
-            place(spec.name, np.ascontiguousarray(typed), element, binding.bind_input)
+            place(spec.name, np.array(typed, order="C"), element, binding.bind_input)
     results: list[tuple[np.ndarray, int]] = []
     for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, shapes, strict=True):
         own = dtype if spec.type_name == "T1" else "f32"

@@ -14,6 +14,7 @@ from tests.property.calls import (
     Call,
     conv_order,
     conv_transpose_order,
+    layer_norm_arrays,
     to_data,
     to_weights,
     values,
@@ -166,7 +167,7 @@ def pool(rng: Rng, op: str) -> Call:
         axes = int(rng.integers(1, 4))
         kernel = [int(_pick(rng, 1, 2, 2, 3, 3, 5)) for _ in range(axes)]
         strides = [int(_pick(rng, 1, 1, 2, 2, 3)) for _ in range(axes)]
-        dilations = [int(_pick(rng, 1, 1, 1, 2, 7)) for _ in range(axes)]
+        dilations = [1 if op == "AvgPoolBackward" else int(_pick(rng, 1, 1, 1, 2, 7)) for _ in range(axes)]
         begin, end = ([int(rng.integers(0, k)) for k in kernel] for _ in range(2))
         lengths = [_length(rng, 80 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
         rooms = [
@@ -187,8 +188,12 @@ def pool(rng: Rng, op: str) -> Call:
         "pads_end": end,
         "data_format": data,
     }
-    inputs = [to_data(values((*head, *shape), seed + n), data) for n, shape in enumerate((lengths, outs))]
-    return Call(op, attributes, [*inputs], seed)
+    x, dy = (to_data(values((*head, *shape), seed + n), data) for n, shape in enumerate((lengths, outs)))
+    if op == "AvgPoolBackward":
+        del attributes["dilations"]
+        shape = np.array(x.shape, np.int64)
+        return Call(op, attributes | {"exclude_pad": int(rng.integers(2))}, [dy, shape], seed)
+    return Call(op, attributes, [x, dy], seed)
 
 
 def elementwise(rng: Rng, op: str) -> Call:
@@ -211,6 +216,22 @@ def batch_norm(rng: Rng, op: str) -> Call:
     return Call(op, {"epsilon": 0.5, "data_format": data}, [x, dy, *parameters], seed)
 
 
+def layer_norm(rng: Rng, op: str) -> Call:
+    while True:
+        shape = tuple(_length(rng, 300) for _ in range(int(rng.integers(1, 5))))
+        if _fits(shape):
+            break
+    seed, axis = int(rng.integers(2**31)), int(rng.integers(-len(shape), len(shape)))
+    x, dy, gamma, beta, mean, variance = layer_norm_arrays(shape, axis, seed)
+    inputs = [x, dy, *(array if rng.random() < 0.5 else None for array in (mean, variance))]
+    affine = int(rng.random() < 0.7)
+    if affine:
+        inputs += [gamma, beta] if rng.random() < 0.5 else [gamma]
+    while inputs[-1] is None:
+        inputs.pop()
+    return Call(op, {"epsilon": 0.5, "begin_norm_axis": axis, "use_affine": affine}, inputs, seed)
+
+
 MAKERS = {
     "Convolution": convolution,
     "ConvolutionBackwardData": convolution,
@@ -224,9 +245,11 @@ MAKERS = {
     "ResizeGrad": resize,
     "BiasAddBackward": bias,
     "MaxPoolBackward": pool,
+    "AvgPoolBackward": pool,
     "ReLUBackward": elementwise,
     "SoftMaxBackward": elementwise,
     "BatchNormTrainingBackward": batch_norm,
+    "LayerNormBackward": layer_norm,
 }
 
 

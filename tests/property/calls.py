@@ -315,6 +315,22 @@ def max_pool_backward(draw: st.DrawFn) -> Call:
 
 
 @st.composite
+def avg_pool_backward(draw: st.DrawFn) -> Call:
+    """The source's shape as an attribute or as an input."""
+    attributes, lengths, outs = draw(pools(dilated=False))
+    data, seed = draw(st.sampled_from(DATA_FORMATS)), draw(seeds)
+    head = (draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    attributes |= {"data_format": data, "exclude_pad": draw(st.integers(0, 1))}
+    shape = to_data(np.empty((*head, *lengths)), data).shape
+    inputs: list[np.ndarray | None] = [to_data(values((*head, *outs), seed), data)]
+    if draw(st.booleans()):
+        attributes["src_shape"] = list(shape)
+    else:
+        inputs.append(np.array(shape, np.int64))
+    return Call("AvgPoolBackward", attributes, inputs, seed)
+
+
+@st.composite
 def relu_backward(draw: st.DrawFn) -> Call:
     shape, seed = tuple(draw(st.lists(st.integers(0, 4), max_size=5))), draw(seeds)
     attributes = {"use_dst": draw(st.integers(0, 1))} if draw(st.booleans()) else {}
@@ -338,6 +354,29 @@ def batch_norm_training_backward(draw: st.DrawFn) -> Call:
 
 
 @st.composite
+def layer_norm_backward(draw: st.DrawFn) -> Call:
+    """Variances are not too small, so that float32 is not far from float64."""
+    shape, seed = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))), draw(seeds)
+    axis, affine = draw(st.integers(-len(shape), len(shape) - 1)), draw(st.booleans())
+    x, dy, gamma, beta, mean, variance = layer_norm_arrays(shape, axis, seed)
+    statistics = [array if draw(st.booleans()) else None for array in (mean, variance)]
+    parameters = [gamma, beta if draw(st.booleans()) else None] if affine else []
+    inputs = [x, dy, *statistics, *parameters]
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes = {"epsilon": draw(st.sampled_from([0.5, 0.25])), "begin_norm_axis": axis, "use_affine": int(affine)}
+    return Call("LayerNormBackward", attributes, inputs, seed)
+
+
+def layer_norm_arrays(shape: tuple[int, ...], axis: int, seed: int) -> list[np.ndarray]:
+    """x, dy, γ, β, μ, σ²."""
+    tensors = [values(shape, seed + n) for n in range(2)]
+    parameters = [values(shape[axis:], seed + n) for n in (2, 3)]
+    statistics = [np.asarray(values(shape[:axis], seed + n), np.float32) for n in (4, 5)]
+    return [*tensors, *parameters, statistics[0], np.asarray(np.abs(statistics[1]) + 1, np.float32)]
+
+
+@st.composite
 def soft_max_backward(draw: st.DrawFn) -> Call:
     """dst need not add up to 1 for the formula to hold."""
     shape, seed = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))), draw(seeds)
@@ -358,7 +397,9 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
     "BatchNormTrainingBackward": batch_norm_training_backward,
+    "LayerNormBackward": layer_norm_backward,
     "SoftMaxBackward": soft_max_backward,
     "ReLUBackward": relu_backward,
     "MaxPoolBackward": max_pool_backward,
+    "AvgPoolBackward": avg_pool_backward,
 }
