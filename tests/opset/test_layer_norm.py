@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import ModelProto
 
@@ -119,6 +120,20 @@ def test_outputs_that_nobody_reads_may_be_left_out(rng, shape, names: list[str],
     answers = ob.session(model, kernels=kernels).run(None, single_op.feeds(LN, inputs))
     expected = evaluate_all(LN, attributes, inputs)
     assert_close(answers, [expected[n] for n in wanted])
+
+
+@pytest.mark.parametrize("shape", [(300, 600), (70, LONG + 100)])
+def test_threads_do_not_change_a_bit(rng, shape: tuple[int, int]) -> None:
+    """Rows in parts, and in blocks of columns."""
+    attributes, inputs = call(rng, shape, 1)
+    answers = set()
+    for threads in (1, 2, 3, 3):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = ob.session(single_op.model(LN, attributes, inputs), kernels="numba", session_options=options)
+        results = session.run(None, single_op.feeds(LN, inputs))
+        answers.add(b"".join(np.asarray(result).tobytes() for result in results))
+    assert len(answers) == 1
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
