@@ -15,7 +15,8 @@ from onnx_backprop.opset import correlation
 from onnx_backprop.opset.correlation import Geometry
 from tests.checks import assert_rounded_once, evaluate
 from tests.opset import naive
-from tests.worked_examples import GROUPED_ROWS, W, oix, row
+from tests.worked.convolution import GROUPED_ROWS, W, oix
+from tests.worked.example import row
 
 f32 = np.float32
 CASES = 120

@@ -10,7 +10,8 @@ import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, evaluate_all, infer, inferred, one_node_model
 from tests.opset.test_convolution import Case, case
-from tests.worked_examples import EXAMPLES, Example
+from tests.worked.example import Example
+from tests.worked_examples import EXAMPLES
 
 CONV = """strides = [2, 1], pads_begin = [1, 0], pads_end = [1, 0], dilations = [1, 1], data_format = "NCX",
           weights_format = "OIX" """

@@ -37,7 +37,8 @@ from tests.opset.body_models import (
     plain_session,
     run,
 )
-from tests.worked_examples import EXAMPLES, Example
+from tests.worked.example import Example
+from tests.worked_examples import EXAMPLES
 
 f32 = np.float32
 OPS = ("InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "ResizeGrad")

@@ -13,7 +13,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset.op import NUMBER_TYPES
 from onnx_backprop.opset.registry import BY_NAME
 from tests.checks import evaluate, infer, one_node_model
-from tests.opset.refused import (
+from tests.opset.refusals.bad import (
     BIAS,
     BN,
     CD,
@@ -22,7 +22,6 @@ from tests.opset.refused import (
     IB,
     IBP,
     MP,
-    REFUSED,
     RELU,
     RG,
     RZ,
@@ -35,6 +34,7 @@ from tests.opset.refused import (
     Value,
     ints,
 )
+from tests.opset.refused import REFUSED
 
 f32 = np.float32
 

@@ -16,7 +16,8 @@ from onnx_backprop.opset import OPS
 from onnx_backprop.opset.registry import BY_NAME
 from tests import single_op
 from tests.checks import DTYPES, assert_rounded_once, evaluate_all
-from tests.worked_examples import EXAMPLES, Example
+from tests.worked.example import Example
+from tests.worked_examples import EXAMPLES
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
 each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
