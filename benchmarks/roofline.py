@@ -21,7 +21,7 @@ def copy_bandwidth(threads: int, megabytes: int = 64, runs: int = 9) -> float:
     return 2 * 4 * count * threads / seconds
 
 
-def multiply_add_rate(threads: int, runs: int = 9) -> float:
+def multiply_add_rate(threads: int, runs: int = 25) -> float:
     """Multiplications and additions per second of the register tile that our products are made of, all threads.
 
     Its operands stay in the first-level cache and its sums in registers, so it shows what the processor can do.

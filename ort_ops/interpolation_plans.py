@@ -178,7 +178,9 @@ def _chunks(axis: _Axis, inner: int, limit: int) -> np.ndarray:
         firsts = np.arange(0, axis.length, size)
         counts = np.minimum(size, axis.length - firsts)
         return np.stack([firsts, counts, firsts, counts], axis=1)
-    size = max(1, int(limit / (max(1.0, axis.out / axis.length) * inner)))
+    # What is written has to come into the cache first, and more than is read: reductions go by smaller chunks.
+    per_cell = axis.out / axis.length if axis.out >= axis.length else 4.0
+    size = max(1, int(limit / (per_cell * inner)))
     size = max(VECTOR, size // VECTOR * VECTOR)
     result = []
     starts, indices = axis.column.starts, axis.column.indices
