@@ -17,6 +17,11 @@ import numpy as np
 from numba import njit, types
 
 from .interpolation_rows import (
+    AXES,
+    AXIS_LENGTH,
+    AXIS_STRIDE,
+    AXIS_TABLE,
+    AXIS_WORDS,
     CHUNK_COUNT,
     CHUNK_FIRST,
     CHUNK_LENGTH,
@@ -29,6 +34,7 @@ from .interpolation_rows import (
     ENDS,
     ENTRIES,
     INNER,
+    INNERMOST,
     ITEMS,
     KIND,
     LANE_BYTES,
@@ -43,6 +49,7 @@ from .interpolation_rows import (
     UNITS,
     WORKER,
     combine,
+    innermost_taps,
     row_taps,
 )
 from .native_bridge import keep
@@ -137,6 +144,28 @@ def _across(p, call, block, chunk, scratch):
                 write_run(kind, out, at + lane * row_length + i, 1, tile, lane * VECTOR, min(VECTOR, results - i))
 
 
+@njit
+def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
+    """The sums of rows of dy that some rows of dx need; most have one axis to look up, and follow one another in it."""
+    if load_i64(p, INNERMOST) == 0:
+        for r in range(rows):
+            taps = row_taps(p, row + r, base, table)
+            combine(kind, sums + 4 * r * pitch, data, table, taps, count)
+        return
+    axes = p + 8 * load_i64(p, AXIS_TABLE)
+    plane, length, step = 0, load_i64(p, ROW_COUNT), 0
+    if load_i64(p, AXES) == 2:
+        step, length = load_i64(axes, AXIS_STRIDE), load_i64(axes + 8 * AXIS_WORDS, AXIS_LENGTH)
+        plane = row // length
+    i = row - plane * length
+    for r in range(rows):
+        taps = innermost_taps(p, i, base + plane * step, table)
+        combine(kind, sums + 4 * r * pitch, data, table, taps, count)
+        i += 1
+        if i == length:
+            i, plane = 0, plane + 1
+
+
 def _windows_method() -> Any:
     """The function for METHOD WINDOWS, where the processor has what it takes."""
     if not PERMUTES:
@@ -154,9 +183,7 @@ def _windows_method() -> Any:
         row_length = load_i64(p, COLUMNS) * inner
         at = row * row_length + first * inner
         sums = scratch + 8 * load_i64(p, LIST_WORDS)
-        for r in range(rows):
-            taps = row_taps(p, row + r, low * inner, scratch)
-            combine(kind, sums + 4 * r * pitch, data, scratch, taps, length * inner)
+        _sum_rows(p, kind, data, row, rows, low * inner, length * inner, scratch, sums, pitch)
         results = count * inner
         target, step = out + 4 * at, 4 * row_length
         if kind != F32:
@@ -180,14 +207,18 @@ def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     chunks, method, each = load_i64(p, CHUNKS), load_i64(p, METHOD), load_i64(p, PER_ITEM)
-    for unit in range(item * each, min(load_i64(p, UNITS), (item + 1) * each)):
-        chunk = p + 8 * (load_i64(p, CHUNK_TABLE) + CHUNK_WORDS * (unit % chunks))
+    block, n = item * each // chunks, item * each % chunks
+    for _ in range(min(load_i64(p, UNITS) - item * each, each)):
+        chunk = p + 8 * (load_i64(p, CHUNK_TABLE) + CHUNK_WORDS * n)
         if method == WINDOWS:
-            _windows(p, call, unit // chunks, chunk, scratch)
+            _windows(p, call, block, chunk, scratch)
         elif method == ACROSS:
-            _across(p, call, unit // chunks, chunk, scratch)
+            _across(p, call, block, chunk, scratch)
         else:
-            _along(p, call, unit // chunks, chunk, scratch)
+            _along(p, call, block, chunk, scratch)
+        n += 1
+        if n == chunks:
+            block, n = block + 1, 0
 
 
 _work = worker("interpolation_gather_work", _item, ITEMS, LANE_BYTES)

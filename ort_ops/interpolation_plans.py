@@ -142,6 +142,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         par.PER_ITEM: per_item,
         par.ITEMS: math.ceil(units / per_item),
         par.PITCH: pitch,
+        par.INNERMOST: int([axis.column is not None for axis in axes] in ([True], [False, True])),
     }
     if table is not None:
         per_chunk = -(-chunks[:, par.CHUNK_COUNT] * inner // VECTOR)

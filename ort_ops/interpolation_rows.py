@@ -26,9 +26,10 @@ from .native_source import compiled
 # the parameters of `interpolation_gather`; the tables lie behind them, at word indices
 (
     WORKER, KIND, DATA, AXES, AXIS_TABLE, ROW_COUNT, COLUMNS, INNER, STARTS, TAPS, CHUNKS, CHUNK_TABLE, LIST_WORDS,
-    LANE_BYTES, METHOD, UNITS, PER_ITEM, ITEMS, ENDS, ENTRIES, PATTERNS, PITCH,
-) = range(22)  # fmt: skip
-WORDS = 22
+    LANE_BYTES, METHOD, UNITS, PER_ITEM, ITEMS, ENDS, ENTRIES, PATTERNS, PITCH, INNERMOST,
+) = range(23)  # fmt: skip
+WORDS = 23
+# INNERMOST: whether no axis of the rows but the last one is resized, and that one is
 # an axis before the columns: length in dx, elements from cell to cell in dy, and where it is resized (else 0) the word
 # indices of its starts and taps
 AXIS_LENGTH, AXIS_STRIDE, AXIS_STARTS, AXIS_TAPS, AXIS_WORDS = range(5)
@@ -113,3 +114,16 @@ def row_taps(p, row, base, table):
         if count == 0:
             break
     return count
+
+
+@njit
+def innermost_taps(p, i, start, table):
+    """`row_taps` where only the last axis of the rows is resized: of its row i; its first row in dy is at `start`."""
+    entry = p + 8 * (load_i64(p, AXIS_TABLE) + AXIS_WORDS * (load_i64(p, AXES) - 1))
+    stride, starts = load_i64(entry, AXIS_STRIDE), load_i64(entry, AXIS_STARTS)
+    first, last = load_i64(p, starts + i), load_i64(p, starts + i + 1)
+    taps = p + 8 * (load_i64(entry, AXIS_TAPS) + first)
+    for t in range(last - first):
+        store_i64(table, 2 * t, start + load_i32(taps, 2 * t) * stride)
+        store_f32(table, 4 * t + 2, load_f32(taps, 2 * t + 1))
+    return last - first
