@@ -32,7 +32,7 @@ from .native_vectors import (
 _AHEAD = 4096  # bytes
 # Short rows lie one behind the other: read one after the other they are one stream, which the processor itself fetches
 # ahead; several at a time they would be several short ones.
-_SHORT, _FEW = 512, 4  # elements, taps
+_SHORT, _FEW = 512, 7  # elements, taps
 
 
 def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
