@@ -94,6 +94,9 @@ LARGE = [
     (1, (256, 256), (512, 512), (3, 3)),
     (1, (3, 64), (4096, 4096), (7, 7)),
     (2, (16, 32), (128, 128, 64), (3, 3, 3)),
+    (1, (1024, 16), (64, 64), (3, 3)),
+    (1, (16, 1024), (64, 64), (3, 3)),
+    (1, (256, 64), (8, 64, 64), (3, 3, 3)),
 ]
 
 
@@ -104,8 +107,8 @@ def test_large_weights_and_large_images(processors: int, data_format: str, group
         cut, both = (groups, channels) if isinstance(groups, int) else (channels[0], (channels[0],) * 2)
         if any(c % cut for c in both):
             continue
-        pads = [k // 2 if out > 1 else 0 for k, out in zip(kernel, outs, strict=True)]
-        for stride in (1, 2):
+        for stride, dilation in ((1, 1), (2, 1), (1, 8)):
+            pads = [k // 2 * dilation if out > 1 else 0 for k, out in zip(kernel, outs, strict=True)]
             shapes = convolution(
                 op,
                 batch,
@@ -113,6 +116,7 @@ def test_large_weights_and_large_images(processors: int, data_format: str, group
                 outs,
                 kernel,
                 strides=(stride,) * len(outs),
+                dilations=(dilation,) * len(outs),
                 pads=pads,
                 groups=cut,
                 data_format=data_format,
