@@ -24,7 +24,8 @@ ALL_CELLS_3 = 57
 DEPTHWISE = 60  # channels of a depthwise convolution, 0 for any other; its groups are blocks of channels
 BIAS = 61  # which input is added to the sums, 0: none
 ROUND_GROUPS, ROUND_TILES = 62, 63  # what is packed at a time: whole groups, or some tiles of one
-GATHER_WORDS = 64
+FAR = 64  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
+GATHER_WORDS = 65
 
 # one phase
 START_3, COUNT_3 = 0, 3

@@ -81,11 +81,16 @@ def _cut(c: Correlation, kind: int, outs: int, ins: int, tiles_y: int, tiles_x: 
     groups, at_once = rounds(c.groups, tiles, of_tile, limit)
     repeats = math.ceil(tiles / at_once)
     images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * at.WIDE  # for each channel and group
-    of_row = 4 * 16 * ins * tiles_x
-    spare = 4 * 16 * ins * (_columns(1, tiles_x) - tiles_x)
-    row_groups, round_rows = rounds(c.groups, rows, of_row + math.ceil(spare / rows), limit - spare)
+
+    def image_bytes(count: int) -> int:
+        return 4 * 16 * ins * _columns(count, tiles_x)
+
+    row_groups, round_rows = rounds(c.groups, 1, image_bytes(rows), limit)[0], rows
+    if image_bytes(rows) > limit:
+        spare = 4 * 16 * ins * (COLUMNS + VECTOR + 32)
+        row_groups, round_rows = 1, rounds(1, rows, 4 * 16 * ins * tiles_x, limit - spare)[1]
     row_repeats = math.ceil(rows / round_rows)
-    images_fit = row_groups * 4 * 16 * ins * _columns(round_rows, tiles_x) + 8 * VECTOR <= limit
+    images_fit = row_groups * image_bytes(round_rows) + 8 * VECTOR <= limit
     tile_fits = 4 * at.LANE_HEAD + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
     if repeats > 1 and images_fit and tile_fits and row_repeats * weights + images < repeats * images + weights:
         columns, lines = _columns(round_rows, tiles_x), max(1, min(tiles_y, LINE_FLOATS // _pitch(tiles_x)))
@@ -100,7 +105,7 @@ def _cut(c: Correlation, kind: int, outs: int, ins: int, tiles_y: int, tiles_x: 
             units=row_groups * ins,
             items=row_groups * tiles,
             split=1,
-            shared_bytes=row_groups * 4 * 16 * ins * columns + 8 * VECTOR,
+            shared_bytes=row_groups * image_bytes(round_rows) + 8 * VECTOR,
             lane_bytes=lane,
         )
     band = max(1, min(rows, max(COLUMNS, V_FLOATS // (16 * ins)) // tiles_x))
