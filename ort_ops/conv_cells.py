@@ -95,7 +95,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             out = load_i64(call, CALL_OUTPUT)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, values, rows, tile, results)
             if load_i64(p, par.TURNED):
-                _write_turned(p, out, at, step, own, columns, results, lines)
+                write_turned(p, out, at, step, own, columns, results, lines)
             segments += 16 * taps
 
 
@@ -163,7 +163,7 @@ def _next(z, y, x, size):
 
 
 @njit
-def _write_turned(p, out, at, step, size, columns, results, lines):
+def write_turned(p, out, at, step, size, columns, results, lines):
     """Cells by channels into the output's channels by cells; `lines` is scratch for a vector of channels."""
     kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
     cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]

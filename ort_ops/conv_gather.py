@@ -9,7 +9,7 @@ of cells q, with all its phases, is computed from a float32 copy of the cells it
 The product has cells as columns (`conv_planes`) or output channels as columns (`conv_cells`); the weights are packed
 once per call in the order in which its tiles read them. Where they are large beside the images, a round packs some of
 them and computes the output channels they are for. One channel per group on either side makes no product
-(`conv_depthwise_gather`).
+(`conv_depthwise_gather`). Sums that reach too far for all that have loops of their own (`conv_far`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from . import conv_parameters as par
 from .conv_boxes import load3
 from .conv_cells import gather_cells
 from .conv_depthwise_gather import gather_depthwise
+from .conv_far import gather_far
 from .conv_planes import gather_planes
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_PARAMETERS, CALL_RUNTIME, acquire, no_memory, parallel, release
@@ -89,7 +90,9 @@ def _item(job, item, scratch):
     here = min(load_i64(p, par.ROUND_TILES), tiles - part)
     first, stop = part + split * here // splits, part + (split + 1) * here // splits
     packed, panel = load_i64(job, JOB_SHARED), number * load_i64(p, par.ROUND_TILES) - part
-    if load_i64(p, par.DEPTHWISE):
+    if load_i64(p, par.FAR):
+        gather_far(call, p, n, group, cell, size, first, stop, scratch)
+    elif load_i64(p, par.DEPTHWISE):
         gather_depthwise(call, p, n, group, cell, size, scratch)
     elif load_i64(p, par.CELLS):
         gather_cells(call, p, packed, panel, n, group, cell, size, first, stop, scratch)

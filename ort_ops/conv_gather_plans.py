@@ -27,6 +27,7 @@ from .conv_plans import (
     words,
 )
 from .native_bridge import Plan
+from .native_call import POOL_BYTES
 from .native_llvm import F32
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
@@ -35,6 +36,7 @@ from .native_stencil import SIZES
 _DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
+FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
 
@@ -149,12 +151,16 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
+    for_taps = (8 + 4 * VECTOR if depthwise else 16) * all_taps
+    lane = 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * floats(list(band))
+    per_panel = 4 * all_taps * ins * width
+    if lane > POOL_BYTES or (not depthwise and per_panel > shared_limit(c, head[par.KIND])):
+        return _far(c, head, phases, steps, count)
     tiles = math.ceil(outs / width)
     items = c.batch * groups * math.prod(bands)
-    per_panel = all_taps * ins * width  # floats
     at_once = c.groups, tiles
     if not depthwise:
-        at_once = rounds(c.groups, tiles, 4 * per_panel, shared_limit(c, head[par.KIND]))
+        at_once = rounds(c.groups, tiles, per_panel, shared_limit(c, head[par.KIND]))
         items = items // groups * at_once[0]
     split = 1 if items >= 2 * processors() else min(at_once[1], math.ceil(4 * processors() / max(items, 1)))
     panels = math.prod(at_once)
@@ -163,25 +169,39 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     if depthwise:
         per_panel, head[par.DEPTHWISE], head[par.GROUPS], at_once = 0, c.groups, groups, (groups, tiles)
         head[par.STENCIL] = stencil
-    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: 4 * panels * per_panel}
+    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: panels * per_panel}
     head |= {par.UNITS: panels * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
-    head |= {par.PHASES: len(phases), par.PHASE_TABLE: par.GATHER_WORDS}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
     head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: _pitch(ins, turned=turned)}
-    for at, values in (
-        (par.BAND_3, band),
-        (par.BANDS_3, bands),
-        (par.LOW_3, reach.low),
-        (par.HIGH_3, reach.high),
-        (par.ALL_CELLS_3, count),
-    ):
+    head |= three_words(par.LOW_3, reach.low) | three_words(par.HIGH_3, reach.high) | {par.LANE_BYTES: lane}
+    return _finished(head, (band, bands, count), records, tables + [r for residue in residues for r in residue])
+
+
+def _finished(
+    head: dict[int, int], boxes: tuple[Triple, Triple, Triple], records: list[dict[int, int]], tables: list[int]
+) -> Plan:
+    """The plan; boxes: lengths of a band, bands and cells along every axis."""
+    head |= {par.PHASES: len(records), par.PHASE_TABLE: par.GATHER_WORDS}
+    for at, values in zip((par.BAND_3, par.BANDS_3, par.ALL_CELLS_3), boxes, strict=True):
         head |= three_words(at, values)
-    per_tap = 8 + 4 * VECTOR if depthwise else 16
-    head[par.LANE_BYTES] = 4 * ROWS * COLUMNS + 8 * ROWS + per_tap * all_taps + 4 * floats(list(band))
     blocks = [words(head, par.GATHER_WORDS), *(words(r, par.PHASE_WORDS) for r in records), tables]
-    blocks.append([r for residue in residues for r in residue])
     parameters = np.array([word for block in blocks for word in block], np.int64)
     return Plan(conv_gather.functions()[2].address, parameters, head[par.PACK_BYTES], head[par.LANE_BYTES])
+
+
+def _far(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: Triple, count: Triple) -> Plan:
+    """For `conv_far`: bands of a few cells, all by themselves."""
+    outs, ins = head[par.OUTS], head[par.INS]
+    band, cells = band_of(count, math.prod, FAR_CELLS, _DENSE)
+    bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
+    pitch, tiles = min(FAR_CHANNELS, math.ceil(ins / VECTOR) * VECTOR), math.ceil(outs / COLUMNS)
+    shifted = [_shifts(phase, steps, quotients=False) for phase in phases]
+    records, tables = _records(c, phases, shifted, [(0, 0, 0)], (COLUMNS, 0, ins))
+    head |= {par.FAR: 1, par.PACK_BYTES: 0, par.ROUND_GROUPS: c.groups, par.ROUND_TILES: tiles, par.SPLIT: tiles}
+    head |= {par.ITEMS: c.batch * c.groups * math.prod(bands) * tiles, par.CELLS: cells, par.PITCH: pitch}
+    lane = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
+    head[par.LANE_BYTES] = lane
+    return _finished(head, (band, bands, count), records, tables)
 
 
 def _records(

@@ -25,7 +25,8 @@ DEPTHWISE = 60  # channels of a depthwise convolution, 0 for any other; its grou
 BIAS = 61  # which input is added to the sums, 0: none
 ROUND_GROUPS, ROUND_TILES = 62, 63  # what is packed at a time: whole groups, or some tiles of one
 STENCIL = 64  # size of a square kernel that slides over planes read and written where they lie, else 0
-GATHER_WORDS = 65
+FAR = 65  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
+GATHER_WORDS = 66
 
 # one phase
 START_3, COUNT_3 = 0, 3

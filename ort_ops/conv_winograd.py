@@ -3,10 +3,13 @@
     out[n, m, y, x] = bias[m] + Σ_{c, i, j} w[m, c, i, j] · in[n, c, y + i - P, x + j - P']
 
 takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel turned round
-and pads of 2 - P. Tiles of the whole batch are numbered by rows; an item of work is some rows of tiles. Its part of
-`in` is transformed into 16 matrices (channels × tiles), each multiplied by one of the weights', and the products
-transformed back while they are in the first-level cache. The transformed weights are made once per call; where they are
-large beside the images, a round makes some of them and computes the output channels they are for.
+and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into 16 matrices (channels ×
+tiles), each multiplied by one of the weights', and the products transformed back while they are in the first-level
+cache.
+
+One side is transformed for all threads, the other by the thread that needs it: the weights, and an item of work is some
+rows of tiles, or, where the weights are large, the images, and an item is a tile of output channels. What does not fit
+is done in rounds: some groups at a time, or one group and some of its output channels or of its rows of tiles.
 """
 
 from __future__ import annotations
@@ -39,10 +42,10 @@ from .native_winograd import ELEMENTS, transform_result, transform_source, trans
 (
     WORKER, PACKER, KIND, BATCH, GROUPS, OUTS, INS, DATA, WEIGHTS, BIAS, IN_N, IN_C, IN_Y, OUT_N, OUT_C, OUT_Y,
     LENGTH_Y, LENGTH_X, OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_FIRST, W_OUT, W_IN, W_GROUP, W_Y, W_X,
-    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, PACK_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH, ROUND_GROUPS,
-    ROUND_TILES,
-) = range(41)  # fmt: skip
-WORDS = 41
+    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, SHARED_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH, ROUND_GROUPS,
+    ROUND_TILES, ROUND_ROWS, LINES,
+) = range(43)  # fmt: skip
+WORDS = 43  # ROUND_ROWS: rows of tiles whose images are shared, 0 where the weights are; LINES: rows made at a time
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
 _GAP = ROWS * COLUMNS  # floats from one of the 16 products to the next
@@ -58,21 +61,12 @@ _bias = stack(COLUMNS)
 
 
 @njit
-def _pack(job, unit):
+def _pack_tile(call, p, group, tile, target):
     """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    tiles = (load_i64(p, OUTS) + ROWS - 1) // ROWS
-    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, ROUND_TILES)
-    tile = load_i64(job, JOB_PART) + unit % load_i64(p, ROUND_TILES)
-    if group >= load_i64(p, GROUPS) or tile >= tiles:  # of the last round
-        return
     kind, source = load_i64(p, KIND), load_i64(call, CALL_INPUTS + load_i64(p, WEIGHTS))
     w_out, w_in, w_y, w_x = load_i64(p, W_OUT), load_i64(p, W_IN), load_i64(p, W_Y), load_i64(p, W_X)
     first = load_i64(p, W_FIRST) + group * load_i64(p, W_GROUP) + tile * ROWS * w_out
-    count = min(ROWS, load_i64(p, OUTS) - tile * ROWS)
-    panel = 4 * load_i64(p, PANEL)
-    target = load_i64(job, JOB_SHARED) + ELEMENTS * unit * panel
+    count, panel = min(ROWS, load_i64(p, OUTS) - tile * ROWS), 4 * load_i64(p, PANEL)
     kernels = _kernels()
     clear(kernels, 0, 9 * WIDE)
     for c in range(load_i64(p, INS)):
@@ -84,6 +78,23 @@ def _pack(job, unit):
             # what a register holds beyond ROWS is overwritten by the next channel
             at = 4 * VECTOR * part
             transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel)
+
+
+@njit
+def _tiles(p):
+    """Tiles of output channels."""
+    return (load_i64(p, OUTS) + ROWS - 1) // ROWS
+
+
+@njit
+def _pack(job, unit):
+    """The weights of one tile, for all threads."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, ROUND_TILES)
+    tile = load_i64(job, JOB_PART) + unit % load_i64(p, ROUND_TILES)
+    if group < load_i64(p, GROUPS) and tile < _tiles(p):  # the last round may have fewer
+        _pack_tile(call, p, group, tile, load_i64(job, JOB_SHARED) + 4 * ELEMENTS * unit * load_i64(p, PANEL))
 
 
 @njit
@@ -100,29 +111,33 @@ def _copy_row(p, data, image, y, row):
 
 
 @njit
-def _transform(p, data, group, first, last, rows, v):
-    """Bᵀ d B of the tiles of rows first … last - 1, all channels of the group; columns of `v` are tiles."""
+def _transform(p, data, channel, count, first, last, rows, v, element):
+    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
+
+    `element` is the distance of the 16 matrices in bytes.
+    """
     tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
-    channels, columns = load_i64(p, INS), load_i64(p, V_COLUMNS)
-    for c in range(channels):
-        plane = (group * channels + c) * load_i64(p, IN_C)
+    columns = load_i64(p, V_COLUMNS)
+    for c in range(count):
+        plane = (channel + c) * load_i64(p, IN_C)
         at = first
         while at < last:
             n, tile_y = at // tiles_y, at % tiles_y
-            count = min(last - at, tiles_y - tile_y)
+            lines = min(last - at, tiles_y - tile_y, load_i64(p, LINES))
             y = 2 * tile_y - load_i64(p, PAD_Y)
-            for i in range(2 * count + 2):
+            for i in range(2 * lines + 2):
                 _copy_row(p, data, n * load_i64(p, IN_N) + plane, y + i, rows + 4 * i * pitch)
-            for i in range(count):
+            for i in range(lines):
                 target = v + 4 * (c * columns + (at + i - first) * tiles_x)
                 for x in range(0, tiles_x, VECTOR):
                     # lanes beyond the row are overwritten by the next one
-                    transform_source(rows + 8 * (i * pitch + x), 4 * pitch, target + 4 * x, 4 * channels * columns)
-            at += count
+                    transform_source(rows + 8 * (i * pitch + x), 4 * pitch, target + 4 * x, element)
+            at += lines
 
 
 @njit
 def _item(job, item, scratch):
+    """Weights shared: some rows of tiles, and all output channels of the round or a share of them."""
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
     splits, groups = load_i64(p, SPLIT), load_i64(p, ROUND_GROUPS)
@@ -131,14 +146,57 @@ def _item(job, item, scratch):
     group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
     if group >= load_i64(p, GROUPS):
         return
-    tiles_y, tiles_x, band = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, BAND)
-    outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
+    band, channels = load_i64(p, BAND), load_i64(p, INS)
     first = item * band
-    last = min(first + band, load_i64(p, BATCH) * tiles_y)
-    table, rows = scratch + 4 * _TABLES, scratch + 4 * LANE_HEAD
+    last = min(first + band, load_i64(p, BATCH) * load_i64(p, TILES_Y))
+    rows = scratch + 4 * LANE_HEAD
     v = rows + 4 * (2 * band + 2) * load_i64(p, PITCH)
     v = (v + 63) // 64 * 64
-    _transform(p, load_i64(call, CALL_INPUTS + load_i64(p, DATA)), group, first, last, rows, v)
+    data, element = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), 4 * channels * load_i64(p, V_COLUMNS)
+    _transform(p, data, group * channels, channels, first, last, rows, v, element)
+    here, panels = min(load_i64(p, ROUND_TILES), _tiles(p) - part), number * load_i64(p, ROUND_TILES) - part
+    for m in range(part + split * here // splits, part + (split + 1) * here // splits):
+        packed = load_i64(job, JOB_SHARED) + 4 * ELEMENTS * (panels + m) * load_i64(p, PANEL)
+        _outputs(call, p, group, m, packed, v, first, last, scratch)
+
+
+@njit
+def _source_item(job, item, scratch):
+    """Images shared: one channel of the round."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    channels, size = load_i64(p, INS), 4 * load_i64(p, V_COLUMNS)
+    number, c = item // channels, item % channels
+    group, first = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+    if group >= load_i64(p, GROUPS):
+        return
+    last = min(first + load_i64(p, ROUND_ROWS), load_i64(p, BATCH) * load_i64(p, TILES_Y))
+    v = load_i64(job, JOB_SHARED) + size * (number * ELEMENTS * channels + c)
+    data = load_i64(call, CALL_INPUTS + load_i64(p, DATA))
+    _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * LANE_HEAD, v, size * channels)
+
+
+@njit
+def _weights_item(job, item, scratch):
+    """Images shared: one tile of output channels, over the rows of the round."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    number, m = item // _tiles(p), item % _tiles(p)
+    group, first = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+    if group >= load_i64(p, GROUPS):
+        return
+    last = min(first + load_i64(p, ROUND_ROWS), load_i64(p, BATCH) * load_i64(p, TILES_Y))
+    v = load_i64(job, JOB_SHARED) + 4 * number * ELEMENTS * load_i64(p, INS) * load_i64(p, V_COLUMNS)
+    packed = (scratch + 4 * LANE_HEAD + 63) // 64 * 64
+    _pack_tile(call, p, group, m, packed)
+    _outputs(call, p, group, m, packed, v, first, last, scratch)
+
+
+@njit
+def _outputs(call, p, group, m, packed, v, first, last, scratch):
+    """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
+    outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
+    table, panel = scratch + 4 * _TABLES, 4 * load_i64(p, PANEL)
     for i in range(ROWS):
         store_i64(table, i, 4 * i)
     store_i64(table, ROWS, 0)
@@ -146,39 +204,35 @@ def _item(job, item, scratch):
     which, bias, values = load_i64(p, BIAS), 0, _bias()
     if which:
         bias = load_i64(call, CALL_INPUTS + which)
-    out, count_all = load_i64(call, CALL_OUTPUT), (last - first) * tiles_x
-    tiles, panel = (outs + ROWS - 1) // ROWS, 4 * load_i64(p, PANEL)
-    here, panels = min(load_i64(p, ROUND_TILES), tiles - part), number * load_i64(p, ROUND_TILES) - part
-    for m in range(part + split * here // splits, part + (split + 1) * here // splits):
-        packed = load_i64(job, JOB_SHARED) + ELEMENTS * (panels + m) * panel
-        count = min(ROWS, outs - m * ROWS)
-        bias_of(load_i64(p, KIND), bias, group * outs + m * ROWS, count, values)
-        for place in range(0, count_all, COLUMNS):
-            vectors = 1 if count_all - place <= VECTOR else 2
-            for e in range(ELEMENTS):
-                multiply(
-                    TILE_ROWS[count],
-                    vectors,
-                    scratch + 4 * e * _GAP,
-                    4 * COLUMNS,
-                    packed + e * panel,
-                    table,
-                    v + 4 * (e * channels * columns + place),
-                    1,
-                    table + 8 * ROWS,
-                    channels,
-                    4 * ROWS,
-                    4 * columns,
-                    0,
-                )
-            for i in range(count):
-                line = scratch + 4 * (_LINES + 2 * _LINE * i)
-                for part in range(vectors):
-                    at = scratch + 4 * (COLUMNS * i + VECTOR * part)
-                    top = line + 8 * VECTOR * part
-                    transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
-            channel = (group * outs + m * ROWS) * load_i64(p, OUT_C)
-            _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
+    out, count_all = load_i64(call, CALL_OUTPUT), (last - first) * load_i64(p, TILES_X)
+    count = min(ROWS, outs - m * ROWS)
+    bias_of(load_i64(p, KIND), bias, group * outs + m * ROWS, count, values)
+    for place in range(0, count_all, COLUMNS):
+        vectors = 1 if count_all - place <= VECTOR else 2
+        for e in range(ELEMENTS):
+            multiply(
+                TILE_ROWS[count],
+                vectors,
+                scratch + 4 * e * _GAP,
+                4 * COLUMNS,
+                packed + e * panel,
+                table,
+                v + 4 * (e * channels * columns + place),
+                1,
+                table + 8 * ROWS,
+                channels,
+                4 * ROWS,
+                4 * columns,
+                0,
+            )
+        for i in range(count):
+            line = scratch + 4 * (_LINES + 2 * _LINE * i)
+            for part in range(vectors):
+                at = scratch + 4 * (COLUMNS * i + VECTOR * part)
+                top = line + 8 * VECTOR * part
+                transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
+        channel = (group * outs + m * ROWS) * load_i64(p, OUT_C)
+        _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
 
 
 @njit
@@ -202,30 +256,37 @@ def _write(p, out, channel, first, place, tiles, count, scratch):
 
 
 _work = worker("conv_winograd_work", _item, ITEMS, LANE_BYTES)
+_transform_all = worker("conv_winograd_transform", _source_item, UNITS, LANE_BYTES)
+_multiply_all = worker("conv_winograd_multiply", _weights_item, ITEMS, LANE_BYTES)
 
 
 @njit
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size = load_i64(p, PACK_BYTES)
-    packed = acquire(runtime, size)
-    if packed == 0:
+    size, images = load_i64(p, SHARED_BYTES), load_i64(p, ROUND_ROWS)
+    shared = acquire(runtime, size)
+    if shared == 0:
         return no_memory(call)
     job = new_job()
-    begin(job, call, packed)
-    status, tiles = 0, (load_i64(p, OUTS) + ROWS - 1) // ROWS
+    begin(job, call, shared)
+    status, parts, step = 0, _tiles(p), load_i64(p, ROUND_TILES)
+    if images:
+        parts, step = load_i64(p, BATCH) * load_i64(p, TILES_Y), images
     for group in range(0, load_i64(p, GROUPS), load_i64(p, ROUND_GROUPS)):
-        for tile in range(0, tiles, load_i64(p, ROUND_TILES)):
-            if status == 0:
-                begin_round(job, group, tile)
+        for part in range(0, parts, step):
+            begin_round(job, group, part)
+            if status == 0 and images:
+                status = work_off(job, load_i64(p, PACKER), load_i64(p, UNITS))
+                begin_round(job, group, part)
+            elif status == 0:
                 status = parallel(call, load_i64(p, PACKER), job, load_i64(p, UNITS))
             if status == 0:
                 status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-    release(runtime, packed, size)
+    release(runtime, shared, size)
     return status
 
 
-def _build() -> tuple[Any, Any, Any]:
+def _build() -> tuple[Any, ...]:
     @exported(types.void(types.int64, types.int64))
     def pack(job, unit):
         _pack(job, unit)
@@ -234,14 +295,22 @@ def _build() -> tuple[Any, Any, Any]:
     def work(job, lane):
         _work(job, lane)
 
+    @exported(types.void(types.int64, types.int64))
+    def transform_all(job, lane):
+        _transform_all(job, lane)
+
+    @exported(types.void(types.int64, types.int64))
+    def multiply_all(job, lane):
+        _multiply_all(job, lane)
+
     @exported(types.int64(types.int64))
     def run(call):
         return _run(call)
 
-    return pack, work, run
+    return pack, work, transform_all, multiply_all, run
 
 
 @cache
-def functions() -> tuple[Any, Any, Any]:
-    """(pack, work, run), compiled."""
+def functions() -> tuple[Any, ...]:
+    """(pack, work) with the weights shared, (transform, multiply) with the images shared, run; compiled."""
     return keep(_build())

@@ -17,6 +17,7 @@ from .native_micro import COLUMNS, ROWS
 from .native_source import VECTOR
 
 MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh what they save
+LINE_FLOATS = 8 << 10  # of a source's rows that are transformed for all threads: as much as a first-level cache holds
 V_FLOATS = 128 << 10  # of transformed tiles, aimed at: half of a second-level cache
 MAX_PARTS = 8  # of a weight gradient
 MIN_TILES = 128  # that a sum is fetched and stored for
@@ -51,6 +52,80 @@ def _lane_bytes(ins: int, band: int, tiles_x: int) -> int:
     return 4 * (at.LANE_HEAD + (2 * band + 2) * _pitch(tiles_x) + 16 + transformed + 2 * VECTOR)
 
 
+def _panel(ins: int) -> int:
+    """Floats of one of the 16 panels of a tile of weights."""
+    return math.ceil((ins * ROWS + at.WIDE) / 16) * 16
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a sum is cut. `round_rows` is 0 where the weights are shared, else the rows of tiles that are."""
+
+    groups: int  # of a round
+    tiles: int  # of output channels, of a round
+    round_rows: int
+    band: int  # rows of tiles of an item
+    lines: int
+    columns: int  # floats of a channel of transformed tiles
+    units: int
+    items: int
+    split: int
+    shared_bytes: int
+    lane_bytes: int
+
+
+def _cut(c: Correlation, kind: int, outs: int, ins: int, tiles_y: int, tiles_x: int) -> _Cut:
+    """Weights are shared unless they need several rounds and sharing the images makes less to transform."""
+    rows, tiles, limit = c.batch * tiles_y, math.ceil(outs / ROWS), shared_limit(c, kind)
+    of_tile = 4 * 16 * _panel(ins)
+    groups, at_once = rounds(c.groups, tiles, of_tile, limit)
+    repeats = math.ceil(tiles / at_once)
+    images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * at.WIDE  # for each channel and group
+
+    def image_bytes(count: int) -> int:
+        return 4 * 16 * ins * _columns(count, tiles_x)
+
+    row_groups, round_rows = rounds(c.groups, 1, image_bytes(rows), limit)[0], rows
+    if image_bytes(rows) > limit:
+        spare = 4 * 16 * ins * (COLUMNS + VECTOR + 32)
+        row_groups, round_rows = 1, rounds(1, rows, 4 * 16 * ins * tiles_x, limit - spare)[1]
+    row_repeats = math.ceil(rows / round_rows)
+    images_fit = row_groups * image_bytes(round_rows) + 8 * VECTOR <= limit
+    tile_fits = 4 * at.LANE_HEAD + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
+    if repeats > 1 and images_fit and tile_fits and row_repeats * weights + images < repeats * images + weights:
+        columns, lines = _columns(round_rows, tiles_x), max(1, min(tiles_y, LINE_FLOATS // _pitch(tiles_x)))
+        lane = 4 * at.LANE_HEAD + max(of_tile + 64, 4 * (2 * lines + 2) * _pitch(tiles_x)) + 8 * VECTOR
+        return _Cut(
+            groups=row_groups,
+            tiles=tiles,
+            round_rows=round_rows,
+            band=round_rows,
+            lines=lines,
+            columns=columns,
+            units=row_groups * ins,
+            items=row_groups * tiles,
+            split=1,
+            shared_bytes=row_groups * image_bytes(round_rows) + 8 * VECTOR,
+            lane_bytes=lane,
+        )
+    band = max(1, min(rows, max(COLUMNS, V_FLOATS // (16 * ins)) // tiles_x))
+    blocks = math.ceil(rows / band) * groups
+    split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
+    return _Cut(
+        groups=groups,
+        tiles=at_once,
+        round_rows=0,
+        band=band,
+        lines=band,
+        columns=_columns(band, tiles_x),
+        units=groups * at_once,
+        items=blocks * split,
+        split=split,
+        shared_bytes=groups * at_once * of_tile,
+        lane_bytes=_lane_bytes(ins, band, tiles_x),
+    )
+
+
 def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     """The correlation, or its data gradient; inputs 0 and 1 are data and weights, `bias` is an input or 0."""
     data, out = (c.destination, c.source) if adjoint else (c.source, c.destination)
@@ -59,17 +134,12 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     pads = tuple(2 - p for p in c.pads) if adjoint else c.pads
     _, w_y, w_x = c.w_kernel
     tiles_y, tiles_x = (math.ceil(n / 2) for n in out_length[1:])
-    rows = c.batch * tiles_y
-    band = max(1, min(rows, max(COLUMNS, V_FLOATS // (16 * ins)) // tiles_x))
-    panel = math.ceil((ins * ROWS + at.WIDE) / 16) * 16
-    tiles = math.ceil(outs / ROWS)
-    groups, at_once = rounds(c.groups, tiles, 4 * 16 * panel, shared_limit(c, kind))
-    blocks, units = math.ceil(rows / band) * groups, groups * at_once
-    split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
-    pack, work, run = at.functions()
+    cut = _cut(c, kind, outs, ins, tiles_y, tiles_x)
+    pack, work, transform, multiply, run = at.functions()
+    first, second = (transform, multiply) if cut.round_rows else (pack, work)
     words = {
-        at.WORKER: work.address,
-        at.PACKER: pack.address,
+        at.WORKER: second.address,
+        at.PACKER: first.address,
         at.KIND: kind,
         at.BATCH: c.batch,
         at.GROUPS: c.groups,
@@ -98,52 +168,60 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
         at.W_X: -w_x if adjoint else w_x,
         at.TILES_Y: tiles_y,
         at.TILES_X: tiles_x,
-        at.BAND: band,
-        at.ITEMS: blocks * split,
-        at.SPLIT: split,
-        at.UNITS: units,
-        at.PACK_BYTES: 4 * 16 * units * panel,
-        at.LANE_BYTES: _lane_bytes(ins, band, tiles_x),
-        at.PANEL: panel,
-        at.V_COLUMNS: _columns(band, tiles_x),
+        at.BAND: cut.band,
+        at.ITEMS: cut.items,
+        at.SPLIT: cut.split,
+        at.UNITS: cut.units,
+        at.SHARED_BYTES: cut.shared_bytes,
+        at.LANE_BYTES: cut.lane_bytes,
+        at.PANEL: _panel(ins),
+        at.V_COLUMNS: cut.columns,
         at.PITCH: _pitch(tiles_x),
-        at.ROUND_GROUPS: groups,
-        at.ROUND_TILES: at_once,
+        at.ROUND_GROUPS: cut.groups,
+        at.ROUND_TILES: cut.tiles,
+        at.ROUND_ROWS: cut.round_rows,
+        at.LINES: cut.lines,
     }
     return Plan(
         run.address,
         np.array([words[n] for n in range(at.WORDS)], np.int64),
-        words[at.PACK_BYTES],
+        words[at.SHARED_BYTES],
         words[at.LANE_BYTES],
     )
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """How a weight gradient is cut: into parts of the tiles, channels of a round and of a thread, rows of a band."""
+    """How a weight gradient is cut. `round_channels`: of the source, which is shared; 0 where sums are."""
 
-    columns: int  # the source's channels, in whole tiles
+    columns: int  # the source's channels of a round, in whole tiles
     parts: int
     groups: int  # of a round
     tiles: int  # of the destination's channels, of a round
     split: int
-    channels: int
-    band: int
-    pitch: int
+    channels: int  # of the destination, of an item
+    band: int  # rows of tiles
     d_columns: int
     turned: int
-    sum_bytes: int
+    items: int
+    shared_bytes: int
     lane_bytes: int
+    round_channels: int = 0
+    source_band: int = 1
 
 
 def _weights(c: Correlation, kind: int) -> _Weights:
+    """Sums are shared unless they need several rounds and the source, some of its channels at least, fits."""
     tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
-    rows, tiles = c.batch * tiles_y, math.ceil(c.d / ROWS)
+    rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
     columns = math.ceil(c.s / COLUMNS) * COLUMNS
-    sums, limit = 16 * c.groups * (tiles * ROWS) * columns, shared_limit(c, kind)
+    sums = 16 * c.groups * (tiles * ROWS) * columns
+    if 4 * sums > limit:
+        cut = _source_shared(c, limit, tiles_y, tiles_x)
+        if cut is not None:
+            return cut
     parts = max(1, min(SUM_FLOATS // sums, MAX_PARTS, rows, limit // (4 * sums)))
     groups, at_once = rounds(c.groups, tiles, 4 * 16 * parts * ROWS * columns, limit)
-    pitch = 2 * math.ceil((tiles_x + 1) / VECTOR) * VECTOR + VECTOR
     split = min(at_once, math.ceil(processors() / (parts * groups)))  # each transforms the source anew
     while True:
         channels = math.ceil(at_once / split) * ROWS
@@ -151,14 +229,63 @@ def _weights(c: Correlation, kind: int) -> _Weights:
         band = max(1, min(math.ceil(rows / parts), band))
         d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(band, tiles_y) + 2
         tiles_of_band = 16 * (band * tiles_x * columns + channels * d_columns)
-        lane = 4 * (VECTOR * pitch + turned * pitch * columns + tiles_of_band + VECTOR)
+        lane = 4 * (VECTOR * _d_pitch(tiles_x) + turned * _d_pitch(tiles_x) * columns + tiles_of_band + VECTOR)
         if lane <= POOL_BYTES or split == at_once:
             break
         split += 1
-    sum_bytes = 4 * 16 * parts * groups * at_once * ROWS * columns
     return _Weights(
-        columns, parts, groups, at_once, split, channels, band, pitch, d_columns, turned, sum_bytes, lane
-    )  # fmt: skip
+        columns=columns,
+        parts=parts,
+        groups=groups,
+        tiles=at_once,
+        split=split,
+        channels=channels,
+        band=band,
+        d_columns=d_columns,
+        turned=turned,
+        items=parts * groups * split,
+        shared_bytes=4 * 16 * parts * groups * at_once * ROWS * columns,
+        lane_bytes=lane,
+    )
+
+
+def _d_pitch(tiles_x: int) -> int:
+    """Floats of a row of either image."""
+    return 2 * math.ceil((tiles_x + 1) / VECTOR) * VECTOR + VECTOR
+
+
+def _source_shared(c: Correlation, limit: int, tiles_y: int, tiles_x: int) -> _Weights | None:
+    """None where not even a tile of channels fits, or a row of tiles is no pooled block."""
+    rows, tiles = c.batch * tiles_y, math.ceil(c.d / ROWS)
+    blocks, of_block = math.ceil(c.s / COLUMNS), 4 * 16 * rows * tiles_x * COLUMNS
+    if of_block > limit:
+        return None
+    groups, at_once = rounds(c.groups, blocks, of_block, limit)
+    columns = at_once * COLUMNS
+    band = max(1, min(rows, V_FLOATS // (16 * ROWS) // tiles_x))
+    source_band = max(1, min(math.ceil(rows / (4 * processors())), MIN_TILES // tiles_x))
+    d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(source_band, tiles_y) + 2
+    pitch = _d_pitch(tiles_x)
+    own = max(turned * pitch * columns, 9 * VECTOR + 16 * ROWS * (columns + d_columns))
+    lane = 4 * (VECTOR * pitch + own + VECTOR)
+    if lane > POOL_BYTES:
+        return None
+    return _Weights(
+        columns=columns,
+        parts=1,
+        groups=groups,
+        tiles=tiles,
+        split=1,
+        channels=ROWS,
+        band=band,
+        d_columns=d_columns,
+        turned=turned,
+        items=groups * tiles,
+        shared_bytes=groups * at_once * of_block,
+        lane_bytes=lane,
+        round_channels=columns,
+        source_band=source_band,
+    )
 
 
 def suits_weights(c: Correlation) -> bool:
@@ -170,11 +297,12 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
     """The weight gradient; inputs 0 and 1 are source and destination."""
     cut = _weights(c, kind)
     tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
-    work, reduce, run = of.functions()
+    work, reduce, transform, multiply, run = of.functions()
+    first, second = (transform, multiply) if cut.round_channels else (reduce, work)
     _, w_y, w_x = c.w_kernel
     words = {
-        of.WORKER: work.address,
-        of.REDUCER: reduce.address,
+        of.WORKER: second.address,
+        of.REDUCER: first.address,
         of.KIND: kind,
         of.BATCH: c.batch,
         of.GROUPS: c.groups,
@@ -203,10 +331,10 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
         of.BAND: cut.band,
         of.PARTS: cut.parts,
         of.SPLIT: cut.split,
-        of.ITEMS: cut.parts * cut.groups * cut.split,
-        of.SUM_BYTES: cut.sum_bytes,
+        of.ITEMS: cut.items,
+        of.SHARED_BYTES: cut.shared_bytes,
         of.LANE_BYTES: cut.lane_bytes,
-        of.PITCH: cut.pitch,
+        of.PITCH: _d_pitch(tiles_x),
         of.S_COLUMNS: cut.columns,
         of.D_COLUMNS: cut.d_columns,
         of.D_ROWS: cut.channels,
@@ -214,11 +342,14 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
         of.U_ROWS: cut.tiles * ROWS,
         of.ROUND_GROUPS: cut.groups,
         of.ROUND_TILES: cut.tiles,
+        of.ROUND_CHANNELS: cut.round_channels,
+        of.SOURCE_BAND: cut.source_band,
+        of.SOURCE_ITEMS: cut.groups * math.ceil(c.batch * tiles_y / cut.source_band),
     }
     return Plan(
         run.address,
         np.array([words[n] for n in range(of.WORDS)], np.int64),
-        words[of.SUM_BYTES],
+        words[of.SHARED_BYTES],
         words[of.LANE_BYTES],
     )
 

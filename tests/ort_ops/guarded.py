@@ -19,6 +19,7 @@ from onnx import ModelProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
+from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans, conv_winograd_plans
 from tests.checks import DTYPES, evaluate_all
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
@@ -154,7 +155,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
+    parser.add_argument("--shared", type=int, help="bytes that threads may share, so that small calls go in rounds")
     arguments = parser.parse_args()
+    if arguments.shared is not None:
+        for module in (conv_gather_plans, conv_weight_plans, conv_winograd_plans):
+            vars(module)["shared_limit"] = lambda *_: arguments.shared
     counts = {"answered": 0, "refused": 0}
     for n in range(arguments.calls):
         rng = np.random.default_rng([arguments.seed, n])

@@ -18,7 +18,6 @@ from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_orde
 from tests.single_op import ELEMENT_TYPES
 
 Shape = tuple[int, ...]
-MOST_PRODUCTS = 1 << 15  # of an output: the weights of some output channels are held at once
 Rng = np.random.Generator
 CONV_OPS = (
     "Convolution",
@@ -157,5 +156,35 @@ def random_convolution(rng: Rng, most: float = 2e9) -> Shapes:
             data_format=data_format,
             weights_format=weights_format,
         )
-        if call.tensor_bytes("f32") <= most and max(s, d) * math.prod(kernel) <= MOST_PRODUCTS:
+        if call.tensor_bytes("f32") <= most:
             return call
+
+
+def pool(
+    batch: int,
+    channels: int,
+    lengths: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    data_format: str,
+) -> Shapes:
+    """A MaxPoolBackward."""
+    zipped = zip(lengths, kernel, strides, pads, strict=True)
+    outs = [(length + 2 * pad - k) // stride + 1 for length, k, stride, pad in zipped]
+    attributes = {"kernel": kernel, "strides": strides, "pads_begin": pads, "pads_end": pads}
+    inputs = tuple(to_data((batch, channels, *shape), data_format) for shape in (lengths, outs))
+    return Shapes("MaxPoolBackward", {**attributes, "data_format": data_format}, inputs)
+
+
+def random_pool(rng: Rng) -> Shapes:
+    """Of up to 300 million elements: windows side by side or over each other, and of the whole image."""
+    while True:
+        axes, data_format = int(rng.integers(1, 4)), _pick(rng, "NCX", "NXC")
+        lengths = [int(2 ** rng.uniform(0, {1: 23, 2: 11.5, 3: 7.5}[axes])) for _ in range(axes)]
+        kernel = [min(length, int(_pick(rng, 1, 2, 2, 3, 3, 5, 7, 31, length))) for length in lengths]
+        strides = [int(_pick(rng, 1, 1, 2, 2, 3, k)) for k in kernel]
+        pads = [int(rng.integers(0, k // 2 + 1)) if k < 10 else 0 for k in kernel]
+        batch, channels = int(_pick(rng, 1, 1, 2, 8)), int(2 ** rng.uniform(0, 9))
+        if batch * channels * math.prod(lengths) <= 3e8:
+            return pool(batch, channels, lengths, kernel, strides, pads, data_format)

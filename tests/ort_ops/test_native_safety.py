@@ -36,6 +36,13 @@ def test_random_calls_between_unreadable_pages() -> None:
     assert refused > 40
 
 
+@pytest.mark.parametrize("shared", [1, 100_000])
+def test_random_calls_in_rounds(shared: int) -> None:
+    """What large weights need, on small ones."""
+    printed = run("-m", "tests.ort_ops.guarded", "--calls", "200", "--seed", "3", "--shared", str(shared))
+    assert "'answered': " in printed
+
+
 def test_a_narrow_vector_length() -> None:
     """The kernels of a processor with small registers, wherever this runs."""
     printed = run("-m", "tests.ort_ops.guarded", "--calls", "150", "--seed", "2", ONNX_BACKPROP_VECTOR_LENGTH="4")
