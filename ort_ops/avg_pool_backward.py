@@ -303,9 +303,7 @@ _ONE = int(np.array([1, 0], np.float32).view(np.int64)[0])
 
 def _shares(axis: pooling.Axis, exclude_pad: bool) -> np.ndarray:
     """What a window is divided by along an axis, inverted."""
-    first = np.arange(axis.out) * axis.stride - axis.begin
-    inside = np.minimum(first + axis.kernel, axis.length) - np.maximum(first, 0)
-    return (1 / (np.maximum(inside, 1) if exclude_pad else np.full(axis.out, axis.kernel))).astype(np.float32)
+    return (1 / (pooling.cells(axis) if exclude_pad else np.full(axis.out, axis.kernel))).astype(np.float32)
 
 
 def _covering(axis: pooling.Axis) -> np.ndarray:
