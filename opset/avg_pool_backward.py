@@ -66,7 +66,7 @@ def reference(
 
 
 def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, src_shape: Tensor | None) -> str:
-    """One matrix of shares per spatial axis."""
+    """The adjoint of a convolution."""
     return avg_pool_backward(b, attrs, diff_dst, src_shape)
 
 

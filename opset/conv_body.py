@@ -259,7 +259,7 @@ def backward_data(c: Correlation, dy: Tensor, w: Tensor) -> str:
     """Adjoint wrt the source: dy (N, D, out…), w (D, S/g, k…) -> (N, S, in…)."""
     # a source all of whose cells are padding has none; onnxruntime makes no such tensor by convolution
     dense = all(s == 1 for s in c.attrs["strides"])
-    write = _turned_convolution if dense else _transposed_convolution
+    write = _turned_convolution if dense else transposed_convolution
 
     def zeros(c: Correlation) -> str:
         return c.b.Expand(c.b.float_scalar(0), join(c.b, c.batch, c.source_channels, c.source).name)
@@ -284,7 +284,8 @@ def _turned_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
     return c.b.Conv(dy, _turned(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
 
 
-def _transposed_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
+def transposed_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
+    """The adjoint as a ConvTranspose, for any strides."""
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
     # every cell that dy reaches: P are cut off before it, and behind it whatever is too much or missing
     behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)

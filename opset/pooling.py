@@ -63,11 +63,17 @@ def first_spatial(attrs: Attributes) -> int:
     return 2 if attrs["data_format"] == "NCX" else 1
 
 
+def cells(axis: Axis) -> np.ndarray:
+    """How many cells of the source lie in each dense window along an axis."""
+    first = np.arange(axis.out) * axis.stride - axis.begin
+    return np.minimum(first + axis.kernel, axis.length) - np.maximum(first, 0)
+
+
 def shares(axis: Axis, *, exclude_pad: bool) -> Taps:
     """The cells of every dense window of an average pool and what each weighs; padding weighs nothing."""
     places = np.arange(axis.out)[:, None] * axis.stride + np.arange(axis.kernel) - axis.begin
     inside = (places >= 0) & (places < axis.length)
-    count = np.maximum(inside.sum(axis=1, keepdims=True), 1) if exclude_pad else axis.kernel
+    count = cells(axis)[:, None] if exclude_pad else axis.kernel
     return Taps(np.clip(places, 0, axis.length - 1), inside / count, axis.length)
 
 

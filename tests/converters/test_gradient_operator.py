@@ -366,6 +366,13 @@ TWICE = [
         "m0 = Constant<value = float[2] {0.25, -1.0}>() v0 = Constant<value = float[2] {3.0, 0.75}>() "
         "y, m, v = BatchNormalization<training_mode = 1, epsilon = 0.5>(x, k, b, m0, v0)",
     ),
+    (
+        "[2, 3, 2, 4]",
+        "k = Constant<value = float[2,4] {1.0, 2.0, -1.0, 0.5, 3.0, 1.0, -2.0, 1.0}>() "
+        "y = LayerNormalization<axis = 2, epsilon = 0.5>(x, k)",
+    ),
+    ("[1, 2, 4, 5]", "y = AveragePool<kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 0, 1]>(x)"),
+    ("[1, 2, 4, 5]", 'y = AveragePool<kernel_shape = [3, 2], strides = [2, 2], auto_pad = "SAME_LOWER">(x)'),
     ("[1, 2, 4, 4]", "y = MaxPool<kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 0, 1]>(x)"),
     ("[1, 2, 5, 4]", "y = MaxPool<kernel_shape = [2, 2], dilations = [3, 1], ceil_mode = 1>(x)"),
 ]
