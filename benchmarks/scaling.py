@@ -26,6 +26,7 @@ import onnx_backprop as ob
 from .cases import Convolution, Interpolation
 from .contenders import Run, one_node, ours
 from .report import write_text
+from .worker import SETTLED
 
 RESULTS = Path(__file__).parent / "results"
 DOUBLED = ("N", "C", "rows", "columns")
@@ -135,11 +136,15 @@ def works() -> list[tuple[str, Case, str]]:
 
 
 def times(runs: dict[str, Run], rounds: int, statistic: Callable[[list[float]], float]) -> dict[str, float]:
-    """Seconds of each, taking turns; the first run of a turn finds its tensors in no cache and is left out."""
+    """Seconds of each, taking turns.
+
+    The first run of a turn finds its tensors in no cache and is left out; the threads before it come to rest first.
+    """
     counts = {name: max(1, round(TURN / _once(run))) for name, run in runs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
+            time.sleep(SETTLED)
             run()
             seconds[name] += [_once(run) for _ in range(counts[name])]
     return {name: statistic(values) for name, values in seconds.items()}

@@ -86,7 +86,7 @@ def test_which_ones() -> None:
     assert slides(attributes(2), (1, 4, 9, 9), (4, 2, 3, 3)) == 0
 
 
-@pytest.mark.parametrize("length", ["4", "8"])
+@pytest.mark.parametrize("length", ["8"])  # 4: see test_native_safety
 def test_other_registers(length: str) -> None:
     code = (
         "import numpy as np; from tests.ort_ops.test_depthwise import CASES, run_case\n"

@@ -66,7 +66,7 @@ def test_every_way_beside_the_reference() -> None:
     check()
 
 
-@pytest.mark.parametrize("length", sorted({"4", "8", "16"} - {str(VECTOR)}))
+@pytest.mark.parametrize("length", sorted({"8", "16"} - {str(VECTOR)}))  # 4: see test_native_safety
 def test_other_registers(length: str) -> None:
     code = "from tests.ort_ops.test_interpolation_gather import check; check(5); print('equal')"
     environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
