@@ -123,6 +123,28 @@ def test_body(seed: int, knowledge: str, constants: bool) -> None:
             shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
 
 
+@pytest.mark.parametrize("knowledge", ["static", "batch"])
+@pytest.mark.parametrize(
+    ("lengths", "kernel", "strides", "begin", "end"),
+    [
+        ([5, 4], [3, 3], [1, 1], [1, 1], [1, 1]),  # the first and the last window have fewer cells than the others
+        ([5, 4], [5, 4], [1, 1], [0, 0], [0, 0]),  # one window over all cells
+        ([2, 4], [4, 5], [9, 9], [1, 1], [1, 0]),  # also with padding
+        ([3, 2], [3, 2], [4, 4], [1, 0], [0, 0]),  # one window that leaves out a row
+        ([4, 4], [2, 2], [2, 2], [0, 0], [0, 0]),
+    ],
+)
+def test_body_of_known_lengths(rng, lengths, kernel, strides, begin, end, knowledge: str) -> None:
+    outs = [(n + p + e - k) // s + 1 for n, p, e, k, s in zip(lengths, begin, end, kernel, strides, strict=True)]
+    dy = rng.integers(-8, 9, (2, 3, *outs)).astype(f32)
+    inputs: Inputs = [dy, shape_of((2, 3), lengths, "NCX")]
+    for exclude_pad in (0, 1):
+        attributes = {"kernel": kernel, "strides": strides, "pads_begin": begin, "pads_end": end} | NCX
+        attributes |= {"exclude_pad": exclude_pad}
+        got = answer(AP, attributes, inputs, knowledge, constants=True)
+        np.testing.assert_allclose(got, evaluate(AP, attributes, inputs), rtol=0, atol=2e-6, strict=True)
+
+
 @pytest.mark.parametrize("knowledge", ["static", "symbolic", "rank", "nothing"])
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_body_finds_same_pads(rng, auto_pad: str, knowledge: str) -> None:
