@@ -24,6 +24,7 @@ from .conv_boxes import load3
 from .conv_cells import gather_cells
 from .conv_depthwise_gather import gather_depthwise
 from .conv_far import gather_far
+from .conv_panels import gather_panels
 from .conv_planes import gather_planes
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_PARAMETERS, CALL_RUNTIME, acquire, no_memory, parallel, release
@@ -96,6 +97,8 @@ def _item(job, item, scratch):
         gather_depthwise(call, p, n, group, cell, size, scratch)
     elif load_i64(p, par.CELLS):
         gather_cells(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
+    elif load_i64(p, par.PANELS):
+        gather_panels(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
     else:
         gather_planes(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
 

@@ -138,7 +138,10 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     every = [shift for taps in shifted for shift, _ in taps]
     reach = _Reach(_per_axis(min, every), _per_axis(max, every), len(residues), steps)
     all_taps = sum(len(phase.taps) for phase in phases)
-    if depthwise:
+    panels = not (cells or depthwise) and _panels_pay(head, reach)
+    if panels:
+        limit, floats = BAND_FLOATS, _panels_floats(reach, ins)
+    elif depthwise:
         limit = _STENCIL_FLOATS if stencil else _DEPTHWISE_FLOATS
         floats = _depthwise_floats(reach, last=c.last)
     else:
@@ -163,16 +166,18 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
         at_once = rounds(c.groups, tiles, per_panel, shared_limit(c, head[par.KIND]))
         items = items // groups * at_once[0]
     split = 1 if items >= 2 * processors() else min(at_once[1], math.ceil(4 * processors() / max(items, 1)))
-    panels = math.prod(at_once)
-    records, tables = _records(c, phases, shifted, residues, (width, panels, ins))
+    at_a_time = math.prod(at_once)
+    records, tables = _records(c, phases, shifted, residues, (width, at_a_time, ins))
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
     if depthwise:
         per_panel, head[par.DEPTHWISE], head[par.GROUPS], at_once = 0, c.groups, groups, (groups, tiles)
         head[par.STENCIL] = stencil
-    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: panels * per_panel}
-    head |= {par.UNITS: panels * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
+    head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: at_a_time * per_panel}
+    head |= {par.UNITS: at_a_time * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
-    head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: _pitch(ins, turned=turned)}
+    pitch = _panel_pitch(reach, ins) if panels else _pitch(ins, turned=turned)
+    head |= {par.TURNED: int(turned), par.CELLS: math.prod(band) if cells else 0, par.PITCH: pitch}
+    head[par.PANELS] = int(panels)
     head |= three_words(par.LOW_3, reach.low) | three_words(par.HIGH_3, reach.high) | {par.LANE_BYTES: lane}
     return _finished(head, (band, bands, count), records, tables + [r for residue in residues for r in residue])
 
@@ -258,6 +263,28 @@ def _planes_floats(reach: _Reach, channels: int, *, turned: bool) -> Callable[[S
     def floats(band: Sequence[int]) -> int:
         plane = math.prod(reach.box(band, _DENSE)) + (reach.high[2] - reach.low[2]) + COLUMNS + 32
         return channels * reach.residues * plane
+
+    return floats
+
+
+def _panels_pay(head: dict[int, int], reach: _Reach) -> bool:
+    """Whether a band is copied tile by tile: no tap shifts, several tiles fit, and it is not read in place instead."""
+    fits = reach.low == reach.high and 8 * _panel_pitch(reach, head[par.INS]) <= BAND_FLOATS
+    dense = head[par.KIND] == F32 and head[par.IN_3 + 2] == 1 and reach.steps == _DENSE
+    return fits and not (dense and head[par.INS] > FEW_CHANNELS)
+
+
+def _panel_pitch(reach: _Reach, channels: int) -> int:
+    """Floats of a tile of cells, an odd number of cache lines."""
+    return channels * reach.residues * COLUMNS + 16
+
+
+def _panels_floats(reach: _Reach, channels: int) -> Callable[[Sequence[int]], int]:
+    """As tiles of cells, and a plane of one channel."""
+
+    def floats(band: Sequence[int]) -> int:
+        tiles = math.ceil(band[1] * band[2] / COLUMNS)
+        return tiles * (band[0] * _panel_pitch(reach, channels) + COLUMNS) + 16
 
     return floats
 

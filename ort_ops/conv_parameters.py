@@ -26,7 +26,8 @@ BIAS = 61  # which input is added to the sums, 0: none
 ROUND_GROUPS, ROUND_TILES = 62, 63  # what is packed at a time: whole groups, or some tiles of one
 STENCIL = 64  # size of a square kernel that slides over planes read and written where they lie, else 0
 FAR = 65  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
-GATHER_WORDS = 66
+PANELS = 66  # whether a band is copied tile by tile, since all taps read the cell itself; PITCH is then a tile's floats
+GATHER_WORDS = 67
 
 # one phase
 START_3, COUNT_3 = 0, 3

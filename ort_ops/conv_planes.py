@@ -178,13 +178,13 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
                     if bias:
                         add_to_rows(c, c_row, values, count, columns)
                     if c == tile:
-                        _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, own, pitch)
+                        write_columns(kind, out, target, channel, step, tile, count, y, x, columns, own, pitch)
                     place += columns
             segments += 16 * taps
 
 
 @njit
-def _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
+def write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
     """A tile, without the cells between image rows."""
     done = 0
     while done < columns and y < size[1]:
