@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ..opset import conv_spec as spec
 from ..opset.correlation import geometry, resolve
@@ -147,6 +148,15 @@ def words(entries: dict[int, int], size: int) -> list[int]:
 def processors() -> int:
     """How many threads work is cut for; results do not depend on it."""
     return min(os.cpu_count() or 1, 64)
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache, or a guess; results do not depend on it."""
+    try:
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
+    except (AttributeError, ValueError, OSError):  # not told on this system
+        return 32 << 20
 
 
 def shared_limit(c: Correlation, kind: int) -> int:

@@ -45,6 +45,7 @@ from .interpolation_rows import (
     PITCH,
     ROW_COUNT,
     STARTS,
+    STREAMED,
     TAPS,
     UNITS,
     WORKER,
@@ -56,11 +57,11 @@ from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
 from .native_jobs import JOB_CALL, begin, new_job, work_off, worker
 from .native_llvm import F32, load_f32, load_i64
-from .native_micro import gather_columns
+from .native_micro import gather_columns, stream_columns
 from .native_permute import PERMUTES, ROWS, gather_windows
 from .native_rows import write_run
 from .native_source import VECTOR, exported
-from .native_vectors import fetch, transpose_tile
+from .native_vectors import BYTES, fetch, settle, transpose_tile
 
 ALONG, ACROSS, WINDOWS = range(3)  # METHOD
 _ROW = 4 * VECTOR
@@ -92,10 +93,14 @@ def _along(p, call, row, chunk, scratch):
     source -= 4 * low * inner
     starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
     gathered = out + 4 * at if kind == F32 else sums + 4 * length * inner
+    streaming = kind == F32 and load_i64(p, STREAMED) and (gathered | 4 * inner) % BYTES == 0
     c = 0
     while c < inner:
         c = min(c, inner - VECTOR)
-        gather_columns(gathered + 4 * c, 4 * inner, source + 4 * c, 4 * inner, starts, taps, count)
+        if streaming:
+            stream_columns(gathered + 4 * c, 4 * inner, source + 4 * c, 4 * inner, starts, taps, count)
+        else:
+            gather_columns(gathered + 4 * c, 4 * inner, source + 4 * c, 4 * inner, starts, taps, count)
         c += VECTOR
     if kind != F32:
         write_run(kind, out, at, 1, gathered, 0, count * inner)
@@ -190,7 +195,8 @@ def _windows_method() -> Any:
             target, step = sums + 4 * ROWS * pitch, 4 * results
         ends = p + 8 * (load_i64(p, ENDS) + first * inner // VECTOR)
         entries, patterns = p + 8 * load_i64(p, ENTRIES), p + 8 * load_i64(p, PATTERNS)
-        gather_windows(rows, target, step, sums, 4 * pitch, ends, entries, patterns, results)
+        streaming = kind == F32 and load_i64(p, STREAMED) and (target | step) % BYTES == 0
+        gather_windows(rows, target, step, sums, 4 * pitch, ends, entries, patterns, results, streaming)
         if kind != F32:
             for r in range(rows):
                 write_run(kind, out, at + r * row_length, 1, target, r * results, results)
@@ -219,6 +225,7 @@ def _item(job, item, scratch):
         n += 1
         if n == chunks:
             block, n = block + 1, 0
+    settle()
 
 
 _work = worker("interpolation_gather_work", _item, ITEMS, LANE_BYTES)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..opset.interpolation import Taps
 from . import interpolation_rows as par
-from .conv_plans import processors
+from .conv_plans import last_level_cache, processors
 from .interpolation_gather import ACROSS, ALONG, WINDOWS, functions
 from .interpolation_windows import Windows, windows
 from .native_bridge import Call, Plan
@@ -142,6 +142,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         par.PER_ITEM: per_item,
         par.ITEMS: math.ceil(units / per_item),
         par.PITCH: pitch,
+        par.STREAMED: int(4 * (math.prod(outs) + math.prod(call.output)) > last_level_cache()),
         par.INNERMOST: int([axis.column is not None for axis in axes] in ([True], [False, True])),
     }
     if table is not None:

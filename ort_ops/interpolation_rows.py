@@ -27,8 +27,10 @@ from .native_source import compiled
 (
     WORKER, KIND, DATA, AXES, AXIS_TABLE, ROW_COUNT, COLUMNS, INNER, STARTS, TAPS, CHUNKS, CHUNK_TABLE, LIST_WORDS,
     LANE_BYTES, METHOD, UNITS, PER_ITEM, ITEMS, ENDS, ENTRIES, PATTERNS, PITCH, INNERMOST,
-) = range(23)  # fmt: skip
-WORDS = 23
+    STREAMED,
+) = range(24)  # fmt: skip
+WORDS = 24
+# STREAMED: whether dx is stored past the caches, which do not hold it together with dy
 # INNERMOST: whether no axis of the rows but the last one is resized, and that one is
 # an axis before the columns: length in dx, elements from cell to cell in dy, and where it is resized (else 0) the word
 # indices of its starts and taps

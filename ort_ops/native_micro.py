@@ -15,7 +15,7 @@ from numba import types
 
 from .native_llvm import intrinsic
 from .native_source import REGISTERS, VECTOR
-from .native_vectors import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat
+from .native_vectors import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
@@ -140,9 +140,9 @@ TILE_ROWS = _row_table()  # how many rows the tile for n rows has
 SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a tile may write beyond the last
 
 
-def _gather(module: ir.Module) -> ir.Function:
-    """The function behind `gather_columns`."""
-    name = "onnx_backprop_gather"
+def _gather(module: ir.Module, *, streaming: bool) -> ir.Function:
+    """The function behind `gather_columns` and `stream_columns`."""
+    name = f"onnx_backprop_gather_{streaming}"
     if name in module.globals:
         return module.globals[name]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
@@ -175,7 +175,10 @@ def _gather(module: ir.Module) -> ir.Function:
     result = store.phi(VEC)
     result.add_incoming(zero, column.block)
     result.add_incoming(more, tap.block)
-    store.store(result, pointer(store, place, VEC), align=ITEM)
+    if streaming:
+        stream(store, result, place)
+    else:
+        store.store(result, pointer(store, place, VEC), align=ITEM)
     next_i, next_place = store.add(i, I64(1)), store.add(place, step)
     for phi, initial, later in ((i, I64(0), next_i), (place, target, next_place)):
         phi.add_incoming(initial, entry.block)
@@ -191,9 +194,18 @@ def gather_columns(_context, target, step, source, scale, starts, taps, count):
 
     Addresses; step and scale are bytes from vector to vector. A tap is a word: index, an int32, and weight, a float32.
     """
+    return _gather_caller(streaming=False)
 
+
+@intrinsic
+def stream_columns(_context, target, step, source, scale, starts, taps, count):
+    """As `gather_columns`, stored past the caches: target and step are multiples of a vector's bytes."""
+    return _gather_caller(streaming=True)
+
+
+def _gather_caller(*, streaming: bool) -> Any:
     def generate(target_context, builder, _signature, args):
-        builder.call(_gather(builder.module), args)
+        builder.call(_gather(builder.module, streaming=streaming), args)
         return target_context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate

@@ -30,6 +30,7 @@ from .native_vectors import (
     prefetch,
     store,
     store_masked,
+    stream,
 )
 
 _FEATURES = binding.get_host_cpu_features()
@@ -55,7 +56,7 @@ def _permuted(b: ir.IRBuilder, low: Value, high: Value, places: Value) -> Value:
     return b.select(above, b.call(permute, [high, places]), b.call(permute, [low, places]))
 
 
-def _windows(rows: int) -> Callable[[ir.Function], None]:
+def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, target_row, source, source_row, ends, entries, patterns, count = function.args
         head, block, entry, done, whole, part, following, leave = (
@@ -103,8 +104,11 @@ def _windows(rows: int) -> Callable[[ir.Function], None]:
         done.cbranch(done.icmp_signed(">=", left, I64(VECTOR)), whole.block, part.block)
         for to, result in zip(to_rows, results, strict=True):
             at = whole.add(to, column)
-            prefetch(whole, whole.add(at, ahead), writing=True)
-            store(whole, result, at)
+            if streaming:
+                stream(whole, result, at)
+            else:
+                prefetch(whole, whole.add(at, ahead), writing=True)
+                store(whole, result, at)
         whole.branch(following.block)
         mask = below(part, left)
         for to, result in zip(to_rows, results, strict=True):
@@ -121,28 +125,35 @@ def _windows(rows: int) -> Callable[[ir.Function], None]:
     return make
 
 
-def _function(rows: int) -> Any:
+def _function(rows: int, *, streaming: bool) -> Any:
     @intrinsic
     def gather(_context, target, target_row, source, source_row, ends, entries, patterns, count):
-        return caller(f"gather_windows_{rows}", 8, _windows(rows))
+        return caller(f"gather_windows_{rows}_{streaming}", 8, _windows(rows, streaming))
 
     return gather
 
 
-_gather_rows, _gather_row = _function(ROWS), _function(1)
+_gather_rows, _gather_row = _function(ROWS, streaming=False), _function(1, streaming=False)
+_stream_rows, _stream_row = _function(ROWS, streaming=True), _function(1, streaming=True)
 
 
 @njit
-def gather_windows(rows, target, target_row, source, source_row, ends, entries, patterns, count):
+def gather_windows(rows, target, target_row, source, source_row, ends, entries, patterns, count, streaming):
     """Rows of `count` float32: target[r, i] = Σ_e weight · source[r, base + place], over the entries of i's block.
 
     A block is a vector of elements. Addresses and bytes from row to row. ends: words, the entries of block k are
     ends[k] to ends[k + 1]. An entry is a word: base and number of its pattern, int32. WINDOW elements from every base
     on must be there to be read; what a pattern gives no weight has no influence. At most ROWS rows.
+    streaming: whether whole blocks are stored past the caches; their addresses are then multiples of a vector's bytes.
     """
-    if rows == ROWS:
+    if rows == ROWS and streaming:
+        _stream_rows(target, target_row, source, source_row, ends, entries, patterns, count)
+    elif rows == ROWS:
         _gather_rows(target, target_row, source, source_row, ends, entries, patterns, count)
     else:
         for r in range(rows):
             at, behind = target + r * target_row, source + r * source_row
-            _gather_row(at, target_row, behind, source_row, ends, entries, patterns, count)
+            if streaming:
+                _stream_row(at, target_row, behind, source_row, ends, entries, patterns, count)
+            else:
+                _gather_row(at, target_row, behind, source_row, ends, entries, patterns, count)

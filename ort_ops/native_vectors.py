@@ -73,6 +73,14 @@ def store(b: ir.IRBuilder, value: Value, address: Value) -> None:
     b.store(value, pointer(b, address), align=ITEM)
 
 
+def stream(b: ir.IRBuilder, value: Value, address: Value) -> None:
+    """Store a vector past the caches, without the line being read first; the address is a multiple of its bytes.
+
+    Other threads are to see it after `settle`.
+    """
+    b.store(value, pointer(b, address), align=BYTES).set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
+
+
 def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False) -> None:
     """Fetch a line of the cache that will be needed later; any address will do."""
     name = "llvm.prefetch.p0"
@@ -307,6 +315,17 @@ def copy_rows(_context, target, target_row, source, source_row, rows, count):
 def fetch(_context, address, size):
     """Fetch so many bytes into the cache for later; any address will do."""
     return caller("fetch", 2, _fetch)
+
+
+@intrinsic
+def settle(_context):
+    """Nothing that was stored, past the caches either, is still on its way."""
+
+    def generate(target: Any, builder: ir.IRBuilder, _signature: Any, _args: list[Value]) -> Value:
+        builder.fence("seq_cst")
+        return target.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic
