@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from .cases import Case, Convolution, Interpolation, Layer
 
 Run = Callable[[], object]
+_LINE = 64  # bytes of a cache line
 
 
 def ours(kernels: str) -> Callable[[Case, str, int], Run | None]:
@@ -122,29 +123,30 @@ def _options(threads: int) -> Any:
 
 
 def _bound(session: Any, feeds: dict[str, np.ndarray]) -> Run:
-    """A run with everything bound, so that neither feeding nor fetching is timed.
+    """A run with everything bound, so that neither feeding nor fetching is timed."""
+    import onnxruntime
 
-    As within a graph, and as PyTorch's tensors, the values lie where the library allocates them, which is at the
-    beginning of a cache line; large arrays of NumPy begin 16 bytes behind it, and every vector would take two lines.
-    """
     accepted = {i.name for i in session.get_inputs()}
-    arrays = {name: a for name, a in feeds.items() if name in accepted}
+    arrays = {name: _aligned(a) for name, a in feeds.items() if name in accepted}
     outputs = [o.name for o in session.get_outputs()]
     binding = session.io_binding()
     for name, array in arrays.items():
-        value = _allocated(array)
-        value.update_inplace(np.ascontiguousarray(array))
-        binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
     for output, first in zip(outputs, session.run(outputs, arrays), strict=True):
-        binding.bind_ortvalue_output(output, _allocated(first))
+        binding.bind_ortvalue_output(output, onnxruntime.OrtValue.ortvalue_from_numpy(_aligned(first)))
     return lambda: session.run_with_iobinding(binding)
 
 
-def _allocated(like: np.ndarray) -> Any:
-    """A value of the same shape and type in onnxruntime's memory."""
-    import onnxruntime
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins with a cache line, as what onnxruntime and PyTorch allocate; NumPy's large arrays do not.
 
-    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(like.shape), like.dtype)
+    All contenders read such memory, and all of NumPy's, which asks the system for large pages.
+    """
+    memory = np.empty(array.nbytes + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def onnxsim(case: Case, gradient: str, threads: int) -> Run | None:
@@ -195,12 +197,9 @@ def torch(*, channels_last: bool) -> Callable[[Case, str, int], Run | None]:
         rank = len(case.x_shape)
         if channels_last and rank == 3:
             return None
-        layout = library.contiguous_format
-        if channels_last:
-            layout = library.channels_last if rank == 4 else library.channels_last_3d
         tensors = {
-            n: library.from_numpy(a).clone(memory_format=layout if a.ndim == rank else library.contiguous_format)
-            for n, a in case.arrays().items()
+            name: _in_layout(library, array, channels_last=channels_last and array.ndim == rank)
+            for name, array in case.arrays().items()
         }
         if isinstance(case, Layer):
             return _torch_layer(library, case, gradient, tensors)
@@ -209,6 +208,13 @@ def torch(*, channels_last: bool) -> Callable[[Case, str, int], Run | None]:
         return _torch_interpolation(library, case, tensors)
 
     return prepare
+
+
+def _in_layout(library: Any, array: np.ndarray, *, channels_last: bool) -> Any:
+    """A tensor of the array's shape; channels_last: with the strides of that layout."""
+    if not channels_last:
+        return library.from_numpy(_aligned(array))
+    return library.from_numpy(_aligned(_to_last(array))).movedim(-1, 1)
 
 
 def _torch_convolution(library: Any, case: Convolution, gradient: str, tensors: dict[str, Any]) -> Run:
