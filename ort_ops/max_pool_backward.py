@@ -50,6 +50,7 @@ from .native_llvm import (
 )
 from .native_rows import clear, read_run, write_run
 from .native_source import exported
+from .native_vectors import fetch
 from .native_windows import winners
 
 # parameters; three numbers each from LENGTH on, for A, B and W, the last spatial axis. CUT: which one is cut into
@@ -161,7 +162,7 @@ def _planes(p, call, item, scratch):
         a0, a1 = band * rows // bands, (band + 1) * rows // bands
         low, high = a0 * depth * width, a1 * depth * width
     cells, size = rows * depth * width, 4 if kind == F32 else 2
-    table = scratch
+    x, table = load_i64(call, CALL_INPUTS) + size * plane * cells, scratch
     owner = table + 16 * load_i64(p, LISTED)
     grads = owner + 4 * WINDOWS
     sums = load_i64(call, CALL_OUTPUT) + size * plane * cells if direct else grads + 4 * WINDOWS - 4 * low
@@ -180,6 +181,8 @@ def _planes(p, call, item, scratch):
             if a_taps[0] >= a_taps[1] or b_taps[0] >= b_taps[1]:
                 continue
             row = (a_start * depth + b_start) * width - load_i64(p, PAD + 2)  # where the row's first window begins
+            if depth == 1:  # while winners of this row of windows are added, fetch what the next one looks at anew
+                fetch(x + size * (row + load_i64(p, STRIDE) * width), size * load_i64(p, STRIDE) * width)
             for ow in range(w_first, w_last, WINDOWS):
                 count = min(WINDOWS, w_last - ow)
                 listed = _winners_of_row(p, call, plane * cells + row, a_taps, b_taps, ow, count, table, owner, listed)

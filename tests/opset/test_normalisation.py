@@ -104,6 +104,28 @@ def test_a_nan_stays_in_its_channel(rng, kernels: str) -> None:
         assert bad.any(axis=1).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("op", [BN, "LayerNormBackward"])
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_a_variance_of_zero_without_epsilon(rng, layout: str, op: str, kernels: str) -> None:
+    """Where x is constant dx and diff_gamma are not defined: no number stands there. All else is as ever."""
+    attributes, inputs = call(rng, (6, 2, 8), layout, ())
+    attributes["epsilon"] = 0.0
+    if op == BN:
+        constant = (slice(None), 1) if layout == "NCX" else (..., 1)
+    else:
+        attributes, constant = {"epsilon": 0.0, "begin_norm_axis": 1, "use_affine": 0}, (1,)
+    inputs[0][constant] = 2.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = evaluate_all(op, attributes, inputs)
+    answers = single_op.run_all(op, attributes, inputs, kernels=kernels)
+    assert np.isnan(expected[0][constant]).all()
+    assert not np.isfinite(answers[0][constant]).any()
+    for got, want in zip(answers, expected, strict=True):
+        numbers = np.isfinite(want)
+        assert_close([got[numbers]], [want[numbers]])
+
+
 def unknown(model: ModelProto) -> ModelProto:
     for value in model.graph.input:
         value.type.tensor_type.ClearField("shape")
