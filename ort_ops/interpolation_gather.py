@@ -51,10 +51,12 @@ from .interpolation_rows import (
     WORKER,
     combine,
     innermost_taps,
+    last_row,
     row_taps,
 )
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
+from .native_combine import SHORT
 from .native_jobs import JOB_CALL, begin, new_job, work_off, worker
 from .native_llvm import F32, load_f32, load_i64
 from .native_micro import gather_columns, stream_columns
@@ -65,6 +67,7 @@ from .native_vectors import BYTES, fetch, settle, transpose_tile
 
 ALONG, ACROSS, WINDOWS = range(3)  # METHOD
 _ROW = 4 * VECTOR
+_AHEAD = 4096  # bytes
 
 
 @njit
@@ -162,9 +165,18 @@ def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
     if load_i64(p, AXES) == 2:
         step, length = load_i64(axes, AXIS_STRIDE), load_i64(axes + 8 * AXIS_WORDS, AXIS_LENGTH)
         plane = row // length
-    i = row - plane * length
+    i, stride = row - plane * length, load_i64(axes + 8 * AXIS_WORDS * (load_i64(p, AXES) - 1), AXIS_STRIDE)
+    fetches = kind == F32 and count == stride and load_i64(p, COLUMNS) * load_i64(p, INNER) <= count <= SHORT
+    before = base + plane * step - stride
+    if fetches and i > 0:
+        taps = innermost_taps(p, i - 1, base + plane * step, table)
+        before = last_row(table, taps, before)
     for r in range(rows):
         taps = innermost_taps(p, i, base + plane * step, table)
+        if fetches:  # while this row is made, as many rows as it reads anew
+            last = last_row(table, taps, before)
+            fetch(data + 4 * last + _AHEAD, 4 * (last - before))
+            before = last
         combine(kind, sums + 4 * r * pitch, data, table, taps, count)
         i += 1
         if i == length:

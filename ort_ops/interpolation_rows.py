@@ -129,3 +129,9 @@ def innermost_taps(p, i, start, table):
         store_i64(table, 2 * t, start + load_i32(taps, 2 * t) * stride)
         store_f32(table, 4 * t + 2, load_f32(taps, 2 * t + 1))
     return last - first
+
+
+@njit
+def last_row(table, taps, before):
+    """The element index of the last of so many taps; `before` if there are none, or it lies behind."""
+    return max(before, load_i64(table, 2 * taps - 2)) if taps > 0 else before

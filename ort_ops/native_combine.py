@@ -31,8 +31,8 @@ from .native_vectors import (
 
 _AHEAD = 4096  # bytes
 # Short rows lie one behind the other: read one after the other they are one stream, which the processor itself fetches
-# ahead; several at a time they would be several short ones.
-_SHORT, _FEW = 512, 7  # elements, taps
+# ahead; several at a time they would be several short ones. Who sums them fetches them for longer sums.
+SHORT, _FEW = 512, 7  # elements, taps
 
 
 def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
@@ -56,7 +56,7 @@ def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
                 value = load(b, at) if left is None else load_masked(b, at, below(b, left))
                 total = fma(b, weight, value, total)
             for row in rows[-2:] if fetching else ():
-                prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)))
+                prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)), level=2)
             if left is None:
                 store(b, total, to)
             else:
@@ -75,20 +75,23 @@ def _combine_function(taps: int, fetching: bool) -> Any:
     return combine
 
 
-_combine_4 = _combine_function(4, fetching=True)
-_combine_2, _combine_1 = (_combine_function(taps, fetching=False) for taps in (2, 1))
+_combine_4_long = _combine_function(4, fetching=True)
+_combine_4, _combine_2, _combine_1 = (_combine_function(taps, fetching=False) for taps in (4, 2, 1))
 
 
 @njit
 def combine_rows(target, source, table, taps, count):
     """A row of `count` float32. table: two words per tap, the index in source of its row and its weight."""
     t = 0
-    if taps <= _FEW and count <= _SHORT:
+    if taps <= _FEW and count <= SHORT:
         while t < taps:
             _combine_1(target, source, table + 16 * t, count, t)
             t += 1
     while t < taps:
-        if taps - t >= 4:
+        if taps - t >= 4 and count > SHORT:
+            _combine_4_long(target, source, table + 16 * t, count, t)
+            t += 4
+        elif taps - t >= 4:
             _combine_4(target, source, table + 16 * t, count, t)
             t += 4
         elif taps - t >= 2:

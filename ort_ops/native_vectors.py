@@ -81,12 +81,15 @@ def stream(b: ir.IRBuilder, value: Value, address: Value) -> None:
     b.store(value, pointer(b, address), align=BYTES).set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
 
 
-def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False) -> None:
-    """Fetch a line of the cache that will be needed later; any address will do."""
+def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False, level: int = 1) -> None:
+    """Fetch a line that will be needed later into the cache of this level; any address will do.
+
+    The first level takes few lines at a time; a processor that waits for it waits for the memory.
+    """
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
     function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(function, [pointer(b, address), I32(int(writing)), I32(3), I32(1)])
+    b.call(function, [pointer(b, address), I32(int(writing)), I32(4 - level), I32(1)])
 
 
 def function_of(module: ir.Module, name: str, arguments: int, make: Callable[[ir.Function], None]) -> ir.Function:
@@ -227,7 +230,7 @@ def _fetch(function: ir.Function) -> None:
     entry, line, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "line", "leave"))
     entry.cbranch(entry.icmp_signed(">", size, I64(0)), line.block, leave.block)
     at = line.phi(I64)
-    prefetch(line, line.add(address, at))
+    prefetch(line, line.add(address, at), level=2)
     further = line.add(at, I64(_LINE))
     at.add_incoming(I64(0), entry.block)
     at.add_incoming(further, line.block)
@@ -313,7 +316,7 @@ def copy_rows(_context, target, target_row, source, source_row, rows, count):
 
 @intrinsic
 def fetch(_context, address, size):
-    """Fetch so many bytes into the cache for later; any address will do."""
+    """Fetch so many bytes into the second-level cache for later; any address will do."""
     return caller("fetch", 2, _fetch)
 
 
