@@ -38,7 +38,7 @@ from .native_vectors import (
 )
 
 SIZES = (3, 5)  # of the kernels, square
-_AHEAD = 1024  # bytes
+_AHEAD = 3072  # bytes
 
 
 def _stencil(size: int) -> Callable[[ir.Function], None]:
@@ -69,7 +69,7 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
         running: list[Value] = [line.phi(VEC) for _ in range(size - 1)]
         row = line.add(line.load(pointer(line, line.add(rows, line.shl(y, I64(3))), I64)), along)
         values = [load_masked(line, line.add(row, at), mask) for at, mask in zip(offsets, masks, strict=True)]
-        prefetch(line, line.add(row, I64(_AHEAD)))
+        prefetch(line, line.add(row, I64(_AHEAD)), level=2)
         line.branch(sums.block)
         totals = []
         for i in range(size):

@@ -19,7 +19,7 @@ I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatTyp
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))
 ITEM = 4
 BYTES = ITEM * VECTOR
-_AHEAD, _LINE = 2048, 64  # bytes
+_AHEAD, _LINE = 4096, 64  # bytes
 ZERO = ir.Constant(VEC, [0.0] * VECTOR)
 IOTA = ir.Constant(LANES, list(range(VECTOR)))
 Value = Any
@@ -144,7 +144,7 @@ def _copy(function: ir.Function) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, offset), b.add(source, offset)
         # Rows mostly follow one another, and the next ones are too far in the instructions to be fetched by themselves.
-        prefetch(b, b.add(at, I64(_AHEAD)))
+        prefetch(b, b.add(at, I64(_AHEAD)), level=2)
         prefetch(b, b.add(to, I64(_AHEAD)), writing=True)
         if left is None:
             store(b, load(b, at), to)

@@ -15,6 +15,7 @@ from onnx_backprop.opset.op import Attributes
 from onnx_backprop.opset.registry import BY_NAME
 from onnx_backprop.opset.resize_grad import resized_axes
 from onnx_backprop.ort_ops import interpolation_plans
+from onnx_backprop.ort_ops import interpolation_rows as par
 from onnx_backprop.ort_ops.interpolation_gather import ACROSS, ALONG, WINDOWS
 from onnx_backprop.ort_ops.interpolation_windows import windows
 from onnx_backprop.ort_ops.native_permute import PERMUTES, WINDOW
@@ -126,3 +127,35 @@ def test_what_is_not_finite_stays_with_the_cells_that_read_it(rng, columns, valu
     assert cells.any()
     assert not np.isfinite(got[cells]).any()
     np.testing.assert_allclose(got[~cells], expected[~cells], rtol=2e-6, atol=5e-5)
+
+
+def test_past_the_caches(monkeypatch) -> None:
+    """Tensors that are larger than the caches are stored past them: as if every tensor were, with the same bits."""
+    rng = np.random.default_rng(12)
+    flags = []
+    plan = interpolation_plans.plan
+
+    def run(columns, mode, layout, channels) -> np.ndarray:
+        attributes, inputs = resize(columns, mode, 9, channels, layout, np.random.default_rng(13))
+        inputs[0] = rng_values[: inputs[0].size].reshape(inputs[0].shape)
+        return single_op.run("ResizeGrad", attributes, inputs, kernels="numba")
+
+    def noting(*args):
+        made = plan(*args)
+        flags.append(int(made.parameters[par.STREAMED]))
+        return made
+
+    rng_values = rng.standard_normal(1 << 19, f32)
+    monkeypatch.setattr("onnx_backprop.ort_ops.resize_grad.plan", noting)
+    cases = [*product([(16, 32), (64, 30), (100, 217), (2048, 1500)], ("nearest", "linear", "cubic"), ("NCX", "NXC"))]
+    for columns, mode, layout in cases:
+        for channels in (3, 2 * VECTOR, 2 * VECTOR + 1):
+            if columns[0] == 2048 and channels > 3:
+                continue
+            results = []
+            for size in (2**40, 0):
+                monkeypatch.setattr(interpolation_plans, "last_level_cache", lambda size=size: size)
+                results.append(run(columns, mode, layout, channels))
+            np.testing.assert_array_equal(*results, err_msg=f"{columns} {mode} {layout} {channels}", strict=True)
+    assert len(flags) >= 2 * len(cases)
+    assert flags == [0, 1] * (len(flags) // 2)
