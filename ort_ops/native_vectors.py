@@ -73,12 +73,12 @@ def store(b: ir.IRBuilder, value: Value, address: Value) -> None:
     b.store(value, pointer(b, address), align=ITEM)
 
 
-def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False) -> None:
-    """Fetch a line of the cache that will be needed later; any address will do."""
+def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False, near: bool = True) -> None:
+    """Fetch a line of the cache that will be needed later, soon (`near`) or not so soon; any address will do."""
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
     function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(function, [pointer(b, address), I32(int(writing)), I32(3), I32(1)])
+    b.call(function, [pointer(b, address), I32(int(writing)), I32(3 if near else 2), I32(1)])
 
 
 def function_of(module: ir.Module, name: str, arguments: int, make: Callable[[ir.Function], None]) -> ir.Function:
