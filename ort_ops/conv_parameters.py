@@ -26,11 +26,13 @@ BIAS = 61  # which input is added to the sums, 0: none
 ROUND_GROUPS, ROUND_TILES = 62, 63  # what is packed at a time: whole groups, or some tiles of one
 STENCIL = 64  # size of a square kernel that slides over planes read and written where they lie, else 0
 FAR = 65  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
-GATHER_WORDS = 66
+BLOCK = 66  # channels of an item of a depthwise convolution of NXC data
+GATHER_WORDS = 67
 
 # one phase
 START_3, COUNT_3 = 0, 3
-FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT, PHASE_WORDS = range(6, 11)
+FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT = range(6, 10)
+TAPS_3, PHASE_WORDS = 10, 13  # taps along each axis
 
 # one tap: place in the weights, shift, and which of the residues it reads
 TAP_WEIGHT, TAP_SHIFT_3, TAP_RESIDUE, TAP_WORDS = 0, 1, 4, 5

@@ -32,6 +32,7 @@ from .native_vectors import (
     pointer,
     prefetch,
     store,
+    store_masked,
 )
 
 Make = Callable[[ir.Function], None]
@@ -103,22 +104,31 @@ def _dot(taps: int, whole: bool) -> Make:
     return make
 
 
-def _weigh(taps: int) -> Make:
+def _weigh(taps: int, whole: bool) -> Make:
     """A row of some taps; the weights stay in registers."""
 
     def make(function: ir.Function) -> None:
-        target, target_step, source, source_step, shifts, weights, count, add = function.args
+        target, target_step, source, source_step, shifts, weights, count, add, start, lanes, *aheads = function.args
         entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
-        places = _places(entry, shifts, taps)
+        places, mask = _places(entry, shifts, taps), _lanes(entry, lanes, whole)
         factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
-        whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
-        before = entry.select(entry.icmp_signed("!=", add, I64(0)), whole, nothing)
+        every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+        adding = entry.icmp_signed("!=", add, I64(0))
+        before = entry.select(adding, every if mask is None else mask, nothing)
+        given = entry.select(entry.icmp_signed("!=", start, I64(0)), every, nothing)
+        initial = load_masked(entry, start, given)
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
         left, to, at = (loop.phi(I64) for _ in range(3))
-        total = load_masked(loop, to, before)
+        if taps == 9:
+            prefetch(loop, loop.add(to, aheads[0]), writing=True, near=False)
+            prefetch(loop, loop.add(at, aheads[1]), near=False)
+        total = loop.select(adding, load_masked(loop, to, before), initial)
         for place, factor in zip(places, factors, strict=True):
-            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
-        store(loop, total, to)
+            total = fma(loop, factor, _load(loop, loop.add(at, place), mask), total)
+        if mask is None:
+            store(loop, total, to)
+        else:
+            store_masked(loop, total, to, mask)
         fewer = loop.sub(left, I64(1))
         for phi, first, following in (
             (left, count, fewer),
@@ -141,17 +151,20 @@ def _dot_function(taps: int, whole: bool) -> Any:
     return dot
 
 
-def _weigh_function(taps: int) -> Any:
+def _weigh_function(taps: int, whole: bool) -> Any:
     @intrinsic
-    def weigh(_context, target, target_step, source, source_step, shifts, weights, count, add):
-        return caller(f"weigh_{taps}", 8, _weigh(taps))
+    def weigh(
+        _context, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
+    ):
+        return caller(f"weigh_{taps}_{whole}", 12, _weigh(taps, whole))
 
     return weigh
 
 
 _dot_9, _dot_3, _dot_1 = (_dot_function(taps, whole=True) for taps in (9, 3, 1))
 _part_9, _part_3, _part_1 = (_dot_function(taps, whole=False) for taps in (9, 3, 1))
-_weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps) for taps in (9, 3, 1))
+_weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps, whole=True) for taps in (9, 3, 1))
+_few_9, _few_3, _few_1 = (_weigh_function(taps, whole=False) for taps in (9, 3, 1))
 
 
 @njit
@@ -195,17 +208,36 @@ def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a
 
 
 @njit
-def weigh_taps(taps, target, target_step, source, source_step, shifts, weights, count):
-    """Vector target[i] = Σ_t weights[t] · source[i] at shifts[t], tap after tap; addresses, steps in bytes."""
+def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
+    """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
+    weigh_taps_of(VECTOR, taps, to, to_step, at, step, shifts, weights, count, 0, 0, 0, 0)
+
+
+@njit
+def weigh_taps_of(lanes, taps, to, to_step, at, step, shifts, weights, count, add, start, to_ahead, ahead):
+    """The same of elements of so many lanes, no others are read or written; added to `to` or to a vector, `start`.
+
+    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later.
+    """
     t = 0
     while t < taps:
         table, factors = shifts + 8 * t, weights + 4 * VECTOR * t
-        if taps - t >= 9:
-            _weigh_9(target, target_step, source, source_step, table, factors, count, t)
+        if lanes >= VECTOR:
+            if taps - t >= 9:
+                _weigh_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                t += 9
+            elif taps - t >= 3:
+                _weigh_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                t += 3
+            else:
+                _weigh_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                t += 1
+        elif taps - t >= 9:
+            _few_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
             t += 9
         elif taps - t >= 3:
-            _weigh_3(target, target_step, source, source_step, table, factors, count, t)
+            _few_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
             t += 3
         else:
-            _weigh_1(target, target_step, source, source_step, table, factors, count, t)
+            _few_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
             t += 1

@@ -74,7 +74,7 @@ def store(b: ir.IRBuilder, value: Value, address: Value) -> None:
 
 
 def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False, near: bool = True) -> None:
-    """Fetch a line of the cache that will be needed later, soon (`near`) or not so soon; any address will do."""
+    """Fetch a line of the cache that will be needed soon (`near`) or later; any address will do."""
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
     function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
