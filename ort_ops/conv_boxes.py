@@ -68,6 +68,37 @@ def copy_box_cells(kind, target, columns, source, first, channels, stride, low, 
 
 
 @njit
+def copy_box_within(kind, target, source, first, channels, stride, low, size, length):
+    """The part of a box within the image, [z][y][x][channel] of channels that lie together.
+
+    Answers the address that the image's first cell would have beside it and the strides of the axes, as if the copy
+    were of the whole image.
+    """
+    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
+    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
+    rows, cells = max(end[1] - begin[1], 0), max(end[2] - begin[2], 0)
+    at, step = 0, (rows * cells * channels, cells * channels, channels)
+    for z in range(begin[0], end[0]):
+        for y in range(begin[1], end[1]):
+            row = first + z * stride[0] + y * stride[1] + begin[2] * stride[2]
+            if stride[2] == channels:
+                read_run(kind, target, at, source, row, 1, cells * channels)
+            else:
+                for x in range(cells):
+                    read_run(kind, target, at + x * channels, source, row + x * stride[2], 1, channels)
+            at += cells * channels
+    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+
+
+@njit
+def reached(shift, at, size, step, length):
+    """Which i < size have 0 <= (at + i)·step + shift < length: a first one and an end, alike where there are none."""
+    first, last = -(shift + at * step), length - (shift + at * step)
+    begin = min(max(-(-first // step), 0), size)
+    return begin, max(min(-(-last // step), size), begin)
+
+
+@njit
 def turn_box(kind, target, columns, source, first, channels, channel, stride, low, size, length):
     """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise, `columns` whole vectors."""
     rows, count, end = size[1], size[2], length[2]

@@ -2,9 +2,9 @@
 
     dw[c, t] = Σ_{n, o} dy[n, c, o] · x[n, c, o·S + shift(t)]
 
-Several taps share every vector of dy. Data NCX: vectors go along rows of padded float32 copies, cells of equal residue
-modulo the stride side by side; the lanes of a sum are added up in the end, in a fixed order. Data NXC: vectors go
-across channels.
+Data NCX: several taps share every vector of dy. Vectors go along rows of padded float32 copies, cells of equal residue
+modulo the stride side by side; the lanes of a sum are added up in the end, in a fixed order. Data NXC have a module of
+their own, `conv_depthwise_cells`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from numba import njit, types
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_cells, copy_row, load3
+from .conv_boxes import copy_row, load3
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
 from .native_jobs import JOB_CALL, begin, new_job, work_off, worker
-from .native_llvm import F32, load_f32, load_i64, store_f32, store_i64
-from .native_rows import add_run, clear, write_run
+from .native_llvm import load_f32, load_i64, store_f32, store_i64
+from .native_rows import clear, write_run
 from .native_source import VECTOR, exported
 from .native_taps import dot_taps
 
 
 @njit
-def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, sums, shifts, copies):
-    """NCX: some rows of one channel of one image, `width` cells from `x_at` on."""
+def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies):
+    """Some rows of one channel of one image, `width` cells from `x_at` on."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
     step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
     s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
@@ -56,73 +56,40 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, sums, shifts, c
         place = place * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
         store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
     a_line, b_line = 4 * pitch, 4 * step[1] * wide
-    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
-
-
-@njit
-def _cells(p, x, dy, x_first, dy_first, count, z, y, lines, x_at, width, sums, shifts, copies):
-    """NXC: some rows of at most a vector of channels of one image, `width` cells from `x_at` on."""
-    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
-    step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
-    length, out = load3(p, par.C_LENGTH_3), load3(p, par.C_OUT_3)
-    stride = load3(p, par.C_D_3)
-    copy_box_cells(kind, copies, VECTOR, dy, dy_first, count, stride, (z, y, x_at), (1, lines, width), out)
-    image = copies + 4 * lines * width * VECTOR
-    deep, tall = high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
-    wide = (width - 1) * step[2] + high[2] - low[2] + 1
-    corner = (z * step[0] + low[0], y * step[1] + low[1], x_at * step[2] + low[2])
-    stride = load3(p, par.C_S_3)
-    copy_box_cells(kind, image, VECTOR, x, x_first, count, stride, corner, (deep, tall, wide), length)
-    for t in range(taps):
-        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
-        place = (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
-        store_i64(shifts, t, 4 * VECTOR * (place * wide + load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]))
-    cell = 4 * VECTOR
-    a_line, b_line = cell * width, cell * step[1] * wide
-    dot_taps(taps, sums, copies, image, shifts, lines, a_line, b_line, width, cell, cell * step[2])
+    dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR, 0, 0)
 
 
 @njit
 def _item(job, item, scratch):
-    """All weights of one channel, or of as many as a vector holds."""
+    """All weights of one channel."""
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
-    kind, taps, last = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS), load_i64(p, par.C_LAST)
+    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
     out, (_, band_y, band_x) = load3(p, par.C_OUT_3), load3(p, par.C_BAND_3)
-    channel, count = item, 1
-    if last:
-        channel = item * VECTOR
-        count = min(VECTOR, load_i64(p, par.C_GROUPS) - channel)
     totals = scratch
-    sums = totals + 4 * VECTOR * taps
-    shifts = sums + 4 * VECTOR * taps
+    shifts = totals + 4 * VECTOR * taps
     copies = (shifts + 8 * taps + 63) & -64
     x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
     dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
     clear(totals, 0, VECTOR * taps)
     for n in range(load_i64(p, par.C_BATCH)):
-        x_first = n * load_i64(p, par.C_S_N) + channel * load_i64(p, par.C_S_C)
-        dy_first = n * load_i64(p, par.C_D_N) + channel * load_i64(p, par.C_D_C)
+        x_first = n * load_i64(p, par.C_S_N) + item * load_i64(p, par.C_S_C)
+        dy_first = n * load_i64(p, par.C_D_N) + item * load_i64(p, par.C_D_C)
         for z in range(out[0]):
             for y in range(0, out[1], band_y):
                 lines = min(band_y, out[1] - y)
                 for x_at in range(0, out[2], band_x):
                     width = min(band_x, out[2] - x_at)
-                    if last:
-                        _cells(p, x, dy, x_first, dy_first, count, z, y, lines, x_at, width, sums, shifts, copies)
-                    else:
-                        _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, sums, shifts, copies)
-                    add_run(F32, totals, sums, 0, VECTOR * taps)
+                    _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies)
     result, w_d = load_i64(call, CALL_OUTPUT), load_i64(p, par.C_W_D)
     for t in range(taps):
         place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
-        if not last:
-            width = VECTOR
-            while width > 1:
-                width //= 2
-                for i in range(t * VECTOR, t * VECTOR + width):
-                    store_f32(totals, i, load_f32(totals, i) + load_f32(totals, i + width))
-        write_run(kind, result, place + channel * w_d, w_d, totals, t * VECTOR, count)
+        width = VECTOR
+        while width > 1:
+            width //= 2
+            for i in range(t * VECTOR, t * VECTOR + width):
+                store_f32(totals, i, load_f32(totals, i) + load_f32(totals, i + width))
+        write_run(kind, result, place + item * w_d, w_d, totals, t * VECTOR, 1)
 
 
 _work = worker("conv_depthwise_work", _item, par.C_ITEMS, par.C_LANE_BYTES)

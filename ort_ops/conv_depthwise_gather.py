@@ -4,7 +4,7 @@
 
 Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
 along all rows of a band, in a padded float32 copy as in `conv_planes`.
-Data NXC: an item is a vector of channels.
+Data NXC: `conv_depthwise_gather_cells`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 from numba import njit
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_cells, load3
-from .conv_epilogue import add_to_columns, add_to_rows, bias_address, bias_of
+from .conv_boxes import load3
+from .conv_depthwise_gather_cells import gather_depthwise_cells
+from .conv_epilogue import add_to_rows, bias_address, bias_of
 from .conv_planes import copy_planes, out_at, phase_size, row_pitch
 from .native_call import CALL_INPUTS, CALL_OUTPUT
 from .native_llvm import F32, load_i64, stack, store_i64
@@ -27,17 +28,13 @@ _values = stack(VECTOR)
 
 
 @njit
-def _weights(call, p, phase, channel, lanes, target):
-    """Vectors of the weights of a phase's taps: of one channel in all lanes, or of a channel each."""
+def _weights(call, p, phase, channel, target):
+    """Vectors of the weights of a phase's taps, of one channel in all lanes."""
     kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
     table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
     for tap in range(load_i64(phase, par.TAPS)):
         first = channel * step + load_i64(p, table + par.TAP_WORDS * tap + par.TAP_WEIGHT)
-        if load_i64(p, par.LAST):
-            clear(target, tap * VECTOR, VECTOR)
-            scatter_run(kind, target, tap * VECTOR, 1, source, first, step, lanes)
-        else:
-            scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
+        scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
 
 
 @njit
@@ -55,13 +52,14 @@ def _shifts(p, phase, stride, residue, target):
 @njit
 def gather_depthwise(call, p, n, block, cell, size, scratch):
     """All phases of one band."""
+    if load_i64(p, par.LAST):
+        gather_depthwise_cells(call, p, n, block, cell, size, scratch)
+        return
     weights = scratch
     shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
     copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
     if load_i64(p, par.STENCIL):
         _slide(call, p, n, block, cell, size, weights, shifts, copy)
-    elif load_i64(p, par.LAST):
-        _cells(call, p, n, block, cell, size, weights, shifts, copy)
     else:
         _planes(call, p, n, block, cell, size, weights, shifts, copy)
 
@@ -82,7 +80,7 @@ def _slide(call, p, n, channel, cell, size, weights, starts, table):
     out, bias, value = load_i64(call, CALL_OUTPUT) + 4 * at, bias_address(call, p), _values()
     if bias:
         bias_of(F32, bias, channel, 1, value)
-    _weights(call, p, phase, channel, 1, weights)
+    _weights(call, p, phase, channel, weights)
     for column in range(kernel):
         store_i64(starts, column, cell[2] + load_i64(entries, par.TAP_WORDS * column + par.TAP_SHIFT_3 + 2))
     for z in range(size[0]):
@@ -120,7 +118,7 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
         cells = (own[1] - 1) * pitch + own[2]
         if own[1] <= 0 or own[2] <= 0:
             continue
-        _weights(call, p, phase, channel, 1, weights)
+        _weights(call, p, phase, channel, weights)
         _shifts(p, phase, (box[1] * pitch, pitch, 1), plane, shifts)
         for z in range(own[0]):
             clear(result, 0, cells * (taps == 0))
@@ -130,39 +128,3 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
                 add_to_rows(result, 0, values, 1, cells)
             for y in range(own[1]):
                 write_run(kind, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])
-
-
-@njit
-def _cells(call, p, n, block, cell, size, weights, shifts, copy):
-    kind, out, channel = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT), block * VECTOR
-    lanes = min(VECTOR, load_i64(p, par.DEPTHWISE) - channel)
-    low, high, steps = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.STEP_3)
-    corner = (cell[0] * steps[0] + low[0], cell[1] * steps[1] + low[1], cell[2] * steps[2] + low[2])
-    box = (
-        (size[0] - 1) * steps[0] + high[0] - low[0] + 1,
-        (size[1] - 1) * steps[1] + high[1] - low[1] + 1,
-        (size[2] - 1) * steps[2] + high[2] - low[2] + 1,
-    )
-    data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel
-    length = load3(p, par.LENGTH_3)
-    copy_box_cells(kind, copy, VECTOR, data, first, lanes, load3(p, par.IN_3), corner, box, length)
-    result, bias, values = copy + _BYTES * box[0] * box[1] * box[2], bias_address(call, p), _values()
-    if bias:
-        bias_of(kind, bias, channel, lanes, values)
-    stride = (box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR)
-    for number in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-        own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
-        at, step = out_at(p, phase, n, 0, cell)
-        _weights(call, p, phase, channel, lanes, weights)
-        _shifts(p, phase, stride, 0, shifts)
-        for z in range(own[0]):
-            for y in range(own[1]):
-                source = copy + 4 * (z * steps[0] * stride[0] + y * steps[1] * stride[1])
-                clear(result, 0, own[2] * VECTOR * (taps == 0))
-                weigh_taps(taps, result, _BYTES, source, _BYTES * steps[2], shifts, weights, own[2])
-                if bias:
-                    add_to_columns(result, _BYTES, values, own[2], lanes)
-                to = at + channel + z * step[0] + y * step[1]
-                for x in range(own[2]):
-                    write_run(kind, out, to + x * step[2], 1, result, x * VECTOR, lanes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -37,6 +37,8 @@ _DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
 FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
+_CELLS_FLOATS, _WEIGHTS_FLOATS = 64 << 10, 32 << 10  # of channels-last data of a row, or a copy, and of its weights
+_LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of channels of them that are done together
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
 
@@ -133,29 +135,41 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     stencil = _stencil(head, phases) if depthwise else 0
     turned = not (c.last or depthwise) and _turning_pays(phases, outs, ins, count, steps)
     cells = c.last or turned
+    if depthwise and c.last:  # taps of a column beside each other
+        phases = [replace(phase, taps=tuple(sorted(phase.taps, key=_column_first))) for phase in phases]
     shifted = [_shifts(phase, steps, quotients=not cells) for phase in phases]
     residues = list(dict.fromkeys(residue for taps in shifted for _, residue in taps)) or [(0, 0, 0)]
     every = [shift for taps in shifted for shift, _ in taps]
     reach = _Reach(_per_axis(min, every), _per_axis(max, every), len(residues), steps)
     all_taps = sum(len(phase.taps) for phase in phases)
+    block = _block(c, count, all_taps) if depthwise and c.last else VECTOR
+    least = 1, 1, min(count[2], 2 * COLUMNS)
     panels = not (cells or depthwise) and _panels_pay(head, reach)
     if panels:
         limit, floats = BAND_FLOATS, _panels_floats(reach, ins)
+    elif depthwise and c.last:
+        limit, least, in_place = _CELLS_FLOATS, (1, 1, min(count[2], VECTOR)), head[par.KIND] == F32
+        lengths = [head[par.LENGTH_3 + axis] for axis in range(3)]
+        floats = _depthwise_cells_floats(reach, lengths, block, in_place=in_place)
+        while block > _LEAST_VECTORS * VECTOR and floats(least) > limit:
+            block = VECTOR * math.ceil(block / (2 * VECTOR))
+            floats = _depthwise_cells_floats(reach, lengths, block, in_place=in_place)
     elif depthwise:
         limit = _STENCIL_FLOATS if stencil else _DEPTHWISE_FLOATS
-        floats = _depthwise_floats(reach, last=c.last)
+        floats = _depthwise_floats(reach)
     else:
         floats = (_cells_floats if cells else _planes_floats)(reach, ins, turned=turned)
         limit = BAND_FLOATS // 4 if all_taps == 1 and ins <= FEW_CHANNELS else BAND_FLOATS
-    band, size = band_of(count, floats, limit, (1, 1, min(count[2], 2 * COLUMNS)))
+    band, size = band_of(count, floats, limit, least)
     if size > LANE_FLOATS:
         band, _ = band_of(count, floats, LANE_FLOATS, _DENSE)
-    groups = math.ceil(c.groups / VECTOR) if depthwise and c.last else c.groups
+    groups = math.ceil(c.groups / block) if depthwise and c.last else c.groups
     band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
-    for_taps = (8 + 4 * VECTOR if depthwise else 16) * all_taps
-    lane = 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * floats(list(band))
+    for_taps = (8 + 4 * block if depthwise else 16) * all_taps
+    copies = 0 if depthwise and c.last and head[par.KIND] == F32 else floats(list(band))
+    lane = 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * block + 4 * copies
     per_panel = 4 * all_taps * ins * width
     if lane > POOL_BYTES or (not depthwise and per_panel > shared_limit(c, head[par.KIND])):
         return _far(c, head, phases, steps, count)
@@ -171,7 +185,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
     if depthwise:
         per_panel, head[par.DEPTHWISE], head[par.GROUPS], at_once = 0, c.groups, groups, (groups, tiles)
-        head[par.STENCIL] = stencil
+        head |= {par.STENCIL: stencil, par.BLOCK: block}
     head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: at_a_time * per_panel}
     head |= {par.UNITS: at_a_time * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
@@ -223,6 +237,9 @@ def _records(
     pack = 0
     for n, (phase, shifts) in enumerate(zip(phases, shifted, strict=True)):
         record = {par.FIRST_UNIT: panels * n, par.TAPS: len(phase.taps), par.PACK_AT: pack}
+        record |= three_words(
+            par.TAPS_3, three([len({tap.kernel[axis] for tap in phase.taps}) for axis in range(3)], 0)
+        )
         record[par.TAP_TABLE] = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
         records.append(record | three_words(par.START_3, phase.start) | three_words(par.COUNT_3, phase.count))
         for tap, (shift, residue) in zip(phase.taps, shifts, strict=True):
@@ -300,16 +317,40 @@ def _cells_floats(reach: _Reach, channels: int, *, turned: bool) -> Callable[[Se
     return floats
 
 
-def _depthwise_floats(reach: _Reach, *, last: bool) -> Callable[[Sequence[int]], int]:
-    """The copy for one channel, or for a vector of channels, and a row of results."""
+def _depthwise_floats(reach: _Reach) -> Callable[[Sequence[int]], int]:
+    """The copy for one channel and a row of results."""
 
     def floats(band: Sequence[int]) -> int:
-        if last:
-            return VECTOR * (math.prod(reach.box(band, reach.steps)) + band[2])
         box = reach.box(band, _DENSE)
         return reach.residues * (math.prod(box) + box[2] + 2 * VECTOR) + band[1] * box[2] + 2 * VECTOR
 
     return floats
+
+
+def _depthwise_cells_floats(
+    reach: _Reach, lengths: Sequence[int], block: int, *, in_place: bool
+) -> Callable[[Sequence[int]], int]:
+    """The copy for a block of channels and a row of results; in place, what is in use for one row."""
+
+    def floats(band: Sequence[int]) -> int:
+        rows = [1, 1, band[2]] if in_place else band
+        box = [min(n, length) for n, length in zip(reach.box(rows, reach.steps), lengths, strict=True)]
+        return block * (math.prod(box) + band[2])
+
+    return floats
+
+
+def _block(c: Correlation, count: Triple, taps: int) -> int:
+    """How many channels of NXC data an item has: wide pieces of a cell, and few weights; fewer where images are few."""
+    vectors = math.ceil(c.groups / VECTOR)
+    bands = max(1, math.prod(count) // _LEAST_CELLS)
+    wanted = math.ceil(vectors / math.ceil(4 * processors() / max(c.batch * bands, 1)))
+    most = min(_MOST_VECTORS, max(1, _WEIGHTS_FLOATS // (VECTOR * max(taps, 1))))
+    return VECTOR * min(vectors, most, max(wanted, _LEAST_VECTORS))
+
+
+def _column_first(tap: _Tap) -> Triple:
+    return tap.shift[2], tap.shift[0], tap.shift[1]
 
 
 def _pitch(channels: int, *, turned: bool) -> int:

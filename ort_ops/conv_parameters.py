@@ -27,11 +27,13 @@ ROUND_GROUPS, ROUND_TILES = 62, 63  # what is packed at a time: whole groups, or
 STENCIL = 64  # size of a square kernel that slides over planes read and written where they lie, else 0
 FAR = 65  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
 PANELS = 66  # whether a band is copied tile by tile, since all taps read the cell itself; PITCH is then a tile's floats
-GATHER_WORDS = 67
+BLOCK = 67  # channels of an item of a depthwise convolution of NXC data
+GATHER_WORDS = 68
 
 # one phase
 START_3, COUNT_3 = 0, 3
-FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT, PHASE_WORDS = range(6, 11)
+FIRST_UNIT, TAPS, TAP_TABLE, PACK_AT = range(6, 10)
+TAPS_3, PHASE_WORDS = 10, 13  # taps along each axis
 
 # one tap: place in the weights, shift, and which of the residues it reads
 TAP_WEIGHT, TAP_SHIFT_3, TAP_RESIDUE, TAP_WORDS = 0, 1, 4, 5
@@ -44,8 +46,8 @@ RESIDUE_WORDS = 3
     C_S_N, C_S_C, C_D_N, C_D_C, C_W_D, C_W_S, C_TAPS, C_TAP_TABLE, C_UNITS, C_PARTS, C_BLOCKS, C_COLUMNS,
     C_ROWS, C_PART_BYTES, C_LANE_BYTES, C_ITEMS, C_DENSE, C_ROUND_GROUPS, C_ROUND_BLOCKS, C_ROUND_CHANNELS,
 ) = range(31)  # fmt: skip
-C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3 = range(31, 58, 3)
-C_WORDS = 58
+C_S_3, C_D_3, C_LENGTH_3, C_OUT_3, C_STEP_3, C_LOW_3, C_HIGH_3, C_BAND_3, C_BANDS_3, C_KERNEL_3 = range(31, 61, 3)
+C_WORDS = 61
 
 # one tap: place in the weights and shift
 C_TAP_WEIGHT, C_TAP_SHIFT_3, C_TAP_WORDS = 0, 1, 4

@@ -1,4 +1,4 @@
-"""Plans of the weight gradient of a correlation, for `conv_weights` and `conv_depthwise`. Plain Python."""
+"""Plans of the weight gradient of a correlation, for `conv_weights` and the depthwise ones. Plain Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import conv_depthwise, conv_weights
+from . import conv_depthwise, conv_depthwise_cells, conv_weights
 from . import conv_parameters as par
 from .conv_plans import (
     BAND_FLOATS,
@@ -24,12 +24,14 @@ from .conv_plans import (
     words,
 )
 from .native_bridge import Plan
-from .native_llvm import ITEM_SIZE
+from .native_llvm import F32, ITEM_SIZE
 from .native_micro import ROWS, SPARE_ROWS
 from .native_source import VECTOR
 
 MAX_PARTS = 16
 ITEMS_PER_PROCESSOR = 4
+_LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
+_CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
 
 def _dense_axes(c: Correlation) -> Correlation:
@@ -58,23 +60,25 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
     if c.s == c.d == 1 and c.groups > 1:
-        work, run = conv_depthwise.functions()
-        parameters = _depthwise(c, kind, inputs, work.address)
-        return Plan(run.address, parameters, 0, int(parameters[par.C_LANE_BYTES]))
-    work, reduce, run = conv_weights.functions()
-    parameters = _product(c, kind, inputs, (work.address, reduce.address))
+        if not c.last:
+            work, run = conv_depthwise.functions()
+            parameters = _depthwise(c, kind, inputs, work.address)
+            return Plan(run.address, parameters, 0, int(parameters[par.C_LANE_BYTES]))
+        work, reduce, run = conv_depthwise_cells.functions()
+        parameters = _depthwise_cells(c, kind, inputs, (work.address, reduce.address))
+    else:
+        work, reduce, run = conv_weights.functions()
+        parameters = _product(c, kind, inputs, (work.address, reduce.address))
     return Plan(run.address, parameters, int(parameters[par.C_PART_BYTES]), int(parameters[par.C_LANE_BYTES]))
 
 
 def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) -> np.ndarray:
-    """Bands are some rows; an item is a channel, or as many as a vector holds."""
+    """NCX data: bands are some rows; an item is a channel."""
     (low, high), table = _taps(c)
     deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
 
     def floats(lines: int, width: int) -> int:
         tall = (lines - 1) * c.strides[1] + high[1] - low[1] + 1
-        if c.last:
-            return VECTOR * (lines * width + deep * tall * ((width - 1) * c.strides[2] + high[2] - low[2] + 1))
         width += VECTOR
         return lines * width + c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
 
@@ -87,10 +91,72 @@ def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) 
     taps = math.prod(c.kernel)
     head |= {
         par.C_WORKER: worker,
-        par.C_ITEMS: math.ceil(c.groups / VECTOR) if c.last else c.groups,
-        par.C_LANE_BYTES: 8 * taps * (VECTOR + 1) + 64 + 4 * floats(lines, width),
+        par.C_ITEMS: c.groups,
+        par.C_LANE_BYTES: 4 * taps * (VECTOR + 2) + 64 + 4 * floats(lines, width),
     }
     return np.array([*words(head, par.C_WORDS), *table], np.int64)
+
+
+def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+    """NXC data: bands are some rows; an item is a part of the bands and a block of channels."""
+    (low, high), table = _taps(c)
+    taps, vectors = math.prod(c.kernel), math.ceil(c.groups / VECTOR)
+    reach = [h - lo + 1 for lo, h in zip(low, high, strict=True)]
+
+    def cells(lines: int, width: int) -> int:
+        """Of a band and of the part of the image that it reads."""
+        sizes = [(n - 1) * s + r for n, s, r in zip((1, lines, width), c.strides, reach, strict=True)]
+        return lines * width + math.prod(min(n, length) for n, length in zip(sizes, c.source_length, strict=True))
+
+    # What a band reads stays in the second-level cache. It decides what is added up first, so it must depend on the
+    # shape alone.
+    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, _MOST_VECTORS)
+    while lines > 1 and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
+        lines = math.ceil(lines / 2)
+    while width > VECTOR and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
+        width = math.ceil(width / 2)
+    bands = c.out_length[0], math.ceil(c.out_length[1] / lines), math.ceil(c.out_length[2] / width)
+    units = c.batch * math.prod(bands)
+    elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
+    parts = max(1, min(MAX_PARTS, units, elements * ITEM_SIZE[kind] // (64 * taps * c.groups)))
+    wanted = math.ceil(vectors / math.ceil(ITEMS_PER_PROCESSOR * processors() / parts))
+    block = min(block, max(wanted, _LEAST_VECTORS))
+    limit = shared_limit(c, kind)
+    while block > 1 and 4 * parts * taps * block * VECTOR > limit:
+        block = math.ceil(block / 2)
+    while block > 1 and kind != F32 and cells(lines, width) * block * VECTOR > LANE_FLOATS:
+        block = math.ceil(block / 2)
+    blocks = math.ceil(vectors / block)
+    of_block = 4 * parts * taps * block * VECTOR
+    _, at_once = rounds(1, blocks, of_block, limit)
+    copies = 0 if kind == F32 else cells(lines, width) * block * VECTOR
+    head = _head(c, kind, inputs) | {
+        par.C_WORKER: functions[0],
+        par.C_REDUCER: functions[1],
+        par.C_UNITS: units,
+        par.C_PARTS: parts,
+        par.C_BLOCKS: blocks,
+        par.C_COLUMNS: block * VECTOR,
+        par.C_ROUND_BLOCKS: at_once,
+        par.C_ITEMS: parts * at_once,
+        par.C_PART_BYTES: at_once * of_block,
+        par.C_LANE_BYTES: 8 * taps + 64 + 4 * copies,
+    }
+    for at, values in (
+        (par.C_LOW_3, low),
+        (par.C_HIGH_3, high),
+        (par.C_BAND_3, (1, lines, width)),
+        (par.C_BANDS_3, bands),
+        (par.C_KERNEL_3, c.kernel),
+    ):
+        head |= three_words(at, values)
+    ordered = [
+        word
+        for x in range(c.kernel[2])
+        for t in range(x, taps, c.kernel[2])
+        for word in table[par.C_TAP_WORDS * t : par.C_TAP_WORDS * (t + 1)]
+    ]  # taps of a column beside each other
+    return np.array([*words(head, par.C_WORDS), *ordered], np.int64)
 
 
 def _taps(c: Correlation) -> tuple[tuple[Triple, Triple], list[int]]:
