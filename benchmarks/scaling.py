@@ -2,8 +2,9 @@
 
 Every kernel at a base shape and at shapes with twice as much of one thing: N, the batch; C, the channels (of a
 convolution its input's, the outputs stay; of a depthwise one all of them); rows or columns of the image. Each of these
-doubles the work. The five take turns in one process. The table shows time(doubled) / (2 · time(base)); what lies
-outside 0.85 … 1.15 is marked. Writes benchmarks/results/scaling.md and scaling.json.
+doubles the work. They take turns in one process, the base between any two others. The table shows
+time(doubled) / (2 · time(base)); what lies outside 0.85 … 1.15 is marked. Writes benchmarks/results/scaling.md and
+scaling.json.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,19 +136,32 @@ def works() -> list[tuple[str, Case, str]]:
     return [*result, *((c.name, c, "data") for c in (*INTERPOLATIONS, *OTHERS))]
 
 
-def times(runs: dict[str, Run], rounds: int, statistic: Callable[[list[float]], float]) -> dict[str, float]:
-    """Seconds of each, taking turns.
+def growth(runs: dict[str, Run], rounds: int, *, best: bool) -> tuple[float, dict[str, float]]:
+    """Seconds of the base, and time(doubled) / (2 · time(base)) of every doubling.
 
-    The first run of a turn finds its tensors in no cache and is left out; the threads before it come to rest first.
+    Medians of ratios to the base just before and just after, as the machine may be of another speed a second later;
+    best: ratios of the fastest.
     """
     counts = {name: max(1, round(TURN / _once(run))) for name, run in runs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    bases: list[float] = []
+    taken: dict[str, list[float]] = {what: [] for what in DOUBLED}
+    ratios: dict[str, list[float]] = {what: [] for what in DOUBLED}
     for _ in range(rounds):
-        for name, run in runs.items():
-            time.sleep(SETTLED)
-            run()
-            seconds[name] += [_once(run) for _ in range(counts[name])]
-    return {name: statistic(values) for name, values in seconds.items()}
+        bases.append(_turn(runs["base"], counts["base"]))
+        for what in DOUBLED:
+            taken[what].append(_turn(runs[what], counts[what]))
+            bases.append(_turn(runs["base"], counts["base"]))
+            ratios[what].append(taken[what][-1] / (bases[-2] + bases[-1]))
+    if best:
+        return min(bases), {what: min(taken[what]) / (2 * min(bases)) for what in DOUBLED}
+    return statistics.median(bases), {what: statistics.median(ratios[what]) for what in DOUBLED}
+
+
+def _turn(run: Run, count: int) -> float:
+    """The median of some runs: the first one finds its tensors in no cache, and the threads before it come to rest."""
+    time.sleep(SETTLED)
+    run()
+    return statistics.median(_once(run) for _ in range(count))
 
 
 def _once(run: Run) -> float:
@@ -161,10 +175,9 @@ def table(rows: Sequence[dict]) -> str:
     heads = ["kernel and base shape", "base, ms", *(f"twice {what}" for what in DOUBLED)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (1 + len(DOUBLED))]
     for row in rows:
-        seconds = row["seconds"]
-        cells = [seconds[what] / (2 * seconds["base"]) for what in DOUBLED]
+        cells = [row["ratios"][what] for what in DOUBLED]
         shown = [f"{r:.2f}" if LOW <= r <= HIGH else f"**{r:.2f}**" for r in cells]
-        lines.append(f"| {row['name']} | {1e3 * seconds['base']:.3g} | {' | '.join(shown)} |")
+        lines.append(f"| {row['name']} | {1e3 * row['base']:.3g} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,8 +196,8 @@ def main() -> None:
     for name, case, gradient in tqdm(chosen, unit="kernel", disable=None):
         shapes = {"base": case} | {what: doubled(case, what) for what in DOUBLED}
         runs = {what: prepared(shape, gradient, arguments.threads) for what, shape in shapes.items()}
-        seconds = times(runs, arguments.rounds, min if arguments.best else statistics.median)
-        rows.append({"name": name, "seconds": seconds})
+        base, ratios = growth(runs, arguments.rounds, best=arguments.best)
+        rows.append({"name": name, "base": base, "ratios": ratios})
     arguments.output.mkdir(parents=True, exist_ok=True)
     machine = {"threads": arguments.threads, "statistic": "fastest" if arguments.best else "median"}
     write_text(arguments.output / "scaling.json", json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
