@@ -73,7 +73,8 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
     channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
     tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
     table = rows + 8 * ROWS
-    results = table + 16 * load_i64(p, par.ALL_TAPS)
+    chosen = table + 16 * load_i64(p, par.ALL_TAPS)
+    results = chosen + 16 * load_i64(p, par.ALL_TAPS)
     lines = results + 4 * (load_i64(p, par.CELLS) + ROWS) * COLUMNS
     band = results
     if load_i64(p, par.TURNED):
@@ -93,14 +94,39 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             at += m * COLUMNS * load_i64(p, par.OUT_C)
             panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * COLUMNS)
             out = load_i64(call, CALL_OUTPUT)
-            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, segments, values, rows, tile, results)
+            places = (cell, load_i64(phase, par.TAP_TABLE), segments, chosen)
+            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if load_i64(p, par.TURNED):
                 write_turned(p, out, at, step, own, columns, results, lines)
             segments += 16 * taps
 
 
 @njit
-def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments, values, rows, tile, results):
+def _reaching(p, taps, places, first, last):
+    """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
+    cell, entries, segments, chosen = places
+    step, length = load3(p, par.STEP_3), load3(p, par.LENGTH_3)
+    start, stop = (cell[0] + first[0]) * step[0], (cell[0] + last[0]) * step[0]
+    low, high = (cell[1] + first[1]) * step[1], (cell[1] + last[1]) * step[1]
+    least, most = load3(p, par.LOW_3), load3(p, par.HIGH_3)
+    inside = start + least[0] >= 0 and stop + most[0] < length[0]
+    if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
+        return segments, taps
+    count = 0
+    for tap in range(taps):
+        z, y, _ = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3)
+        reaches = stop + z >= 0 and start + z < length[0]
+        if start == stop:  # cells of one plane: of some rows
+            reaches = reaches and high + y >= 0 and low + y < length[1]
+        if reaches:
+            store_i64(chosen, 2 * count, load_i64(segments, 2 * tap))
+            store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * tap + 1))
+            count += 1
+    return chosen, count
+
+
+@njit
+def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
     kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
     channels = load_i64(p, par.INS)
@@ -108,8 +134,9 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments,
     whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
     z = y = x = 0
     while place < cells:
-        count, first = min(ROWS, cells - place), (z, y, x)
+        count, first, last = min(ROWS, cells - place), (z, y, x), (z, y, x)
         for i in range(count):
+            last = (z, y, x)
             at_z, at_y, at_x = z * steps[0] * stride[0], y * steps[1] * stride[1], x * steps[2] * stride[2]
             store_i64(rows, i, 4 * (at_z + at_y + at_x))
             z, y, x = _next(z, y, x, size)
@@ -120,7 +147,8 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments,
             c = results + 4 * COLUMNS * place
         elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
             c, c_row = out + 4 * (at + first[0] * step[0] + first[1] * step[1] + first[2] * step[2]), 4 * step[2]
-        if taps * channels > 0:
+        segments, reaching = _reaching(p, taps, places, first, last)
+        if reaching * channels > 0:
             multiply(
                 TILE_ROWS[count],
                 vectors,
@@ -129,7 +157,7 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments,
                 data,
                 rows,
                 panel,
-                taps,
+                reaching,
                 segments,
                 channels,
                 4,
@@ -137,7 +165,8 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, segments,
                 0,
             )
         else:
-            clear(c, 0, count * COLUMNS)
+            for i in range(count):
+                clear(c + i * c_row, 0, vectors * VECTOR)
         if values:
             add_to_columns(c, c_row, values, count, columns)
         if c == tile:

@@ -167,7 +167,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
-    for_taps = (8 + 4 * block if depthwise else 16) * all_taps
+    for_taps = (8 + 4 * block if depthwise else 32) * all_taps
     copies = 0 if depthwise and c.last and head[par.KIND] == F32 else floats(list(band))
     lane = 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * block + 4 * copies
     per_panel = 4 * all_taps * ins * width
