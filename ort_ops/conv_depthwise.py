@@ -56,7 +56,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
         place = place * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
         store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
     a_line, b_line = 4 * pitch, 4 * step[1] * wide
-    dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR, 0, 0)
+    dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
 
 
 @njit

@@ -129,6 +129,8 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
         aheads = size[1] * a_steps[1], size[1] * b_steps[1] + load_i64(p, par.C_HIGH_3 + 2) * (b_steps[1] // step[2])
     else:
         aheads = size[0] * a_steps[0], size[0] * b_steps[0] + load_i64(p, par.C_HIGH_3 + 1) * (b_steps[0] // step[1])
+    if load_i64(p, par.C_KIND) != F32:  # a copy
+        aheads = 0, 0
     for vector in range(0, count, VECTOR):
         lanes, to = count - vector, sums + 4 * vector * taps
         v_a, v_b = a + 4 * vector, b + 4 * vector

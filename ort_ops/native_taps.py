@@ -51,7 +51,7 @@ def _load(b: ir.IRBuilder, address: Value, mask: Value | None) -> Value:
     return load(b, address) if mask is None else load_masked(b, address, mask)
 
 
-def _dot(taps: int, whole: bool) -> Make:
+def _dot(taps: int, whole: bool, fetching: bool) -> Make:
     """All lines of some taps."""
 
     def make(function: ir.Function) -> None:
@@ -67,7 +67,7 @@ def _dot(taps: int, whole: bool) -> Make:
         left, a_at, b_at = (inner.phi(I64) for _ in range(3))
         running = [inner.phi(VEC) for _ in range(taps)]
         value = _load(inner, a_at, mask)
-        if taps == 9:
+        if fetching:
             prefetch(inner, inner.add(a_at, a_ahead), level=2)
             prefetch(inner, inner.add(b_at, b_ahead), level=2)
         result = [
@@ -104,7 +104,7 @@ def _dot(taps: int, whole: bool) -> Make:
     return make
 
 
-def _weigh(taps: int, whole: bool) -> Make:
+def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
     """A row of some taps; the weights stay in registers."""
 
     def make(function: ir.Function) -> None:
@@ -119,7 +119,7 @@ def _weigh(taps: int, whole: bool) -> Make:
         initial = load_masked(entry, start, given)
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
         left, to, at = (loop.phi(I64) for _ in range(3))
-        if taps == 9:
+        if fetching:
             prefetch(loop, loop.add(to, aheads[0]), writing=True, level=2)
             prefetch(loop, loop.add(at, aheads[1]), level=2)
         total = loop.select(adding, load_masked(loop, to, before), initial)
@@ -143,67 +143,68 @@ def _weigh(taps: int, whole: bool) -> Make:
     return make
 
 
-def _dot_function(taps: int, whole: bool) -> Any:
+def _dot_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
     @intrinsic
     def dot(_context, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead):
-        return caller(f"dot_{taps}_{whole}", 13, _dot(taps, whole))
+        return caller(f"dot_{taps}_{whole}_{fetching}", 13, _dot(taps, whole, fetching))
 
     return dot
 
 
-def _weigh_function(taps: int, whole: bool) -> Any:
+def _weigh_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
     @intrinsic
     def weigh(
         _context, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
     ):
-        return caller(f"weigh_{taps}_{whole}", 12, _weigh(taps, whole))
+        return caller(f"weigh_{taps}_{whole}_{fetching}", 12, _weigh(taps, whole, fetching))
 
     return weigh
 
 
 _dot_9, _dot_3, _dot_1 = (_dot_function(taps, whole=True) for taps in (9, 3, 1))
+_ahead_9 = _dot_function(9, whole=True, fetching=True)
 _part_9, _part_3, _part_1 = (_dot_function(taps, whole=False) for taps in (9, 3, 1))
 _weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps, whole=True) for taps in (9, 3, 1))
+_weigh_ahead_9 = _weigh_function(9, whole=True, fetching=True)
 _few_9, _few_3, _few_1 = (_weigh_function(taps, whole=False) for taps in (9, 3, 1))
 
 
 @njit
-def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
-    """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1.
-
-    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later.
-    """
-    t = 0
-    while t < taps:
-        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
-        if taps - t >= 9:
-            _dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, VECTOR, a_ahead, b_ahead)
-            t += 9
-        elif taps - t >= 3:
-            _dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, VECTOR, a_ahead, b_ahead)
-            t += 3
-        else:
-            _dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, VECTOR, a_ahead, b_ahead)
-            t += 1
+def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+    """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
+    dot_taps_of(VECTOR, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, 0, 0)
 
 
 @njit
 def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
-    """The same of elements of so many lanes; others are not read, and count as zero."""
-    if lanes >= VECTOR:
-        dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead)
-        return
+    """The same of elements of so many lanes; others are not read, and count as zero.
+
+    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, if that is not 0.
+    """
     t = 0
     while t < taps:
         to, table = sums + 4 * VECTOR * t, shifts + 8 * t
-        if taps - t >= 9:
-            _part_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+        if lanes >= VECTOR:
+            if taps - t >= 9:
+                if a_ahead:
+                    _ahead_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+                else:
+                    _dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
+                t += 9
+            elif taps - t >= 3:
+                _dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
+                t += 3
+            else:
+                _dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
+                t += 1
+        elif taps - t >= 9:
+            _part_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
             t += 9
         elif taps - t >= 3:
-            _part_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+            _part_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
             t += 3
         else:
-            _part_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+            _part_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
             t += 1
 
 
@@ -217,27 +218,31 @@ def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
 def weigh_taps_of(lanes, taps, to, to_step, at, step, shifts, weights, count, add, start, to_ahead, ahead):
     """The same of elements of so many lanes, no others are read or written; added to `to` or to a vector, `start`.
 
-    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later.
+    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later, if
+    `ahead` is not 0.
     """
     t = 0
     while t < taps:
         table, factors = shifts + 8 * t, weights + 4 * VECTOR * t
         if lanes >= VECTOR:
             if taps - t >= 9:
-                _weigh_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                if ahead:
+                    _weigh_ahead_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                else:
+                    _weigh_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
                 t += 9
             elif taps - t >= 3:
-                _weigh_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                _weigh_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
                 t += 3
             else:
-                _weigh_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+                _weigh_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
                 t += 1
         elif taps - t >= 9:
-            _few_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+            _few_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
             t += 9
         elif taps - t >= 3:
-            _few_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+            _few_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
             t += 3
         else:
-            _few_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+            _few_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
             t += 1
