@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -84,17 +81,6 @@ def test_which_ones() -> None:
     assert slides(attributes(4), (1, 4, 19, 19), (4, 1, 7, 7)) == 0
     assert slides(attributes(4, data_format="NXC"), (1, 9, 9, 4), (4, 1, 3, 3)) == 0
     assert slides(attributes(2), (1, 4, 9, 9), (4, 2, 3, 3)) == 0
-
-
-@pytest.mark.parametrize("length", ["8"])  # 4: see test_native_safety
-def test_other_registers(length: str) -> None:
-    code = (
-        "import numpy as np; from tests.ort_ops.test_depthwise import CASES, run_case\n"
-        "for case in CASES[::2]: run_case(case, 'f32', np.random.default_rng(5))\nprint('equal')"
-    )
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == "equal\n", done.stderr
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -88,17 +86,6 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_reference(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
-
-
-@pytest.mark.parametrize("length", ["4", "8"])
-def test_other_registers(length: str) -> None:
-    code = (
-        "import numpy as np; from tests.ort_ops.test_depthwise_cells import CASES, run_case\n"
-        "for case in CASES[1:13:2]: run_case(case, 'f32', np.random.default_rng(5))\nprint('equal')"
-    )
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == "equal\n", done.stderr
 
 
 def answers(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], threads: int) -> set[bytes]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
@@ -65,14 +62,6 @@ def check(every: int = 1) -> None:
 
 def test_every_way_beside_the_reference() -> None:
     check()
-
-
-@pytest.mark.parametrize("length", sorted({"8", "16"} - {str(VECTOR)}))  # 4: see test_native_safety
-def test_other_registers(length: str) -> None:
-    code = "from tests.ort_ops.test_interpolation_gather import check; check(5); print('equal')"
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == "equal\n", done.stderr
 
 
 @pytest.mark.skipif(not PERMUTES, reason="this processor's rows are turned round instead")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -85,14 +82,3 @@ def test_which_ones() -> None:
     assert plans(500, 2, 2) == [0, 1], "tiles too large for a cache"
     assert plans(32, 3, 1, pad=1) == [0, 0]
     assert plans(32, 3, 2) == [0, 0]
-
-
-@pytest.mark.parametrize("length", ["8"])  # 4: see test_native_safety
-def test_other_registers(length: str) -> None:
-    code = (
-        "import numpy as np; from tests.ort_ops.test_panels import CASES, run_case\n"
-        "for case in CASES[::2]: run_case(case, 'f32', np.random.default_rng(5))\nprint('equal')"
-    )
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == "equal\n", done.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -139,26 +136,3 @@ def test_others_are_sums_over_taps(rng, changes, weights) -> None:
     assert not suits(correlation(bound, x.shape, expected.shape, w.shape, order, infers=True))
     got = single_op.run("Convolution", attrs, [x, w], kernels="numba")
     np.testing.assert_array_equal(got, expected, strict=True)
-
-
-OTHER_LENGTH = """
-import numpy as np
-from tests import single_op
-from tests.checks import evaluate
-rng = np.random.default_rng(0)
-attrs = dict(strides=[1, 1], dilations=[1, 1], pads_begin=[1, 1], pads_end=[1, 1], data_format="NCX",
-             weights_format="OIX")
-x, w = (rng.integers(-3, 4, s).astype(np.float32) for s in ((2, 18, 11, 21), (31, 18, 3, 3)))
-np.testing.assert_array_equal(
-    single_op.run("Convolution", attrs, [x, w], kernels="numba"), evaluate("Convolution", attrs, [x, w]))
-print("equal")
-"""
-
-
-@pytest.mark.parametrize("length", ["8"])  # 4: see test_native_safety
-def test_other_registers(length: str) -> None:
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_LENGTH], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.stdout == "equal\n", done.stderr
