@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -19,6 +19,7 @@ from .conv_plans import (
     Tensor,
     Triple,
     band_of,
+    last_level_cache,
     processors,
     rounds,
     shared_limit,
@@ -37,7 +38,7 @@ _DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
 FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
-_CELLS_FLOATS, _WEIGHTS_FLOATS = 64 << 10, 32 << 10  # of channels-last data of a row, or a copy, and of its weights
+_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of channels of them that are done together
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
@@ -135,8 +136,6 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     stencil = _stencil(head, phases) if depthwise else 0
     turned = not (c.last or depthwise) and _turning_pays(phases, outs, ins, count, steps)
     cells = c.last or turned
-    if depthwise and c.last:  # taps of a column beside each other
-        phases = [replace(phase, taps=tuple(sorted(phase.taps, key=_column_first))) for phase in phases]
     shifted = [_shifts(phase, steps, quotients=not cells) for phase in phases]
     residues = list(dict.fromkeys(residue for taps in shifted for _, residue in taps)) or [(0, 0, 0)]
     every = [shift for taps in shifted for shift, _ in taps]
@@ -148,7 +147,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     if panels:
         limit, floats = BAND_FLOATS, _panels_floats(reach, ins)
     elif depthwise and c.last:
-        limit, least, in_place = _CELLS_FLOATS, (1, 1, min(count[2], VECTOR)), head[par.KIND] == F32
+        limit, least, in_place = BAND_FLOATS, (1, 1, min(count[2], VECTOR)), head[par.KIND] == F32
         lengths = [head[par.LENGTH_3 + axis] for axis in range(3)]
         floats = _depthwise_cells_floats(reach, lengths, block, in_place=in_place)
         while block > _LEAST_VECTORS * VECTOR and floats(least) > limit:
@@ -167,7 +166,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     band = _cut_for_threads(band, count, c.batch * groups)
     bands = three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
     width = COLUMNS if cells else ROWS
-    for_taps = (8 + 4 * block if depthwise else 32) * all_taps
+    for_taps = (24 + 4 * block if depthwise else 32) * all_taps
     copies = 0 if depthwise and c.last and head[par.KIND] == F32 else floats(list(band))
     lane = 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * block + 4 * copies
     per_panel = 4 * all_taps * ins * width
@@ -185,7 +184,7 @@ def _gather(c: Correlation, head: dict[int, int], phases: list[_Phase], steps: T
     residue_table = par.GATHER_WORDS + par.PHASE_WORDS * len(phases) + len(tables)
     if depthwise:
         per_panel, head[par.DEPTHWISE], head[par.GROUPS], at_once = 0, c.groups, groups, (groups, tiles)
-        head |= {par.STENCIL: stencil, par.BLOCK: block}
+        head |= {par.STENCIL: stencil, par.BLOCK: block, par.STREAMED: int(_exceeds_caches(c))}
     head |= {par.ITEMS: items * split, par.SPLIT: split, par.PACK_BYTES: at_a_time * per_panel}
     head |= {par.UNITS: at_a_time * len(phases), par.ROUND_GROUPS: at_once[0], par.ROUND_TILES: at_once[1]}
     head |= {par.ALL_TAPS: all_taps, par.RESIDUES: len(residues), par.RESIDUE_TABLE: residue_table}
@@ -349,8 +348,9 @@ def _block(c: Correlation, count: Triple, taps: int) -> int:
     return VECTOR * min(vectors, most, max(wanted, _LEAST_VECTORS))
 
 
-def _column_first(tap: _Tap) -> Triple:
-    return tap.shift[2], tap.shift[0], tap.shift[1]
+def _exceeds_caches(c: Correlation) -> bool:
+    """Whether no cache holds what a depthwise convolution of float32 reads and writes."""
+    return 4 * c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length)) > last_level_cache()
 
 
 def _pitch(channels: int, *, turned: bool) -> int:
