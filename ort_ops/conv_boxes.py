@@ -11,7 +11,7 @@ from numba import njit
 from .native_llvm import F32, load_i64, stack
 from .native_rows import clear, read_run
 from .native_source import VECTOR
-from .native_vectors import transpose_part
+from .native_vectors import transpose_part, transpose_tile
 
 _square = stack(VECTOR * VECTOR // 2)
 
@@ -91,6 +91,17 @@ def copy_box_within(kind, target, source, first, channels, stride, low, size, le
 
 
 @njit
+def turn_box_within(kind, target, columns, source, first, channels, channel, stride, low, size, length):
+    """As `copy_box_within`, of channels that lie apart: `columns` elements, whole vectors, from cell to cell."""
+    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
+    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
+    box = (max(end[0] - begin[0], 0), max(end[1] - begin[1], 0), max(end[2] - begin[2], 0))
+    turn_box(kind, target, columns, source, first, channels, channel, stride, begin, box, length)
+    step = (box[1] * box[2] * columns, box[2] * columns, columns)
+    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+
+
+@njit
 def reached(shift, at, size, step, length):
     """Which i < size have 0 <= (at + i)·step + shift < length: a first one and an end, alike where there are none."""
     first, last = -(shift + at * step), length - (shift + at * step)
@@ -132,12 +143,21 @@ def turn_row(kind, target, to, columns, source, first, channels, channel, step, 
             cells, place = min(VECTOR, count - i), target + 4 * (to + i * columns + c)
             if direct:
                 start = source + 4 * (first + c * channel + i)
-                transpose_part(place, 4 * columns, start, 4 * channel, rows, cells)
+                transpose(place, 4 * columns, start, 4 * channel, rows, cells)
             else:
                 square = _square()
                 for lane in range(rows):
                     start = first + (c + lane) * channel + i * step
                     read_run(kind, square, lane * VECTOR, source, start, step, cells)
-                transpose_part(place, 4 * columns, square, 4 * VECTOR, rows, cells)
+                transpose(place, 4 * columns, square, 4 * VECTOR, rows, cells)
             i += VECTOR
         c += VECTOR
+
+
+@njit
+def transpose(target, target_row, source, source_row, rows, columns):
+    """As `transpose_part`, of 1 to a vector's length of rows and columns."""
+    if rows == VECTOR and columns == VECTOR:
+        transpose_tile(target, target_row, source, source_row)
+    else:
+        transpose_part(target, target_row, source, source_row, rows, columns)

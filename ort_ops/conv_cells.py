@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import njit
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_cells, load3, turn_box
+from .conv_boxes import copy_box_cells, load3, transpose, turn_box
 from .conv_epilogue import add_to_columns, bias_address, bias_of
 from .conv_planes import out_at, phase_size
 from .native_call import CALL_INPUTS, CALL_OUTPUT
@@ -17,7 +17,6 @@ from .native_llvm import F32, load_i64, stack, store_i64
 from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
 from .native_rows import clear, write_run
 from .native_source import VECTOR
-from .native_vectors import transpose_part
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 _values = stack(COLUMNS)
@@ -97,7 +96,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             places = (cell, load_i64(phase, par.TAP_TABLE), segments, chosen)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if load_i64(p, par.TURNED):
-                write_turned(p, out, at, step, own, columns, results, lines)
+                write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
             segments += 16 * taps
 
 
@@ -192,8 +191,11 @@ def _next(z, y, x, size):
 
 
 @njit
-def write_turned(p, out, at, step, size, columns, results, lines):
-    """Cells by channels into the output's channels by cells; `lines` is scratch for a vector of channels."""
+def write_turned(p, out, at, step, size, columns, results, pitch, lines):
+    """Cells by channels, `pitch` floats from cell to cell, into the output's channels by cells.
+
+    lines: scratch for a vector of channels.
+    """
     kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
     cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]
     line = (cells + VECTOR - 1) // VECTOR * VECTOR
@@ -202,8 +204,8 @@ def write_turned(p, out, at, step, size, columns, results, lines):
     for block in range(0, columns, VECTOR):
         lanes = min(VECTOR, columns - block)
         for i in range(0, cells, VECTOR):
-            source = results + 4 * (COLUMNS * i + block)
-            transpose_part(lines + 4 * i, 4 * line, source, 4 * COLUMNS, min(VECTOR, cells - i), lanes)
+            source = results + 4 * (pitch * i + block)
+            transpose(lines + 4 * i, 4 * line, source, 4 * pitch, min(VECTOR, cells - i), lanes)
         for lane in range(lanes):
             to, done = at + (block + lane) * channel, lane * line
             for z in range(size[0]):

@@ -1,8 +1,9 @@
-"""The weight gradient of a depthwise convolution of channels-last data. Compiled.
+"""The weight gradient of a depthwise convolution whose channels are the lanes of vectors. Compiled.
 
     dw[c, t] = Σ_{n, o} dy[n, o, c] · x[n, o·S + shift(t), c]
 
-A vector is some channels of a cell. float32 is read where it lies, other types from float32 copies of whole rows. No
+A vector is some channels of a cell. Data NXC: float32 is read where it lies, other types from float32 copies of whole
+rows. Data NCX: copies in which channels are turned into cells. No
 zeros stand for what lies outside the image: the columns of a band are split into those that all taps reach and, for
 every column of taps, those that it reaches besides; so are the rows.
 
@@ -19,7 +20,7 @@ from typing import Any
 from numba import njit, types
 
 from . import conv_parameters as par
-from .conv_boxes import copy_box_within, load3, reached
+from .conv_boxes import copy_box_within, load3, reached, turn_box_within
 from .native_bridge import keep
 from .native_call import (
     CALL_INPUTS,
@@ -83,22 +84,27 @@ def _unit(p, call, unit, channel, count, sums, scratch):
     size = (1, min(band[1], out[1] - y_at), min(band[2], out[2] - x_at))
     x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
     dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
-    x_first, dy_first = n * load_i64(p, par.C_S_N) + channel, n * load_i64(p, par.C_D_N) + channel
+    x_apart, dy_apart = load_i64(p, par.C_S_C), load_i64(p, par.C_D_C)
+    x_first, dy_first = n * load_i64(p, par.C_S_N) + channel * x_apart, n * load_i64(p, par.C_D_N) + channel * dy_apart
     x_cell, dy_cell = load3(p, par.C_S_3), load3(p, par.C_D_3)
-    if kind == F32:
+    at, first = (z, y_at, x_at), (z * step[0] + low[0], y_at * step[1] + low[1], x_at * step[2] + low[2])
+    box = (
+        high[0] - low[0] + 1,
+        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
+    )
+    copy, last = (scratch + 8 * load_i64(p, par.C_TAPS) + 63) & -64, load_i64(p, par.C_LAST)
+    if kind == F32 and last:
         x, dy = x + 4 * x_first, dy + 4 * dy_first
-    else:
-        copy = (scratch + 8 * load_i64(p, par.C_TAPS) + 63) & -64
-        at = (z, y_at, x_at)
+    elif last:
         dy, dy_cell = copy_box_within(kind, copy, dy, dy_first, count, dy_cell, at, size, out)
         copy += 4 * size[1] * size[2] * count
-        first = (z * step[0] + low[0], y_at * step[1] + low[1], x_at * step[2] + low[2])
-        box = (
-            high[0] - low[0] + 1,
-            (size[1] - 1) * step[1] + high[1] - low[1] + 1,
-            (size[2] - 1) * step[2] + high[2] - low[2] + 1,
-        )
         x, x_cell = copy_box_within(kind, copy, x, x_first, count, x_cell, first, box, length)
+    else:
+        width = (count + VECTOR - 1) // VECTOR * VECTOR
+        dy, dy_cell = turn_box_within(kind, copy, width, dy, dy_first, count, dy_apart, dy_cell, at, size, out)
+        copy += 4 * size[1] * size[2] * width
+        x, x_cell = turn_box_within(kind, copy, width, x, x_first, count, x_apart, x_cell, first, box, length)
     dy += 4 * (z * dy_cell[0] + y_at * dy_cell[1] + x_at * dy_cell[2])
     x += 4 * (z * step[0] * x_cell[0] + y_at * step[1] * x_cell[1] + x_at * step[2] * x_cell[2])
     for tap in range(load_i64(p, par.C_TAPS)):
@@ -129,7 +135,7 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
         aheads = size[1] * a_steps[1], size[1] * b_steps[1] + load_i64(p, par.C_HIGH_3 + 2) * (b_steps[1] // step[2])
     else:
         aheads = size[0] * a_steps[0], size[0] * b_steps[0] + load_i64(p, par.C_HIGH_3 + 1) * (b_steps[0] // step[1])
-    if load_i64(p, par.C_KIND) != F32:  # a copy
+    if load_i64(p, par.C_KIND) != F32 or not load_i64(p, par.C_LAST):  # a copy
         aheads = 0, 0
     for vector in range(0, count, VECTOR):
         lanes, to = count - vector, sums + 4 * vector * taps

@@ -4,7 +4,7 @@
 
 Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
 along all rows of a band, in a padded float32 copy as in `conv_planes`.
-Data NXC: `conv_depthwise_gather_cells`.
+Data NXC: `conv_depthwise_gather_cells`; NCX where channels make better vectors: `conv_depthwise_turned`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import njit
 from . import conv_parameters as par
 from .conv_boxes import load3
 from .conv_depthwise_gather_cells import gather_depthwise_cells
+from .conv_depthwise_turned import gather_depthwise_turned
 from .conv_epilogue import add_to_rows, bias_address, bias_of
 from .conv_planes import copy_planes, out_at, phase_size, row_pitch
 from .native_call import CALL_INPUTS, CALL_OUTPUT
@@ -54,6 +55,9 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
     """All phases of one band."""
     if load_i64(p, par.LAST):
         gather_depthwise_cells(call, p, n, block, cell, size, scratch)
+        return
+    if load_i64(p, par.TURNED):
+        gather_depthwise_turned(call, p, n, block, cell, size, scratch)
         return
     weights = scratch
     shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)

@@ -32,10 +32,10 @@ def _tap(p, phase, tap, axis):
 
 
 @njit
-def _weights(call, p, phase, before, channel, count, target):
-    """Vectors of the weights, [channels][taps], of a phase whose taps are preceded by so many."""
+def weights_of(call, p, phase, before, taps, channel, count, target):
+    """Vectors of the weights, [channels][taps], of a phase whose taps are preceded by so many of all."""
     kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
-    table, step, taps = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP), load_i64(p, par.ALL_TAPS)
+    table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
     for vector in range(0, count, VECTOR):
         lanes = min(VECTOR, count - vector)
         for tap in range(load_i64(phase, par.TAPS)):
@@ -78,7 +78,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     before, phases = 0, p + 8 * load_i64(p, par.PHASE_TABLE)
     for number in range(load_i64(p, par.PHASES)):
         phase = phases + 8 * par.PHASE_WORDS * number
-        _weights(call, p, phase, before, channel, count, scratch)
+        weights_of(call, p, phase, before, all_taps, channel, count, scratch)
         for tap in range(load_i64(phase, par.TAPS)):
             at = _tap(p, phase, tap, 0) * stride[0]
             at += _tap(p, phase, tap, 1) * stride[1] + _tap(p, phase, tap, 2) * stride[2]

@@ -125,7 +125,7 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
             if load_i64(p, par.LAST):
                 _write(kind, out, at, step, own, columns, results)
             else:
-                write_turned(p, out, at, step, own, columns, results, lines)
+                write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
 
 
 @njit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import conv_parameters as par
 from .conv_gather_sums import Phase, Reach, Sums, cells_of
 from .conv_planes import FEW_CHANNELS
-from .conv_plans import BAND_FLOATS, LANE_FLOATS, Triple, band_of, processors, three
+from .conv_plans import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, processors, three
 from .native_llvm import F32
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR
@@ -17,6 +17,7 @@ from .native_source import VECTOR
 DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
+_TURNED_FLOATS = 48 << 10
 _WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of channels of them that are done together
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
@@ -64,6 +65,8 @@ def copy_of(sums: Sums) -> Copy:
 def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
     """Fewer channels are done together where the shortest band would be too large."""
     least, block = (1, 1, min(sums.count[2], VECTOR)), _block(sums)
+    if sums.turned:
+        return Copy(_turned_floats(sums), _TURNED_FLOATS, least, pitch)
     while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > BAND_FLOATS:
         block = VECTOR * math.ceil(block / (2 * VECTOR))
     return Copy(_blocks_floats(sums, block), BAND_FLOATS, least, pitch, block=block)
@@ -113,6 +116,11 @@ def turning_pays(phases: Sequence[Phase], outs: int, ins: int, steps: Triple) ->
     turned = taps * ins * (cells // ROWS * ROWS + TILE_ROWS[cells % ROWS]) * math.ceil(outs / VECTOR)
     copies = (math.prod(steps) * cells * ins + len(phases) * cells * outs) // 3
     return turned + copies < planes
+
+
+def lanes_pay(sums: Sums) -> bool:
+    """Whether a depthwise convolution of NCX data has channels as lanes: there are enough, and no long dense rows."""
+    return fill_lanes(sums.c.groups) and not (sums.stencil and 2 * sums.count[2] >= 3 * VECTOR)
 
 
 def _panels_pay(sums: Sums) -> bool:
@@ -185,6 +193,17 @@ def _depthwise_floats(reach: Reach) -> Floats:
     def floats(band: Sequence[int]) -> int:
         box = reach.box(band, DENSE)
         return reach.residues * (math.prod(box) + box[2] + 2 * VECTOR) + band[1] * box[2] + 2 * VECTOR
+
+    return floats
+
+
+def _turned_floats(sums: Sums) -> Floats:
+    """A vector of channels: the results, what is read or, later, the results as lines."""
+    steps = [sums.head[par.OUT_STEP_3 + axis] for axis in range(3)]
+
+    def floats(band: Sequence[int]) -> int:
+        written = math.prod(n * step for n, step in zip(band, steps, strict=True))
+        return VECTOR * (written + max(math.prod(sums.reach.box(band, sums.steps)), written + VECTOR))
 
     return floats
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from . import conv_gather
 from . import conv_parameters as par
-from .conv_gather_bands import DENSE, Copy, bands_of, copy_of, cut, lane_bytes, turning_pays
-from .conv_gather_sums import Phase, Sums, data_phases, forward_phase, is_depthwise, shifts
+from .conv_gather_bands import DENSE, Copy, bands_of, copy_of, cut, lane_bytes, lanes_pay, turning_pays
+from .conv_gather_sums import Phase, Sums, data_phases, forward_phase, shifts
 from .conv_plans import (
     Correlation,
     Tensor,
@@ -60,8 +61,9 @@ def _head(
 
 
 def _sums(c: Correlation, head: dict[int, int], phases: list[Phase], steps: Triple) -> Sums:
-    turned = not (c.last or is_depthwise(c)) and turning_pays(phases, head[par.OUTS], head[par.INS], steps)
-    return Sums(c, head, phases, turned)
+    sums = Sums(c, head, phases, turned=False)
+    turned = lanes_pay(sums) if sums.depthwise else turning_pays(phases, head[par.OUTS], head[par.INS], steps)
+    return replace(sums, turned=turned and not c.last)
 
 
 def _gather(sums: Sums) -> Plan:

@@ -75,13 +75,13 @@ class Sums:
 
     @property
     def blocked(self) -> bool:
-        """Whether blocks of channels take the place of groups: depthwise, and the channels of a cell lie together."""
-        return self.depthwise and self.c.last
+        """Whether blocks of channels take the place of groups: depthwise, with channels as lanes."""
+        return self.depthwise and self.cells
 
     @property
     def in_place(self) -> bool:
         """Whether nothing is copied."""
-        return self.blocked and self.head[par.KIND] == F32
+        return self.depthwise and self.c.last and self.head[par.KIND] == F32
 
     @property
     def steps(self) -> Triple:

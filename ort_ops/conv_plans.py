@@ -19,6 +19,7 @@ from ..opset.op import Attributes
 from ..opset.shapes import permute
 from .native_call import POOL_BYTES
 from .native_llvm import ITEM_SIZE
+from .native_source import VECTOR
 
 Triple = tuple[int, int, int]
 
@@ -148,6 +149,11 @@ def words(entries: dict[int, int], size: int) -> list[int]:
 def processors() -> int:
     """How many threads work is cut for; results do not depend on it."""
     return min(os.cpu_count() or 1, 64)
+
+
+def fill_lanes(channels: int) -> bool:
+    """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
+    return 4 * channels >= 3 * VECTOR
 
 
 @cache

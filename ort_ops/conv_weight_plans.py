@@ -16,6 +16,7 @@ from .conv_plans import (
     Correlation,
     Triple,
     band_of,
+    fill_lanes,
     processors,
     rounds,
     shared_limit,
@@ -60,7 +61,7 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
     if c.s == c.d == 1 and c.groups > 1:
-        if not c.last:
+        if not (c.last or fill_lanes(c.groups)):
             work, run = conv_depthwise.functions()
             parameters = _depthwise(c, kind, inputs, work.address)
             return Plan(run.address, parameters, 0, int(parameters[par.C_LANE_BYTES]))
@@ -98,9 +99,9 @@ def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) 
 
 
 def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
-    """NXC data: bands are some rows; an item is a part of the bands and a block of channels."""
+    """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
     (low, high), table = _taps(c)
-    taps, vectors = math.prod(c.kernel), math.ceil(c.groups / VECTOR)
+    taps, vectors, in_place = math.prod(c.kernel), math.ceil(c.groups / VECTOR), c.last and kind == F32
     reach = [h - lo + 1 for lo, h in zip(low, high, strict=True)]
 
     def cells(lines: int, width: int) -> int:
@@ -110,7 +111,7 @@ def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functio
 
     # What a band reads stays in the second-level cache. It decides what is added up first, so it must depend on the
     # shape alone.
-    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, _MOST_VECTORS)
+    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, _MOST_VECTORS) if c.last else 1
     while lines > 1 and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
         lines = math.ceil(lines / 2)
     while width > VECTOR and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
@@ -124,12 +125,12 @@ def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functio
     limit = shared_limit(c, kind)
     while block > 1 and 4 * parts * taps * block * VECTOR > limit:
         block = math.ceil(block / 2)
-    while block > 1 and kind != F32 and cells(lines, width) * block * VECTOR > LANE_FLOATS:
+    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > LANE_FLOATS:
         block = math.ceil(block / 2)
     blocks = math.ceil(vectors / block)
     of_block = 4 * parts * taps * block * VECTOR
     _, at_once = rounds(1, blocks, of_block, limit)
-    copies = 0 if kind == F32 else cells(lines, width) * block * VECTOR
+    copies = 0 if in_place else cells(lines, width) * block * VECTOR
     head = _head(c, kind, inputs) | {
         par.C_WORKER: functions[0],
         par.C_REDUCER: functions[1],

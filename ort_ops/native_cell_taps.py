@@ -17,7 +17,6 @@ from numba import njit
 from .native_llvm import intrinsic
 from .native_source import VECTOR
 from .native_vectors import (
-    BYTES,
     I64,
     VEC,
     ZERO,
@@ -36,14 +35,17 @@ from .native_vectors import (
 
 TAP_BYTES = 16  # of an entry: int64 bytes to what a tap reads and to its weights
 _CELLS = 4  # that share a weight
-_TAKEN = 13  # arguments
+_BYTES = 4 * VECTOR
 
 
 def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function], None]:
-    """All vectors of some cells, or of one vector the lanes that there are."""
+    """`count` times some cells, all lanes of a vector or those that there are; the steps lead to the next ones."""
 
     def make(function: ir.Function) -> None:
-        to, to_cell, at, at_cell, entries, taps, weights, step, count, start, lanes, to_ahead, ahead = function.args
+        to, to_cell, to_step, at, at_cell, at_step, entries, taps, weights, step, count, start, start_step = (
+            function.args[:13]
+        )
+        lanes, to_ahead, ahead = function.args[13:]
         entry, vector, tap, done, leave = (
             ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "vector", "tap", "done", "leave")
         )
@@ -90,10 +92,10 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
                 store_masked(done, result, address, mask)
         for phi, first, more in (
             (left, count, I64(-1)),
-            (target, to, I64(BYTES)),
-            (source, at, I64(BYTES)),
+            (target, to, to_step),
+            (source, at, at_step),
             (factors, weights, step),
-            (bias, start, I64(BYTES)),
+            (bias, start, start_step),
         ):
             phi.add_incoming(first, entry.block)
             phi.add_incoming(done.add(phi, more), done.block)
@@ -104,10 +106,14 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
 
 
 def _function(cells: int, *, whole: bool = True, streaming: bool = False) -> Any:
+    make = _weigh(cells, whole=whole, streaming=streaming)
+
     @intrinsic
-    def weigh(_context, to, to_cell, at, at_cell, entries, taps, weights, step, count, start, lanes, to_ahead, ahead):
-        make = _weigh(cells, whole=whole, streaming=streaming)
-        return caller(f"weigh_cells_{cells}_{whole}_{streaming}", _TAKEN, make)
+    def weigh(
+        _context, to, to_cell, to_step, at, at_cell, at_step, entries, taps, weights, step, count, start, start_step,
+        lanes, to_ahead, ahead,
+    ):  # fmt: skip
+        return caller(f"weigh_cells_{cells}_{whole}_{streaming}", 16, make)
 
     return weigh
 
@@ -125,27 +131,26 @@ def weigh_cells(cells, channels, to, to_cell, at, at_cell, taps, entries, weight
     `aheads` bytes behind `to` and `at` is fetched for later. streaming: whether whole vectors, which then lie on
     multiples of their bytes, are stored past the caches.
     """
-    vectors, lanes = channels // VECTOR, channels % VECTOR
-    done, a, b = 0, aheads[0], aheads[1]
+    vectors, lanes, a, b = channels // VECTOR, channels % VECTOR, aheads[0], aheads[1]
+    many, done = _CELLS if cells >= _CELLS else 1, 0
     while vectors and done < cells:
-        if cells >= _CELLS:
-            done = min(done, cells - _CELLS)  # the last ones twice rather than one by one
-            t, s = to + done * to_cell, at + done * at_cell
-            if streaming:
-                _several_past(t, to_cell, s, at_cell, entries, taps, weights, step, vectors, start, VECTOR, a, b)
-            else:
-                _several(t, to_cell, s, at_cell, entries, taps, weights, step, vectors, start, VECTOR, a, b)
-            done += _CELLS
+        done = min(done, cells - many)  # the last ones twice rather than one by one
+        t, s, count = to + done * to_cell, at + done * at_cell, vectors
+        steps = (_BYTES, _BYTES, step, _BYTES * (start != 0))
+        if vectors == 1:  # from cells to cells instead of from channels to channels
+            count, steps = (cells - done) // many, (many * to_cell, many * at_cell, 0, 0)
+        u, v, w, x = steps
+        if many == 1 and streaming:
+            _one_past(t, to_cell, u, s, at_cell, v, entries, taps, weights, w, count, start, x, VECTOR, a, b)
+        elif many == 1:
+            _one(t, to_cell, u, s, at_cell, v, entries, taps, weights, w, count, start, x, VECTOR, a, b)
+        elif streaming:
+            _several_past(t, to_cell, u, s, at_cell, v, entries, taps, weights, w, count, start, x, VECTOR, a, b)
         else:
-            t, s = to + done * to_cell, at + done * at_cell
-            if streaming:
-                _one_past(t, to_cell, s, at_cell, entries, taps, weights, step, vectors, start, VECTOR, a, b)
-            else:
-                _one(t, to_cell, s, at_cell, entries, taps, weights, step, vectors, start, VECTOR, a, b)
-            done += 1
+            _several(t, to_cell, u, s, at_cell, v, entries, taps, weights, w, count, start, x, VECTOR, a, b)
+        done += many * count if vectors == 1 else many
     if lanes:
-        behind, factors = vectors * 4 * VECTOR, weights + vectors * step
+        behind, factors = vectors * _BYTES, weights + vectors * step
         initial = start + behind if start else 0
-        for x in range(cells):
-            t, s = to + x * to_cell + behind, at + x * at_cell + behind
-            _part(t, to_cell, s, at_cell, entries, taps, factors, step, 1, initial, lanes, a, b)
+        t, s = to + behind, at + behind
+        _part(t, 0, to_cell, s, 0, at_cell, entries, taps, factors, 0, cells, initial, 0, lanes, a, b)

@@ -22,13 +22,13 @@ WEIGHTS = "ConvolutionBackwardWeights"
 
 
 def attributes(
-    channels: int, axes: int, strides=1, dilations=1, begin=1, end=1, weights_format: str = "OIX"
+    channels: int, axes: int, strides=1, dilations=1, begin=1, end=1, weights_format="OIX", data_format="NXC"
 ) -> dict[str, Any]:
     def each(value: int | tuple[int, ...]) -> list[int]:
         return list(value) if isinstance(value, tuple) else [value] * axes
 
     plain = {"strides": each(strides), "dilations": each(dilations), "pads_begin": each(begin), "pads_end": each(end)}
-    return plain | {"data_format": "NXC", "weights_format": weights_format, "groups": channels}
+    return plain | {"data_format": data_format, "weights_format": weights_format, "groups": channels}
 
 
 # batch, channels, lengths, kernel, other attributes
@@ -57,7 +57,8 @@ def operands(case: tuple[Any, ...], rng: np.random.Generator) -> tuple[dict[str,
     batch, channels, lengths, kernel, changes = case
     attrs = attributes(channels, len(lengths), **changes)
     shape = (channels, 1, *kernel) if attrs["weights_format"] == "OIX" else (*kernel, 1, channels)
-    x = rng.integers(-2, 3, (batch, *lengths, channels)).astype(f32)
+    of_x = (batch, channels, *lengths) if attrs["data_format"] == "NCX" else (batch, *lengths, channels)
+    x = rng.integers(-2, 3, of_x).astype(f32)
     w = rng.integers(-2, 3, shape).astype(f32)
     y = evaluate("Convolution", attrs, [x, w])
     return attrs, [x, w, rng.integers(-2, 3, y.shape).astype(f32)]
@@ -86,6 +87,32 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_reference(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
+
+
+def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The case with NCX data, and channels for most lanes of a vector."""
+    batch, channels, lengths, kernel, changes = case
+    enough = channels if 4 * channels >= 3 * VECTOR else channels + VECTOR
+    return batch, enough, lengths, kernel, changes | {"data_format": "NCX"}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("case", [turned(case) for case in CASES], ids=str)
+def test_channels_that_are_turned_into_lanes(rng, case, dtype: str) -> None:
+    run_case(case, dtype, rng)
+
+
+def test_which_channels_are_turned_into_lanes(rng) -> None:
+    def is_turned(channels: int, lengths: tuple[int, int], **changes: Any) -> bool:
+        case = (1, channels, lengths, (3, 3), {"data_format": "NCX"} | changes)
+        attrs, (x, w, _) = operands(case, rng)
+        return bool(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32").parameters[par.TURNED])
+
+    assert is_turned(VECTOR, (9, VECTOR))
+    assert not is_turned(VECTOR, (9, 2 * VECTOR)), "rows are long and dense"
+    assert is_turned(VECTOR, (9, 2 * VECTOR), dilations=(2, 1)), "no small square kernel"
+    assert is_turned(VECTOR, (9, 4 * VECTOR), strides=2)
+    assert not is_turned(VECTOR // 2, (9, 9))
 
 
 def answers(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], threads: int) -> set[bytes]:
