@@ -10,7 +10,6 @@ As many taps as registers hold are done at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 from numba import njit
@@ -27,6 +26,7 @@ from .native_vectors import (
     below,
     caller,
     fma,
+    function_of,
     load,
     load_masked,
     pointer,
@@ -36,6 +36,7 @@ from .native_vectors import (
 )
 
 Make = Callable[[ir.Function], None]
+_AT_ONCE = 9, 3, 1  # taps
 
 
 def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
@@ -143,30 +144,53 @@ def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _dot_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
-    @intrinsic
-    def dot(_context, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead):
-        return caller(f"dot_{taps}_{whole}_{fetching}", 13, _dot(taps, whole, fetching))
+def _chosen(name: str, make: Callable[[int, bool, bool], Make]) -> Make:
+    """A function that calls one of those of `make`; its first argument says how many taps that one does at once.
 
-    return dot
+    The last three arguments are lanes, which fill a vector or not, and how far ahead to fetch: for most taps only.
+    """
+    cases = [(taps, whole, False) for taps in _AT_ONCE for whole in (False, True)]
+
+    def choose(function: ir.Function) -> None:
+        taps, *rest = function.args
+        lanes, to_ahead, ahead = rest[-3:]
+        entry, default = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "default"))
+        whole, most = entry.icmp_signed(">=", lanes, I64(VECTOR)), entry.icmp_signed("==", taps, I64(_AT_ONCE[0]))
+        wanted = entry.icmp_signed("!=", entry.add(to_ahead, ahead), I64(0))
+        fetching = entry.and_(whole, entry.and_(most, wanted))
+        code = entry.add(entry.shl(taps, I64(2)), entry.add(entry.zext(whole, I64), entry.zext(fetching, I64)))
+        switch = entry.switch(code, default.block)
+        for case in [*cases, (_AT_ONCE[0], True, True)]:
+            b = ir.IRBuilder(function.append_basic_block("case"))
+            b.call(function_of(function.module, "_".join(map(str, (name, *case))), len(rest), make(*case)), rest)
+            b.ret_void()
+            switch.add_case(I64(4 * case[0] + case[1] + case[2]), b.block)
+        default.ret_void()
+
+    return choose
 
 
-def _weigh_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
-    @intrinsic
-    def weigh(
-        _context, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
-    ):
-        return caller(f"weigh_{taps}_{whole}_{fetching}", 12, _weigh(taps, whole, fetching))
-
-    return weigh
+@intrinsic
+def _dot_some(_context, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
+    """`dot_taps_of` for as many taps as are done at once."""
+    return caller("dot", 14, _chosen("dot", _dot))
 
 
-_dot_9, _dot_3, _dot_1 = (_dot_function(taps, whole=True) for taps in (9, 3, 1))
-_ahead_9 = _dot_function(9, whole=True, fetching=True)
-_part_9, _part_3, _part_1 = (_dot_function(taps, whole=False) for taps in (9, 3, 1))
-_weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps, whole=True) for taps in (9, 3, 1))
-_weigh_ahead_9 = _weigh_function(9, whole=True, fetching=True)
-_few_9, _few_3, _few_1 = (_weigh_function(taps, whole=False) for taps in (9, 3, 1))
+@intrinsic
+def _weigh_some(
+    _context, taps, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
+):
+    """`weigh_taps_of` for as many taps as are done at once."""
+    return caller("weigh", 13, _chosen("weigh", _weigh))
+
+
+@njit
+def _at_once(taps):
+    """How many of so many taps are done next."""
+    for n in _AT_ONCE:
+        if taps >= n:
+            return n
+    return 0
 
 
 @njit
@@ -179,33 +203,13 @@ def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_s
 def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
     """The same of elements of so many lanes; others are not read, and count as zero.
 
-    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, if that is not 0.
+    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, unless they are 0.
     """
     t = 0
     while t < taps:
-        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
-        if lanes >= VECTOR:
-            if taps - t >= 9:
-                if a_ahead:
-                    _ahead_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
-                else:
-                    _dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 9
-            elif taps - t >= 3:
-                _dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 3
-            else:
-                _dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 1
-        elif taps - t >= 9:
-            _part_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 9
-        elif taps - t >= 3:
-            _part_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 3
-        else:
-            _part_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 1
+        to, table, some = sums + 4 * VECTOR * t, shifts + 8 * t, _at_once(taps - t)
+        _dot_some(some, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+        t += some
 
 
 @njit
@@ -218,31 +222,11 @@ def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
 def weigh_taps_of(lanes, taps, to, to_step, at, step, shifts, weights, count, add, start, to_ahead, ahead):
     """The same of elements of so many lanes, no others are read or written; added to `to` or to a vector, `start`.
 
-    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later, if
-    `ahead` is not 0.
+    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later,
+    unless they are 0.
     """
     t = 0
     while t < taps:
-        table, factors = shifts + 8 * t, weights + 4 * VECTOR * t
-        if lanes >= VECTOR:
-            if taps - t >= 9:
-                if ahead:
-                    _weigh_ahead_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
-                else:
-                    _weigh_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 9
-            elif taps - t >= 3:
-                _weigh_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 3
-            else:
-                _weigh_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 1
-        elif taps - t >= 9:
-            _few_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 9
-        elif taps - t >= 3:
-            _few_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 3
-        else:
-            _few_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 1
+        table, factors, some = shifts + 8 * t, weights + 4 * VECTOR * t, _at_once(taps - t)
+        _weigh_some(some, to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+        t += some
