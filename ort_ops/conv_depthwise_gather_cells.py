@@ -3,8 +3,8 @@
     out[n, q·S' + r, c] = Σ_t w[c, t] · in[n, q·S + shift(t), c]
 
 A vector is some channels of a cell, an item a block of them: wide pieces of every cell. float32 is read and written
-where it lies, other types through float32 copies of whole rows. No zeros stand for what lies outside the image: the
-columns of a row are split into those that all taps reach and, for every column of taps, those that it reaches besides.
+where it lies, other types through float32 copies of whole rows. No zeros stand for what lies outside the image: every
+cell has the list of the taps that reach it, and those of a row that all columns of taps reach have one list.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .conv_boxes import copy_box_within, load3, reached
 from .conv_epilogue import bias_address, bias_of
 from .conv_planes import out_at, phase_size
 from .native_call import CALL_INPUTS, CALL_OUTPUT
+from .native_cell_taps import TAP_BYTES, weigh_cells
 from .native_llvm import F32, load_i64, store_i64
 from .native_rows import clear, scatter_run, write_run
 from .native_source import VECTOR
-from .native_taps import weigh_taps_of
-from .native_vectors import clear_run, copy_run
+from .native_vectors import settle
 
 _BYTES = 4 * VECTOR
 
@@ -52,7 +52,8 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     channel = block * width
     count = min(width, load_i64(p, par.DEPTHWISE) - channel)
     shifts = scratch + 4 * all_taps * width
-    start = (shifts + 8 * all_taps + 63) & -64
+    entries = shifts + 8 * all_taps
+    start = (entries + TAP_BYTES * all_taps + 63) & -64
     results, bias = start + 4 * width, bias_address(call, p)
     if bias:
         bias_of(kind, bias, channel, count, start)
@@ -97,11 +98,13 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     if kind != F32:
                         target, target_cell, aheads = results, 4 * count, (0, 0)
                     place = (corner[0] + z * step[0], corner[1] + y * step[1], corner[2])
-                    operands = (source, 4 * step[2] * stride[2], scratch + _BYTES * before, shifts + 8 * before, start)
+                    weights, places = scratch + _BYTES * before, shifts + 8 * before
+                    operands = (source, 4 * step[2] * stride[2], weights, places, start, entries)
                     _row(p, phase, place, own[2], target, target_cell, operands, count, aheads)
                     if kind != F32:
                         _write(kind, out, at, to[2], results, own[2], count)
                 before += load_i64(phase, par.TAPS)
+    settle()
 
 
 @njit
@@ -116,53 +119,33 @@ def _write(kind, out, at, step, results, cells, count):
 @njit
 def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
     """A row of a phase; place: the cell of `in` at shift 0 from the first one, operands: its address first."""
-    at, at_cell, weights, shifts, start = operands
-    length, step, kernel = load3(p, par.LENGTH_3), load3(p, par.STEP_3), load3(phase, par.TAPS_3)
-    taps, all_taps, column = load_i64(phase, par.TAPS), load_i64(p, par.ALL_TAPS), kernel[0] * kernel[1]
-    # which rows of taps reach the image, and which columns all taps do
-    rows = (0, kernel[1])
-    while rows[0] < rows[1] and place[1] + _tap(p, phase, rows[0], 1) < 0:
-        rows = (rows[0] + 1, rows[1])
-    while rows[0] < rows[1] and place[1] + _tap(p, phase, rows[1] - 1, 1) >= length[1]:
-        rows = (rows[0], rows[1] - 1)
-    every = taps > 0 and rows[0] == 0 and rows[1] == kernel[1]
-    for tap in range(kernel[0]):
-        if not 0 <= place[0] + _tap(p, phase, tap * kernel[1], 0) < length[0]:
-            every = False
-    begin, end = 0, size * every
-    for tap in range(kernel[2] * every):
-        own = reached(place[2] + _tap(p, phase, tap * column, 2), 0, size, step[2], length[2])
+    at, at_cell, weights, shifts, start, entries = operands
+    length, step, columns = load3(p, par.LENGTH_3), load3(p, par.STEP_3), load_i64(phase, par.TAPS_3 + 2)
+    weights_step = _BYTES * load_i64(p, par.ALL_TAPS)
+    streaming = load_i64(p, par.STREAMED) and load_i64(p, par.KIND) == F32 and (to | to_cell) % _BYTES == 0
+    begin, end = 0, size  # the cells that all columns of taps reach
+    for column in range(min(columns, load_i64(phase, par.TAPS))):
+        own = reached(place[2] + _tap(p, phase, column, 2), 0, size, step[2], length[2])
         begin, end = max(begin, own[0]), min(end, own[1])
-    if begin >= end:
-        begin, end = 0, 0
-    for vector in range(0, count, VECTOR):
-        lanes, initial = count - vector, start + 4 * vector * (start != 0)
-        target, source, factors = to + 4 * vector, at + 4 * vector, weights + 4 * vector * all_taps
-        if begin < end:
-            t, s = target + begin * to_cell, source + begin * at_cell
-            weigh_taps_of(
-                lanes, taps, t, to_cell, s, at_cell, shifts, factors, end - begin, 0, initial, aheads[0], aheads[1]
-            )
-        if begin == 0 and end == size:
-            continue
-        for x in range(size):
-            if x < begin or x >= end:
-                if initial:
-                    copy_run(target + x * to_cell, initial, min(lanes, VECTOR))
-                else:
-                    clear_run(target + x * to_cell, min(lanes, VECTOR))
-        for tap_x in range(kernel[2]):
-            own = reached(place[2] + _tap(p, phase, tap_x * column, 2), 0, size, step[2], length[2])
-            for tap_z in range(kernel[0]):
-                tap = tap_x * column + tap_z * kernel[1]
-                if not 0 <= place[0] + _tap(p, phase, tap, 0) < length[0]:
-                    continue
-                tap += rows[0]
-                f, table, some = factors + _BYTES * tap, shifts + 8 * tap, rows[1] - rows[0]
-                left, right = min(own[1], begin), max(own[0], end)
-                if own[0] < left:
-                    t, s = target + own[0] * to_cell, source + own[0] * at_cell
-                    weigh_taps_of(lanes, some, t, to_cell, s, at_cell, table, f, left - own[0], 1, 0, 0, 0)
-                if right < own[1]:
-                    t, s = target + right * to_cell, source + right * at_cell
-                    weigh_taps_of(lanes, some, t, to_cell, s, at_cell, table, f, own[1] - right, 1, 0, 0, 0)
+    x = 0
+    while x < size:
+        cells = end - x if begin <= x < end else 1
+        taps = _reaching(p, phase, (place[0], place[1], place[2] + x * step[2]), length, shifts, entries)
+        t, s = to + x * to_cell, at + x * at_cell
+        weigh_cells(
+            cells, count, t, to_cell, s, at_cell, taps, entries, weights, weights_step, start, aheads, streaming
+        )
+        x += cells
+
+
+@njit
+def _reaching(p, phase, cell, length, shifts, entries):
+    """How many taps of a phase reach the image from a cell of `in`; their entries for `weigh_cells`."""
+    count = 0
+    for tap in range(load_i64(phase, par.TAPS)):
+        z, y, x = cell[0] + _tap(p, phase, tap, 0), cell[1] + _tap(p, phase, tap, 1), cell[2] + _tap(p, phase, tap, 2)
+        if 0 <= z < length[0] and 0 <= y < length[1] and 0 <= x < length[2]:
+            store_i64(entries, 2 * count, load_i64(shifts, tap))
+            store_i64(entries, 2 * count + 1, _BYTES * tap)
+            count += 1
+    return count

@@ -17,7 +17,7 @@ from .native_source import VECTOR
 DENSE: Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
-_CELLS_FLOATS, _WEIGHTS_FLOATS = 64 << 10, 32 << 10  # of channels-last data of a row, or a copy, and of its weights
+_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of channels of them that are done together
 _LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
@@ -64,9 +64,9 @@ def copy_of(sums: Sums) -> Copy:
 def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
     """Fewer channels are done together where the shortest band would be too large."""
     least, block = (1, 1, min(sums.count[2], VECTOR)), _block(sums)
-    while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > _CELLS_FLOATS:
+    while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > BAND_FLOATS:
         block = VECTOR * math.ceil(block / (2 * VECTOR))
-    return Copy(_blocks_floats(sums, block), _CELLS_FLOATS, least, pitch, block=block)
+    return Copy(_blocks_floats(sums, block), BAND_FLOATS, least, pitch, block=block)
 
 
 def cut(sums: Sums, copy: Copy) -> Triple:
@@ -93,7 +93,7 @@ def _cut_for_threads(band: Triple, count: Triple, images: int) -> Triple:
 
 def lane_bytes(sums: Sums, copy: Copy, band: Triple) -> int:
     """Scratch of a thread: a tile and its rows, tables or weights of the taps, a row of a block, the copy."""
-    for_taps = (8 + 4 * copy.block if sums.depthwise else 32) * sums.all_taps
+    for_taps = (24 + 4 * copy.block if sums.depthwise else 32) * sums.all_taps
     floats = 0 if sums.in_place else copy.floats(band)
     return 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * copy.block + 4 * floats
 

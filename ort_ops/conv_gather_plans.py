@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from . import conv_gather
 from . import conv_parameters as par
 from .conv_gather_bands import DENSE, Copy, bands_of, copy_of, cut, lane_bytes, turning_pays
-from .conv_gather_sums import Phase, Sums, Tap, data_phases, forward_phase, is_depthwise, shifts
+from .conv_gather_sums import Phase, Sums, data_phases, forward_phase, is_depthwise, shifts
 from .conv_plans import (
     Correlation,
     Tensor,
     Triple,
     band_of,
+    last_level_cache,
     processors,
     rounds,
     shared_limit,
@@ -60,15 +60,8 @@ def _head(
 
 
 def _sums(c: Correlation, head: dict[int, int], phases: list[Phase], steps: Triple) -> Sums:
-    depthwise = is_depthwise(c)
-    turned = not (c.last or depthwise) and turning_pays(phases, head[par.OUTS], head[par.INS], steps)
-    if depthwise and c.last:  # taps of a column beside each other
-        phases = [replace(phase, taps=tuple(sorted(phase.taps, key=_column_first))) for phase in phases]
+    turned = not (c.last or is_depthwise(c)) and turning_pays(phases, head[par.OUTS], head[par.INS], steps)
     return Sums(c, head, phases, turned)
-
-
-def _column_first(tap: Tap) -> Triple:
-    return tap.shift[2], tap.shift[0], tap.shift[1]
 
 
 def _gather(sums: Sums) -> Plan:
@@ -126,8 +119,13 @@ def _ways(sums: Sums, copy: Copy, band: Triple) -> dict[int, int]:
     }
     if sums.depthwise:
         ways |= {par.DEPTHWISE: sums.c.groups, par.GROUPS: copy.groups(sums)}
-        ways |= {par.STENCIL: sums.stencil, par.BLOCK: copy.block}
+        ways |= {par.STENCIL: sums.stencil, par.BLOCK: copy.block, par.STREAMED: int(_exceeds_caches(sums.c))}
     return ways | three_words(par.LOW_3, sums.reach.low) | three_words(par.HIGH_3, sums.reach.high)
+
+
+def _exceeds_caches(c: Correlation) -> bool:
+    """Whether no cache holds what a depthwise convolution of float32 reads and writes."""
+    return 4 * c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length)) > last_level_cache()
 
 
 def _far(sums: Sums) -> Plan:

@@ -28,7 +28,8 @@ STENCIL = 64  # size of a square kernel that slides over planes read and written
 FAR = 65  # whether the sums reach so far that nothing is held at once; PITCH is then how many channels are
 PANELS = 66  # whether a band is copied tile by tile, since all taps read the cell itself; PITCH is then a tile's floats
 BLOCK = 67  # channels of an item of a depthwise convolution of NXC data
-GATHER_WORDS = 68
+STREAMED = 68  # whether its results are stored past the caches, which do not hold them together with what is read
+GATHER_WORDS = 69
 
 # one phase
 START_3, COUNT_3 = 0, 3

@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans
 from onnx_backprop.ort_ops import conv_parameters as par
-from onnx_backprop.ort_ops import conv_weight_plans
 from onnx_backprop.ort_ops.native_source import VECTOR
 from tests import single_op
 from tests.checks import evaluate
@@ -141,6 +141,16 @@ def test_rounds_and_small_bands(rng, monkeypatch: pytest.MonkeyPatch, limit: int
     for case in (CASES[2], CASES[7], CASES[12], (4, 9 * VECTOR - 5, (19, 23), (3, 3), {})):
         for dtype in ("f32", "f16"):
             run_case(case, dtype, rng)
+
+
+def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no cache held anything: whole cells, with and without channels that fill no vector, and one thread more."""
+    monkeypatch.setattr(conv_gather_plans, "last_level_cache", lambda: 0)
+    attrs, (x, w, _) = operands(CASES[1], rng)
+    assert Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32").parameters[par.STREAMED] == 1
+    for case in (*CASES[:4], CASES[6], (2, 4 * VECTOR, (5, 3), (3, 3), {}), (3, VECTOR, (4, 40), (5, 5), {})):
+        run_case(case, "f32", rng)
+        run_case(case, "f16", rng)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
