@@ -1,7 +1,7 @@
 """Sums over the taps of a kernel with one channel, as vector code.
 
     dot:   sums[t] += Σ_{l, i} a[l, i] · b[l, i + shift(t)]       the weights' gradient
-    weigh: target[i] (+)= Σ_t weights[t] · source[i + shift(t)]   the correlation, or its data gradient
+    weigh: target[i] = Σ_t weights[t] · source[i + shift(t)]      the correlation, or its data gradient
 
 Every element is a vector: cells of a row or channels of a cell, of which the last few may be fewer than a vector holds.
 As many taps as registers hold are done at once.
@@ -32,11 +32,11 @@ from .native_vectors import (
     pointer,
     prefetch,
     store,
-    store_masked,
 )
 
 Make = Callable[[ir.Function], None]
 _AT_ONCE = 9, 3, 1  # taps
+_PART, _FETCHING = 16, 32  # added to these: elements of fewer lanes than a vector's, what comes next is fetched
 
 
 def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
@@ -52,7 +52,7 @@ def _load(b: ir.IRBuilder, address: Value, mask: Value | None) -> Value:
     return load(b, address) if mask is None else load_masked(b, address, mask)
 
 
-def _dot(taps: int, whole: bool, fetching: bool) -> Make:
+def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
     """All lines of some taps."""
 
     def make(function: ir.Function) -> None:
@@ -105,31 +105,22 @@ def _dot(taps: int, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
+def _weigh(taps: int) -> Make:
     """A row of some taps; the weights stay in registers."""
 
     def make(function: ir.Function) -> None:
-        target, target_step, source, source_step, shifts, weights, count, add, start, lanes, *aheads = function.args
+        target, target_step, source, source_step, shifts, weights, count, add = function.args
         entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
-        places, mask = _places(entry, shifts, taps), _lanes(entry, lanes, whole)
+        places = _places(entry, shifts, taps)
         factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
         every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
-        adding = entry.icmp_signed("!=", add, I64(0))
-        before = entry.select(adding, every if mask is None else mask, nothing)
-        given = entry.select(entry.icmp_signed("!=", start, I64(0)), every, nothing)
-        initial = load_masked(entry, start, given)
+        before = entry.select(entry.icmp_signed("!=", add, I64(0)), every, nothing)
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
         left, to, at = (loop.phi(I64) for _ in range(3))
-        if fetching:
-            prefetch(loop, loop.add(to, aheads[0]), writing=True, level=2)
-            prefetch(loop, loop.add(at, aheads[1]), level=2)
-        total = loop.select(adding, load_masked(loop, to, before), initial)
+        total = load_masked(loop, to, before)
         for place, factor in zip(places, factors, strict=True):
-            total = fma(loop, factor, _load(loop, loop.add(at, place), mask), total)
-        if mask is None:
-            store(loop, total, to)
-        else:
-            store_masked(loop, total, to, mask)
+            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
+        store(loop, total, to)
         fewer = loop.sub(left, I64(1))
         for phi, first, following in (
             (left, count, fewer),
@@ -144,44 +135,41 @@ def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _chosen(name: str, make: Callable[[int, bool, bool], Make]) -> Make:
-    """A function that calls one of those of `make`; its first argument says how many taps that one does at once.
+def _choice(name: str, choices: dict[int, Make]) -> Make:
+    """A function whose first argument is the number of the one that it calls with the others."""
 
-    The last three arguments are lanes, which fill a vector or not, and how far ahead to fetch: for most taps only.
-    """
-    cases = [(taps, whole, False) for taps in _AT_ONCE for whole in (False, True)]
+    def make(function: ir.Function) -> None:
+        number, *rest = function.args
+        entry, nothing = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "nothing"))
+        switch = entry.switch(number, nothing.block)
+        for n, chosen in choices.items():
+            case = ir.IRBuilder(function.append_basic_block(f"case_{n}"))
+            case.call(function_of(function.module, f"{name}_{n}", len(rest), chosen), rest)
+            case.ret_void()
+            switch.add_case(I64(n), case.block)
+        nothing.ret_void()
 
-    def choose(function: ir.Function) -> None:
-        taps, *rest = function.args
-        lanes, to_ahead, ahead = rest[-3:]
-        entry, default = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "default"))
-        whole, most = entry.icmp_signed(">=", lanes, I64(VECTOR)), entry.icmp_signed("==", taps, I64(_AT_ONCE[0]))
-        wanted = entry.icmp_signed("!=", entry.add(to_ahead, ahead), I64(0))
-        fetching = entry.and_(whole, entry.and_(most, wanted))
-        code = entry.add(entry.shl(taps, I64(2)), entry.add(entry.zext(whole, I64), entry.zext(fetching, I64)))
-        switch = entry.switch(code, default.block)
-        for case in [*cases, (_AT_ONCE[0], True, True)]:
-            b = ir.IRBuilder(function.append_basic_block("case"))
-            b.call(function_of(function.module, "_".join(map(str, (name, *case))), len(rest), make(*case)), rest)
-            b.ret_void()
-            switch.add_case(I64(4 * case[0] + case[1] + case[2]), b.block)
-        default.ret_void()
-
-    return choose
+    return make
 
 
-@intrinsic
-def _dot_some(_context, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
-    """`dot_taps_of` for as many taps as are done at once."""
-    return caller("dot", 14, _chosen("dot", _dot))
+_DOTS = (
+    {taps: _dot(taps, whole=True, fetching=False) for taps in _AT_ONCE}
+    | {taps + _PART: _dot(taps, whole=False, fetching=False) for taps in _AT_ONCE}
+    | {_AT_ONCE[0] + _FETCHING: _dot(_AT_ONCE[0], whole=True, fetching=True)}
+)
+_WEIGHS = {taps: _weigh(taps) for taps in _AT_ONCE}
 
 
 @intrinsic
-def _weigh_some(
-    _context, taps, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
-):
-    """`weigh_taps_of` for as many taps as are done at once."""
-    return caller("weigh", 13, _chosen("weigh", _weigh))
+def _dot_some(_context, which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
+    """One of _DOTS."""
+    return caller("dot", 14, _choice("dot", _DOTS))
+
+
+@intrinsic
+def _weigh_some(_context, which, target, target_step, source, source_step, shifts, weights, count, add):
+    """One of _WEIGHS."""
+    return caller("weigh", 9, _choice("weigh", _WEIGHS))
 
 
 @njit
@@ -203,30 +191,25 @@ def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_s
 def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
     """The same of elements of so many lanes; others are not read, and count as zero.
 
-    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, unless they are 0.
+    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, if that is not 0.
     """
     t = 0
     while t < taps:
         to, table, some = sums + 4 * VECTOR * t, shifts + 8 * t, _at_once(taps - t)
-        _dot_some(some, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+        which = some
+        if lanes < VECTOR:
+            which += _PART
+        elif a_ahead and some == _AT_ONCE[0]:
+            which += _FETCHING
+        _dot_some(which, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
         t += some
 
 
 @njit
 def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
     """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
-    weigh_taps_of(VECTOR, taps, to, to_step, at, step, shifts, weights, count, 0, 0, 0, 0)
-
-
-@njit
-def weigh_taps_of(lanes, taps, to, to_step, at, step, shifts, weights, count, add, start, to_ahead, ahead):
-    """The same of elements of so many lanes, no others are read or written; added to `to` or to a vector, `start`.
-
-    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later,
-    unless they are 0.
-    """
     t = 0
     while t < taps:
         table, factors, some = shifts + 8 * t, weights + 4 * VECTOR * t, _at_once(taps - t)
-        _weigh_some(some, to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
+        _weigh_some(some, to, to_step, at, step, table, factors, count, t)
         t += some
