@@ -10,16 +10,12 @@ from numba import njit
 
 from . import conv_parameters as par
 from .conv_boxes import copy_row, load3
-from .conv_epilogue import add_to_rows, bias_address, bias_of
-from .conv_planes import out_at, phase_size, write_columns
-from .native_call import CALL_INPUTS, CALL_OUTPUT
-from .native_llvm import F32, load_i64, stack, store_i64
-from .native_micro import COLUMNS, ROWS, TILE_ROWS, multiply
+from .conv_planes import SEGMENTS_AT, tiles_of_band
+from .native_call import CALL_INPUTS
+from .native_llvm import load_i64, store_i64
+from .native_micro import COLUMNS, ROWS
 from .native_rows import clear
-from .native_source import VECTOR
 from .native_vectors import copy_rows
-
-_values = stack(COLUMNS)
 
 
 @njit
@@ -65,65 +61,13 @@ def _shifts(p, table):
 @njit
 def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    kind, channels, pitch = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.PITCH)
-    low = load3(p, par.LOW_3)
-    tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
-    table = rows + 8 * ROWS
+    low, pitch, table = load3(p, par.LOW_3), load_i64(p, par.PITCH), scratch + SEGMENTS_AT
     count = (size[1] * size[2] + COLUMNS - 1) // COLUMNS
     row = (table + 16 * load_i64(p, par.ALL_TAPS) + 63) & -64
     band = row + 4 * count * COLUMNS
     data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    first = n * load_i64(p, par.IN_N) + group * channels * load_i64(p, par.IN_C)
+    first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * load_i64(p, par.IN_C)
     _copy(p, data, first, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), size, band, row)
-    for i in range(ROWS):
-        store_i64(rows, i, 4 * i)
     _shifts(p, table)
-    out, outs, channel = load_i64(call, CALL_OUTPUT), load_i64(p, par.OUTS), load_i64(p, par.OUT_C)
-    bias, values = bias_address(call, p), _values()
-    for m in range(begin, end):
-        lines, segments = min(ROWS, outs - m * ROWS), table
-        if bias:
-            bias_of(kind, bias, group * outs + m * ROWS, lines, values)
-        for number in range(load_i64(p, par.PHASES)):
-            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
-            at, step = out_at(p, phase, n, group, cell)
-            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * ROWS)
-            whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * channels > 0
-            length, cells = size[2], (own[1] - 1) * size[2] + own[2]
-            if own[2] == length and step[1] == length * step[2]:  # rows that lie one behind the other are one
-                own, length = (own[0], 1, cells), cells
-            for z in range(own[0] * (own[1] > 0)):
-                target = at + m * ROWS * channel + z * step[0]
-                for number_of in range((cells + COLUMNS - 1) // COLUMNS):
-                    place = COLUMNS * number_of
-                    vectors = 1 if cells - place <= VECTOR else 2
-                    columns = vectors * VECTOR
-                    source = band + 4 * pitch * (z * count + number_of)
-                    y, x = place // length, place % length
-                    c, c_row = tile, 4 * COLUMNS
-                    if whole and x + columns <= own[2]:
-                        c, c_row = out + 4 * (target + y * step[1] + x), 4 * channel
-                    if taps * channels > 0:
-                        multiply(
-                            TILE_ROWS[lines],
-                            vectors,
-                            c,
-                            c_row,
-                            panel,
-                            rows,
-                            source,
-                            taps,
-                            segments,
-                            channels,
-                            4 * ROWS,
-                            4 * COLUMNS,
-                            0,
-                        )
-                    else:
-                        clear(tile, 0, ROWS * COLUMNS)
-                    if bias:
-                        add_to_rows(c, c_row, values, lines, columns)
-                    if c == tile:
-                        write_columns(kind, out, target, channel, step, tile, lines, y, x, columns, own, length)
-            segments += 16 * taps
+    copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS, 0)
+    tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)

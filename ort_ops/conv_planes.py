@@ -22,6 +22,7 @@ _PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
 FEW_CHANNELS = (
     64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
 )
+SEGMENTS_AT = 4 * ROWS * COLUMNS + 8 * ROWS  # bytes of scratch for a tile and for where its rows start
 _values = stack(COLUMNS)
 
 
@@ -109,16 +110,14 @@ def _shifts(p, table, plane, row, pitch):
 @njit
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
     low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
     step_x, plane = load_i64(p, par.STEP_3 + 2), load_i64(p, par.IN_C)
     pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
     box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
-    tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
-    table = rows + 8 * ROWS
+    table = scratch + SEGMENTS_AT
     band = table + 16 * load_i64(p, par.ALL_TAPS)
     data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    first = n * load_i64(p, par.IN_N) + group * channels * plane
+    first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * plane
     direct = _in_place(p, cell, box)
     if direct:
         in_z, in_y, _ = load3(p, par.IN_3)
@@ -128,63 +127,90 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
         plane = (plane + 15) // 16 * 16
         plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
         copy_planes(p, data, first, band, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+    _shifts(p, table, plane, box[1], pitch)
+    copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane, int(direct))
+    tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
+
+
+# ----- tiles of output channels by cells ------
+
+
+@njit
+def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
+    """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.
+
+    scratch: memory for a tile, then at SEGMENTS_AT for every tap where its weights and what it reads start. copy: what
+    a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
+    channel, and whether nothing behind the last cell may be read.
+    """
+    kind, channels, outs = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUTS)
+    rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
-    _shifts(p, table, plane, box[1], pitch)
-    out, outs, channel = load_i64(call, CALL_OUTPUT), load_i64(p, par.OUTS), load_i64(p, par.OUT_C)
-    bias, values = bias_address(call, p), _values()
     for m in range(begin, end):
-        count, segments = min(ROWS, outs - m * ROWS), table
+        lines, segments = min(ROWS, outs - m * ROWS), scratch + SEGMENTS_AT
         if bias:
-            bias_of(kind, bias, group * outs + m * ROWS, count, values)
+            bias_of(kind, bias, group * outs + m * ROWS, lines, values)
         for number in range(load_i64(p, par.PHASES)):
             phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
             taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * ROWS)
-            whole = kind == F32 and step[2] == 1 and TILE_ROWS[count] == count and taps * channels > 0
-            cells = (own[1] - 1) * pitch + own[2]
-            for z in range(own[0]):
-                place = 0
-                while place < cells and own[1] > 0:
-                    if direct:
-                        place = min(place, cells - COLUMNS)
-                    vectors = 1 if cells - place <= VECTOR else 2
-                    columns = vectors * VECTOR
-                    source = band + 4 * (z * box[1] * pitch + place)
-                    target = at + m * ROWS * channel + z * step[0]
-                    y, x = place // pitch, place % pitch
-                    c, c_row = tile, 4 * COLUMNS
-                    if whole and x + columns <= own[2]:
-                        c, c_row = out + 4 * (target + y * step[1] + x), 4 * channel
-                    if taps * channels > 0:
-                        multiply(
-                            TILE_ROWS[count],
-                            vectors,
-                            c,
-                            c_row,
-                            panel,
-                            rows,
-                            source,
-                            taps,
-                            segments,
-                            channels,
-                            4 * ROWS,
-                            4 * plane,
-                            0,
-                        )
-                    else:
-                        clear(tile, 0, ROWS * COLUMNS)
-                    if bias:
-                        add_to_rows(c, c_row, values, count, columns)
-                    if c == tile:
-                        write_columns(kind, out, target, channel, step, tile, count, y, x, columns, own, pitch)
-                    place += columns
+            target = at + m * ROWS * load_i64(p, par.OUT_C)
+            product = (panel, rows, taps, segments)
+            _tiles(call, p, target, step, own, lines, product, copy, scratch, values if bias else 0)
             segments += 16 * taps
 
 
 @njit
-def write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
+def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
+    """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
+    kind, channels, channel = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUT_C)
+    out = load_i64(call, CALL_OUTPUT)
+    panel, rows, taps, segments = product
+    band, row, from_plane, from_tile, from_channel, exact = copy
+    whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * channels > 0
+    cells = (own[1] - 1) * row + own[2]
+    if own[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
+        own, row = (own[0], min(own[1], 1), cells), cells
+    for z in range(own[0] * (own[1] > 0)):
+        for number in range((cells + COLUMNS - 1) // COLUMNS):
+            place, source = COLUMNS * number, band + z * from_plane + number * from_tile
+            if exact and place > cells - COLUMNS:
+                source -= 4 * (place - (cells - COLUMNS))
+                place = cells - COLUMNS
+            vectors = 1 if cells - place <= VECTOR else 2
+            columns = vectors * VECTOR
+            y, x = place // row, place % row
+            c, c_row = tile, 4 * COLUMNS
+            if whole and x + columns <= own[2]:
+                c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
+            if taps * channels > 0:
+                multiply(
+                    TILE_ROWS[lines],
+                    vectors,
+                    c,
+                    c_row,
+                    panel,
+                    rows,
+                    source,
+                    taps,
+                    segments,
+                    channels,
+                    4 * ROWS,
+                    from_channel,
+                    0,
+                )
+            else:
+                clear(tile, 0, ROWS * COLUMNS)
+            if values:
+                add_to_rows(c, c_row, values, lines, columns)
+            if c == tile:
+                _write_columns(kind, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
+
+
+@njit
+def _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
     """A tile, without the cells between image rows."""
     done = 0
     while done < columns and y < size[1]:

@@ -1,7 +1,7 @@
 """Sums over the taps of a kernel with one channel, as vector code.
 
     dot:   sums[t] += Σ_{l, i} a[l, i] · b[l, i + shift(t)]       the weights' gradient
-    weigh: target[i] (+)= Σ_t weights[t] · source[i + shift(t)]   the correlation, or its data gradient
+    weigh: target[i] = Σ_t weights[t] · source[i + shift(t)]      the correlation, or its data gradient
 
 Every element is a vector: cells of a row or channels of a cell, of which the last few may be fewer than a vector holds.
 As many taps as registers hold are done at once.
@@ -10,7 +10,6 @@ As many taps as registers hold are done at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 from numba import njit
@@ -27,15 +26,17 @@ from .native_vectors import (
     below,
     caller,
     fma,
+    function_of,
     load,
     load_masked,
     pointer,
     prefetch,
     store,
-    store_masked,
 )
 
 Make = Callable[[ir.Function], None]
+_AT_ONCE = 9, 3, 1  # taps
+_PART, _FETCHING = 16, 32  # added to these: elements of fewer lanes than a vector's, what comes next is fetched
 
 
 def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
@@ -51,7 +52,7 @@ def _load(b: ir.IRBuilder, address: Value, mask: Value | None) -> Value:
     return load(b, address) if mask is None else load_masked(b, address, mask)
 
 
-def _dot(taps: int, whole: bool, fetching: bool) -> Make:
+def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
     """All lines of some taps."""
 
     def make(function: ir.Function) -> None:
@@ -104,31 +105,22 @@ def _dot(taps: int, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
+def _weigh(taps: int) -> Make:
     """A row of some taps; the weights stay in registers."""
 
     def make(function: ir.Function) -> None:
-        target, target_step, source, source_step, shifts, weights, count, add, start, lanes, *aheads = function.args
+        target, target_step, source, source_step, shifts, weights, count, add = function.args
         entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
-        places, mask = _places(entry, shifts, taps), _lanes(entry, lanes, whole)
+        places = _places(entry, shifts, taps)
         factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
         every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
-        adding = entry.icmp_signed("!=", add, I64(0))
-        before = entry.select(adding, every if mask is None else mask, nothing)
-        given = entry.select(entry.icmp_signed("!=", start, I64(0)), every, nothing)
-        initial = load_masked(entry, start, given)
+        before = entry.select(entry.icmp_signed("!=", add, I64(0)), every, nothing)
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
         left, to, at = (loop.phi(I64) for _ in range(3))
-        if fetching:
-            prefetch(loop, loop.add(to, aheads[0]), writing=True, level=2)
-            prefetch(loop, loop.add(at, aheads[1]), level=2)
-        total = loop.select(adding, load_masked(loop, to, before), initial)
+        total = load_masked(loop, to, before)
         for place, factor in zip(places, factors, strict=True):
-            total = fma(loop, factor, _load(loop, loop.add(at, place), mask), total)
-        if mask is None:
-            store(loop, total, to)
-        else:
-            store_masked(loop, total, to, mask)
+            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
+        store(loop, total, to)
         fewer = loop.sub(left, I64(1))
         for phi, first, following in (
             (left, count, fewer),
@@ -143,30 +135,50 @@ def _weigh(taps: int, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _dot_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
-    @intrinsic
-    def dot(_context, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead):
-        return caller(f"dot_{taps}_{whole}_{fetching}", 13, _dot(taps, whole, fetching))
+def _choice(name: str, choices: dict[int, Make]) -> Make:
+    """A function whose first argument is the number of the one that it calls with the others."""
 
-    return dot
+    def make(function: ir.Function) -> None:
+        number, *rest = function.args
+        entry, nothing = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "nothing"))
+        switch = entry.switch(number, nothing.block)
+        for n, chosen in choices.items():
+            case = ir.IRBuilder(function.append_basic_block(f"case_{n}"))
+            case.call(function_of(function.module, f"{name}_{n}", len(rest), chosen), rest)
+            case.ret_void()
+            switch.add_case(I64(n), case.block)
+        nothing.ret_void()
+
+    return make
 
 
-def _weigh_function(taps: int, *, whole: bool, fetching: bool = False) -> Any:
-    @intrinsic
-    def weigh(
-        _context, target, target_step, source, source_step, shifts, weights, count, add, start, lanes, to_ahead, ahead
-    ):
-        return caller(f"weigh_{taps}_{whole}_{fetching}", 12, _weigh(taps, whole, fetching))
-
-    return weigh
+_DOTS = (
+    {taps: _dot(taps, whole=True, fetching=False) for taps in _AT_ONCE}
+    | {taps + _PART: _dot(taps, whole=False, fetching=False) for taps in _AT_ONCE}
+    | {_AT_ONCE[0] + _FETCHING: _dot(_AT_ONCE[0], whole=True, fetching=True)}
+)
+_WEIGHS = {taps: _weigh(taps) for taps in _AT_ONCE}
 
 
-_dot_9, _dot_3, _dot_1 = (_dot_function(taps, whole=True) for taps in (9, 3, 1))
-_ahead_9 = _dot_function(9, whole=True, fetching=True)
-_part_9, _part_3, _part_1 = (_dot_function(taps, whole=False) for taps in (9, 3, 1))
-_weigh_9, _weigh_3, _weigh_1 = (_weigh_function(taps, whole=True) for taps in (9, 3, 1))
-_weigh_ahead_9 = _weigh_function(9, whole=True, fetching=True)
-_few_9, _few_3, _few_1 = (_weigh_function(taps, whole=False) for taps in (9, 3, 1))
+@intrinsic
+def _dot_some(_context, which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
+    """One of _DOTS."""
+    return caller("dot", 14, _choice("dot", _DOTS))
+
+
+@intrinsic
+def _weigh_some(_context, which, target, target_step, source, source_step, shifts, weights, count, add):
+    """One of _WEIGHS."""
+    return caller("weigh", 9, _choice("weigh", _WEIGHS))
+
+
+@njit
+def _at_once(taps):
+    """How many of so many taps are done next."""
+    for n in _AT_ONCE:
+        if taps >= n:
+            return n
+    return 0
 
 
 @njit
@@ -183,66 +195,21 @@ def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a
     """
     t = 0
     while t < taps:
-        to, table = sums + 4 * VECTOR * t, shifts + 8 * t
-        if lanes >= VECTOR:
-            if taps - t >= 9:
-                if a_ahead:
-                    _ahead_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
-                else:
-                    _dot_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 9
-            elif taps - t >= 3:
-                _dot_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 3
-            else:
-                _dot_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-                t += 1
-        elif taps - t >= 9:
-            _part_9(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 9
-        elif taps - t >= 3:
-            _part_3(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 3
-        else:
-            _part_1(to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, 0, 0)
-            t += 1
+        to, table, some = sums + 4 * VECTOR * t, shifts + 8 * t, _at_once(taps - t)
+        which = some
+        if lanes < VECTOR:
+            which += _PART
+        elif a_ahead and some == _AT_ONCE[0]:
+            which += _FETCHING
+        _dot_some(which, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+        t += some
 
 
 @njit
 def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
     """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
-    weigh_taps_of(VECTOR, taps, to, to_step, at, step, shifts, weights, count, 0, 0, 0, 0)
-
-
-@njit
-def weigh_taps_of(lanes, taps, to, to_step, at, step, shifts, weights, count, add, start, to_ahead, ahead):
-    """The same of elements of so many lanes, no others are read or written; added to `to` or to a vector, `start`.
-
-    start: its address, 0 for none. What lies `to_ahead` and `ahead` bytes behind the elements is fetched for later, if
-    `ahead` is not 0.
-    """
     t = 0
     while t < taps:
-        table, factors = shifts + 8 * t, weights + 4 * VECTOR * t
-        if lanes >= VECTOR:
-            if taps - t >= 9:
-                if ahead:
-                    _weigh_ahead_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, to_ahead, ahead)
-                else:
-                    _weigh_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 9
-            elif taps - t >= 3:
-                _weigh_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 3
-            else:
-                _weigh_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-                t += 1
-        elif taps - t >= 9:
-            _few_9(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 9
-        elif taps - t >= 3:
-            _few_3(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 3
-        else:
-            _few_1(to, to_step, at, step, table, factors, count, add + t, start, lanes, 0, 0)
-            t += 1
+        table, factors, some = shifts + 8 * t, weights + 4 * VECTOR * t, _at_once(taps - t)
+        _weigh_some(some, to, to_step, at, step, table, factors, count, t)
+        t += some
