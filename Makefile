@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test endurance kill conformance bench lint format docs build clean
+.PHONY: help demo test kernels endurance kill conformance bench lint format docs build clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
@@ -22,8 +22,13 @@ help: ## show this list
 demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolution.png
 	$(BIN)/python -m models.super_resolution $(ARGS)
 
-test: lint ## lint, types, import contracts and the whole test suite
+# Two at a time, since linting takes one core. The processes of the tests then find the kernels compiled.
+test: $(INSTALLED) ## lint, types, import contracts and the whole test suite
+	@$(MAKE) --no-print-directory --jobs 2 lint kernels
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+kernels: $(INSTALLED) ## compile the native kernels into Numba's cache, on every core
+	@$(BIN)/python -m tests.ort_ops.compile_kernels
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
 	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py

@@ -8,6 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from onnx_backprop.ort_ops import default_options
+
+
+def pytest_configure() -> None:
+    """No busy waiting in sessions without options of their own: it takes the cores from the other processes."""
+    of_a_session, of_a_trainer = {}, {"memory_patterns": False}
+    for more in (of_a_session, of_a_trainer):
+        default_options(python_operators=False, **more).add_session_config_entry("session.intra_op.allow_spinning", "0")
+
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
+import onnxruntime
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnx_backprop as ob
@@ -69,6 +71,16 @@ def feeds(op_type: str, inputs: Sequence[np.ndarray | None]) -> dict[str, np.nda
     """What a session on `model` is fed."""
     names = [i.name for i in BY_NAME[op_type].inputs]
     return {name: array for name, array in zip(names, inputs, strict=False) if array is not None}
+
+
+@cache
+def options(threads: int) -> onnxruntime.SessionOptions:
+    """Sessions on so many threads, which do not wait busily: other processes of the tests need the cores."""
+    result = onnxruntime.SessionOptions()
+    result.intra_op_num_threads = threads
+    result.log_severity_level = 3
+    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return result
 
 
 def run(

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
+from tests.adjoint import forward_session
 from tests.numeric import central_differences, outputs
 
 SEED = 977
@@ -59,7 +59,7 @@ def check(model: ModelProto, feeds: dict[str, np.ndarray], wrt: list[str], messa
     """Every gradient against central differences of Σ <output, seed> through the forward model."""
     graph = ob.backward(model, wrt=wrt)
     onnx.checker.check_model(graph, full_check=True)
-    forward = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    forward = forward_session(model)
     names = [value.name for value in model.graph.output]
     rng = np.random.default_rng(SEED)
     plain = {name: np.asarray(y) for name, y in zip(names, forward.run(names, feeds), strict=True)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from tests import single_op
+from tests.adjoint import forward_session
 from tests.checks import evaluate, one_node_model
 from tests.opset import naive
 from tests.opset.body_models import KNOWLEDGE, answer
@@ -82,7 +82,7 @@ def test_adjoint_of_onnxruntime(auto_pad: str, kernels: str) -> None:
             opset_imports=[helper.make_opsetid("", 18)],
             ir_version=10,
         )
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = forward_session(model)
         units = np.eye(63, dtype=f32).reshape(63, 1, 7, 9)
         pooled, y = (np.asarray(session.run(None, {"x": value})[0]) for value in (units, x))
         dy = rng.standard_normal(y.shape).astype(f32)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, checker, helper, shape_inference
+from onnx import TensorProto, checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from tests import single_op
+from tests.adjoint import forward_session
 from tests.checks import evaluate, one_node_model
 
 f32 = np.float32
@@ -24,11 +24,6 @@ CONV = {"data_format": "NCX", "weights_format": "OIX"}
 def attributes(axes: int, **changes: Any) -> dict[str, Any]:
     ones, zeros = [1] * axes, [0] * axes
     return {"strides": ones, "dilations": ones, "pads_begin": zeros, "pads_end": zeros} | CONV | changes
-
-
-def plain_session(model: ModelProto) -> onnxruntime.InferenceSession:
-    """Stock onnxruntime with nothing of ours registered."""
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def assert_right(op: str, attrs: dict[str, Any], inputs: list[np.ndarray | None], expected_ops: set[str]) -> None:
@@ -42,7 +37,7 @@ def assert_right(op: str, attrs: dict[str, Any], inputs: list[np.ndarray | None]
             shape_inference.infer_shapes(result, check_type=True, strict_mode=True, data_prop=True)
             used = {node.op_type for node in result.functions[0].node}
             assert expected_ops <= used, used
-        (got,) = plain_session(result).run(None, feeds)
+        (got,) = forward_session(result).run(None, feeds)
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
         np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-5 * scale, strict=True)
 
@@ -161,7 +156,7 @@ def test_a_source_of_padding_only(rng, op: str, stride: int) -> None:
 def test_a_batch_of_one_is_not_stretched() -> None:
     """MatMul would broadcast it without a word."""
     attrs = attributes(1, weights_shape=[4, 3, 2])
-    session = plain_session(
+    session = forward_session(
         ob.use_kernels(single_op.model("ConvolutionBackwardWeights", attrs, [np.ones((3, 3, 5), f32)] * 2), "onnx")
     )
     x, dy = np.ones((3, 3, 5), f32), np.ones((3, 4, 4), f32)
@@ -205,7 +200,7 @@ def test_the_rank_may_be_unknown(rng) -> None:
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, 1)]
     model = ob.use_kernels(helper.make_model(graph, opset_imports=opsets, ir_version=10), "onnx")
     checker.check_model(model, full_check=True)
-    session = plain_session(model)
+    session = forward_session(model)
     x, dy = rng.standard_normal((2, 3, 5), f32), rng.standard_normal((2, 4, 4), f32)
     feeds = {"x_given": x.ravel(), "dy_given": dy.ravel(), "dy_shape": np.array(dy.shape)}
     (got,) = session.run(None, feeds | {"x_shape": np.array(x.shape)})

@@ -1,31 +1,14 @@
-"""Type and shape inference in onnx: what is known survives, what is unknown stays open, contradictions raise."""
+"""Type and shape inference in onnx: what is known survives, what is unknown stays open."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, checker, parser, shape_inference
+from onnx import TensorProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset.registry import BY_NAME
-from tests.checks import evaluate, evaluate_all, infer, inferred, one_node_model
-from tests.opset.test_convolution import Case, case
-from tests.worked.example import Example
-from tests.worked_examples import EXAMPLES
-
-CONV = """strides = [2, 1], pads_begin = [1, 0], pads_end = [1, 0], dilations = [1, 1], data_format = "NCX",
-          weights_format = "OIX" """
-CONVT = CONV.replace("OIX", "IOX")
-RESAMPLE = """interpolation_mode = "LINEAR", scales = [2.0, 2.0], input_pixel_offsets = [0.5, 0.5],
-              output_pixel_offsets = [-0.5, -0.5]"""
-
-
-def model(signature: str, body: str, *, functions: str = "", imports: str = "") -> ModelProto:
-    """A text model; `signature` is what stands between the graph's name and its nodes."""
-    return parser.parse_model(f"""
-        <ir_version: 10, opset_import: ["" : 18, "onnx_backprop" : 1 {imports}]>
-        g {signature} {{ {body.replace("$", "onnx_backprop.")} }} {functions}""")
-
+from tests.checks import infer, inferred, one_node_model
+from tests.opset.inference_models import AVG_POOL, CONV, CONVT, DATA, INTERPOLATE, MAX_POOL, NCX, RESAMPLE, model
 
 STATIC = [
     (
@@ -117,13 +100,6 @@ def test_static_shapes_and_types(signature: str, body: str, dims: list[int]) -> 
 
 def test_static_models_cover_every_operator() -> None:
     assert {body.partition("$")[2].split()[0] for _, body, _ in STATIC} == set(BY_NAME)
-
-
-NCX = 'data_format = "NCX"'
-INTERPOLATE = f'dx = $InterpolateBackward <mode = "linear", {NCX}>'
-MAX_POOL = f"dx = $MaxPoolBackward <kernel = [2, 2], strides = [2, 2], pads_begin = [0, 0], pads_end = [0, 0], {NCX}>"
-AVG_POOL = MAX_POOL.replace("Max", "Avg").replace("<", "<exclude_pad = 0, ")
-DATA = f"dx = $ConvolutionBackwardData <{CONV}>"
 
 
 @pytest.mark.parametrize(
@@ -299,116 +275,6 @@ def test_unknown_ranks(op: str, attributes: dict[str, object], inputs: list, dim
     assert (got and [None if str(d).startswith("unk__") else d or None for d in got]) == dims
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_contradiction_surfaces_unchanged(strict: bool) -> None:
-    """Also without strict mode, where onnx swallows its own inference errors."""
-    m = model("(float[2,3,4,5] src, float[2,4,8,9] dy) => (dx)", f"{INTERPOLATE} (src, dy)")
-    message = "^InterpolateBackward: channels of src and diff_dst must agree, got 3 and 4$"
-    with pytest.raises(ob.ShapeError, match=message):
-        shape_inference.infer_shapes(m, strict_mode=strict)
-    m.graph.output[0].type.CopyFrom(m.graph.input[0].type)
-    with pytest.raises(ob.ShapeError, match=message):
-        checker.check_model(m, full_check=True)
-
-
-@pytest.mark.parametrize(
-    ("signature", "body", "message"),
-    [
-        (
-            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[3] s) => (dx)",
-            f"{DATA} (dy, w, s)",
-            "ConvolutionBackwardData: dst_shape: expected rank 4, got 3 with shape (?, ?, ?)",
-        ),
-        (
-            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[2] s) => (dx)",
-            f"{DATA} (dy, w, s)",
-            "ConvolutionBackwardData: input dst_shape: expected 3 to 5 entries, got 2",
-        ),
-        (
-            "(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[2,2] s) => (dx)",
-            f"{DATA} (dy, w, s)",
-            "ConvolutionBackwardData: input dst_shape: expected rank 1, got 2 with shape (2, 2)",
-        ),
-        (
-            "(float[3,4,H,W] x, float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
-            f"s64 = Shape (x) s = Cast <to = 6> (s64) {DATA} (dy, w, s)",
-            "ConvolutionBackwardData: batch sizes of dst_shape and diff_dst must agree, got 3 and 2",
-        ),
-        (
-            "(float[2,C,4,Q] dy, float[6,4,3,2] w) => (dx) <int32[4] s = {2, 4, 9, 9}>",
-            f"{DATA} (dy, w, s)",
-            "ConvolutionBackwardData: spatial axis 0: dst_shape length 9 with kernel 3, stride 2, dilation 1, pads 1 "
-            "and 1 expects diff_dst length 5, got 4",
-        ),
-        (
-            "(float[N,C,4] src, float[N,C,7] dy, int32[2] s) => (dx)",
-            f"{INTERPOLATE} (src, dy, s)",
-            "InterpolateBackward: input sizes: expected 1 entries, got 2 in [None, None]",
-        ),
-        (
-            "(float[N,C,H] src, float[N,C,7] dy) => (dx)",
-            f"s = Constant <value = int32[1] {{8}}> () {INTERPOLATE} (src, dy, s)",
-            "InterpolateBackward: the spatial shape of diff_dst and input sizes must agree, got 7 and 8",
-        ),
-        (
-            "(float[N,C,H] src, float[N,C,P] dy) => (dx) <int32[1] s = {8}>",
-            f"{INTERPOLATE.replace('>', ', sizes = [7]>')} (src, dy, s)",
-            "InterpolateBackward: attribute sizes and input sizes must agree, got 7 and 8",
-        ),
-        (
-            "(float[P,Q] dy, int32[3] s) => (dx)",
-            f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)",
-            "ResampleGrad: output_sizes (one per axis): expected 2 entries, got 3 in [None, None, None]",
-        ),
-        (
-            "(float[N,C] src, float[N,C,P] dy) => (dx)",
-            f"{INTERPOLATE} (src, dy)",
-            "InterpolateBackward: src: expected rank 3 to 5, got 2 with shape (N, C)",
-        ),
-        (
-            "(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)",
-            f"{MAX_POOL} (x, dy)".replace("[2, 2]", "[3, 3]", 1),
-            "MaxPoolBackward: spatial axis 0: src length 9 with kernel 3, stride 2, dilation 1, pads 0 and 0 expects "
-            "diff_dst length 4, got 5",
-        ),
-        ("(float[N] dy) => (db)", "db = $BiasAddBackward (dy)", "BiasAddBackward: diff_dst: expected rank 2 to 64, got 1"),
-        (
-            "(float[N,C,9,9] dy, float[6,2,3] w) => (dx)",
-            f"dx = $ConvTransposeBackwardData <{CONVT}> (dy, w)",
-            "ConvTransposeBackwardData: diff_dst: expected rank 3, got 4 with shape (N, C, 9, 9)",
-        ),
-    ],
-)  # fmt: skip
-def test_contradictions(signature: str, body: str, message: str) -> None:
-    with pytest.raises(ob.ShapeError) as e:
-        infer(model(signature, body))
-    assert str(e.value).startswith(message)
-
-
-def test_too_few_inputs() -> None:
-    """Inference may run on a model that nobody has checked."""
-    with pytest.raises(
-        ob.InvalidModelError, match=r"InterpolateBackward: expected inputs src, diff_dst, sizes\?, got 1"
-    ):
-        infer(model("(float[N,C,4] src) => (dx)", f"{INTERPOLATE} (src)"))
-    with pytest.raises(ob.InvalidModelError, match=r"expected inputs src, diff_dst, sizes\?, got 1"):
-        infer(model("(float[N,C,4] src) => (dx)", f'{INTERPOLATE} ("", src)'))
-
-
-@pytest.mark.parametrize(
-    ("signature", "node"),
-    [
-        ("(float[N,3,4] src, float16[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)"),
-        ("(double[N,3,4] src, double[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)"),
-        ("(float[N,3,4] src, float[N,3,7] dy, int64[1] s) => (dx)", f"{INTERPOLATE} (src, dy, s)"),
-        ("(int32[N,4] dy) => (db)", "db = $BiasAddBackward (dy)"),
-    ],
-)
-def test_element_types_outside_the_constraints(signature: str, node: str) -> None:
-    with pytest.raises(shape_inference.InferenceError, match="unsupported type|inconsistent type"):
-        infer(model(signature, node))
-
-
 def test_attributes_of_an_enclosing_function() -> None:
     m = model(
         "(float[N,3,4] src, float[N,3,7] dy) => (dx)",
@@ -434,71 +300,6 @@ def test_nodes_in_a_subgraph() -> None:
             else_branch = e () => (two) { two = Identity (a) }>""",
     )
     assert inferred(m) == ["N", 3, 4]
-
-
-def symbolic(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str | None]:
-    """A true statement about a shape: numbers, names that stand for their number, gaps."""
-    return [[d, f"is_{d}", None][rng.choice(3, p=[0.5, 0.3, 0.2])] for d in shape]
-
-
-def assert_true_statement(dims: list[int | str | None] | None, shape: tuple[int, ...], what: object) -> None:
-    assert dims is not None, what
-    assert len(dims) == len(shape), what
-    for said, real in zip(dims, shape, strict=True):
-        assert said in (None, real, f"is_{real}"), f"{dims} of {shape}: {what}"
-
-
-def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object], list[np.ndarray | None]]]:
-    calls = [(e.op, e.attributes, e.arrays()) for e in EXAMPLES]
-    for padding in ("explicit", "VALID", "SAME_UPPER", "SAME_LOWER") * 10:
-        c: Case = case(rng, padding, transposed=False)
-        ncx = c.attributes_in(data_format="NCX", weights_format="OIX")
-        calls.append(("Convolution", ncx, [c.x, c.w, *([c.w.ravel()[: len(c.w)]] if rng.random() < 0.5 else [])]))
-        calls.append(("ConvolutionBackwardData", ncx, [c.dy, c.w, np.int32(c.x.shape)]))
-        calls.append(("ConvolutionBackwardWeights", ncx, [c.x, c.dy, np.int32(c.w.shape)]))
-        c = case(rng, padding, transposed=True)
-        ncx = c.attributes_in(data_format="NCX", weights_format="IOX")
-        calls.append(("ConvTransposeBackwardData", ncx, [c.x, c.w]))
-        calls.append(("ConvTransposeBackwardWeights", ncx, [c.dy, c.x, np.int32(c.w.shape)]))
-    return calls
-
-
-def test_inferred_shapes_are_the_executed_ones(rng: np.random.Generator) -> None:
-    """Fully known shapes give the executed shape; partly known ones never a false statement."""
-    for op, attributes, arrays in random_calls(rng):
-        executed, *more = (answer.shape for answer in evaluate_all(op, attributes, arrays))
-        known = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in arrays]
-        what = (op, attributes, [None if a is None else a.shape for a in arrays])
-        assert inferred(one_node_model(op, attributes, known)) == list(executed), what
-        for _ in range(3):
-            partly = [
-                None if a is None else a if a.dtype.kind == "i" and rng.random() < 0.5 else symbolic(rng, a.shape)
-                for a in arrays
-            ]
-            m = one_node_model(op, attributes, partly, output_ranks=[len(shape) for shape in (executed, *more)])
-            assert_true_statement(inferred(m), executed, (what, partly))
-
-
-def test_every_example_passes_the_full_check() -> None:
-    for example in EXAMPLES:
-        for element_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
-            m = static(example, element_type)
-            checker.check_model(m, full_check=True)
-            assert infer(m).graph.output[0].type.tensor_type.elem_type == element_type
-
-
-def static(example: Example, element_type: int = TensorProto.FLOAT) -> ModelProto:
-    inputs = [a if a is None or a.dtype.kind == "i" else list(a.shape) for a in example.arrays()]
-    ranks = [np.ndim(answer) for answer in (example.expected, *example.more)]
-    return one_node_model(example.op, example.attributes, inputs, element_type=element_type, output_ranks=ranks)
-
-
-def test_auto_pad_in_every_spelling() -> None:
-    same = next(e for e in EXAMPLES if e.id == "conv-dx-SAME_UPPER-K2")
-    for spelling in ("SAME_UPPER", "same_upper", "Same_Upper"):
-        changed = Example(same.id, same.op, same.attributes | {"auto_pad": spelling}, same.inputs, same.expected)
-        checker.check_model(static(changed), full_check=True)
-        np.testing.assert_array_equal(evaluate(changed.op, changed.attributes, changed.arrays()), same.expected)
 
 
 def test_inference_leaves_the_model_alone() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import ModelProto
 
@@ -128,9 +127,8 @@ def test_threads_do_not_change_a_bit(rng, shape: tuple[int, int]) -> None:
     attributes, inputs = call(rng, shape, 1)
     answers = set()
     for threads in (1, 2, 3, 3):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = ob.session(single_op.model(LN, attributes, inputs), kernels="numba", session_options=options)
+        model = single_op.model(LN, attributes, inputs)
+        session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
         results = session.run(None, single_op.feeds(LN, inputs))
         answers.add(b"".join(np.asarray(result).tobytes() for result in results))
     assert len(answers) == 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from tests import single_op
+from tests.adjoint import forward_session
 from tests.checks import evaluate, one_node_model
 from tests.opset import naive
 from tests.opset.body_models import KNOWLEDGE, answer
@@ -81,7 +81,7 @@ def winners(x: np.ndarray, **attributes: object) -> tuple[np.ndarray, np.ndarray
     outputs = [helper.make_tensor_value_info("y", 1, None), helper.make_tensor_value_info("i", 7, None)]
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [None] * x.ndim)], outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = forward_session(model)
     y, i = (np.asarray(value) for value in session.run(None, {"x": x}))
     return y, i
 

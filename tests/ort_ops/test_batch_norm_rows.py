@@ -72,10 +72,8 @@ def call(rng: np.random.Generator, shape: tuple[int, int], given: tuple[int, ...
 
 
 def session(case: Call, dtype: str = "f32", threads: int = 2) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
     model = single_op.model(BN, case.attributes, case.inputs, dtype=dtype)
-    return ob.session(model, kernels="numba", session_options=options)
+    return ob.session(model, kernels="numba", session_options=single_op.options(threads))
 
 
 def require_close(got, want, tolerance: float, message: str) -> None:

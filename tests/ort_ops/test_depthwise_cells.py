@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import onnx_backprop as ob
@@ -117,9 +116,8 @@ def test_which_channels_are_turned_into_lanes(rng) -> None:
 
 def answers(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], threads: int) -> set[bytes]:
     """What several runs of a session give, as bytes."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ob.session(single_op.model(op, attrs, inputs), kernels="numba", session_options=options)
+    model = single_op.model(op, attrs, inputs)
+    session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
     feeds = single_op.feeds(op, inputs)
     return {np.asarray(session.run(None, feeds)[0]).tobytes() for _ in range(5)}
 

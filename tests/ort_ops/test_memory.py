@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import onnx_backprop as ob
@@ -143,18 +142,10 @@ def test_random_convolutions(processors: int) -> None:
 # ----- what is measured is what plans say ------
 
 
-def options(threads: int) -> onnxruntime.SessionOptions:
-    result = onnxruntime.SessionOptions()
-    result.intra_op_num_threads = threads
-    result.log_severity_level = 3
-    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return result
-
-
 def measured(call: Call, dtype: str, threads: int) -> int:
     """Bytes of scratch that a run takes at most."""
     model = single_op.model(call.op, call.attributes, call.inputs, dtype=dtype)
-    session = ob.session(model, kernels="numba", session_options=options(threads))
+    session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
     native_bridge.scratch_peak(anew=True)
     session.run(None, single_op.feeds(call.op, call.inputs))
     return native_bridge.scratch_peak()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ort_ops import registers
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,7 +47,7 @@ def test_random_calls_in_rounds(shared: int) -> None:
 
 def test_a_narrow_vector_length() -> None:
     """The kernels of a processor with small registers, wherever this runs."""
-    printed = run("-m", "tests.ort_ops.guarded", "--calls", "150", "--seed", "2", ONNX_BACKPROP_VECTOR_LENGTH="4")
+    printed = run("-m", "tests.ort_ops.guarded", "--calls", "150", "--seed", "2", **registers.environment(4))
     assert "'answered': " in printed
 
 

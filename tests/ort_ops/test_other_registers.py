@@ -12,7 +12,7 @@ import pytest
 from onnx_backprop.ort_ops.native_source import VECTOR
 from tests import single_op
 from tests.checks import evaluate
-from tests.ort_ops import test_depthwise, test_depthwise_cells, test_interpolation_gather, test_panels
+from tests.ort_ops import registers, test_depthwise, test_depthwise_cells, test_interpolation_gather, test_panels
 
 
 def check() -> None:
@@ -33,9 +33,9 @@ def check() -> None:
 
 
 # 4: see test_native_safety, which calls every operator
-@pytest.mark.parametrize("length", sorted({"8", "16"} - {str(VECTOR)}))
-def test_other_registers(length: str) -> None:
+@pytest.mark.parametrize("length", sorted({8, 16} - {VECTOR}))
+def test_other_registers(length: int) -> None:
     code = "from tests.ort_ops.test_other_registers import check; check(); print('equal')"
-    environment = os.environ | {"ONNX_BACKPROP_VECTOR_LENGTH": length}
+    environment = os.environ | registers.environment(length)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "equal\n", done.stderr

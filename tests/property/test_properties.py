@@ -6,7 +6,6 @@ Hypothesis draws the calls, the same ones in every run (derandomized); a failure
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from onnx_backprop.opset.registry import BY_NAME
 from tests import single_op
+from tests.adjoint import forward_session
 from tests.checks import DTYPES, evaluate, evaluate_all, infer, inferred, one_node_model
 from tests.property.calls import CALLS, Call, Correlation, correlations
 
@@ -129,12 +129,8 @@ def test_repetition_gives_the_same_bits(op: str, kernels: str) -> None:
     def check(call: Call) -> None:
         runs = []
         for threads in (1, 2, 2):
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            options.log_severity_level = 3
-            session = ob.session(
-                single_op.model(call.op, call.attributes, call.inputs), kernels=kernels, session_options=options
-            )
+            model, options = single_op.model(call.op, call.attributes, call.inputs), single_op.options(threads)
+            session = ob.session(model, kernels=kernels, session_options=options)
             answers = session.run(None, single_op.feeds(call.op, call.inputs))
             runs.append(b"".join(np.asarray(answer).tobytes() for answer in answers))
         assert runs[0] == runs[1] == runs[2], call
@@ -233,7 +229,7 @@ def forward(op: str, c: Correlation, x: np.ndarray, w: np.ndarray, **more: objec
     infos = [helper.make_tensor_value_info(n, 1, v.shape) for n, v in (("x", x), ("w", w))]
     graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", 1, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = forward_session(model)
     return np.asarray(session.run(None, {"x": x, "w": w})[0])
 
 
