@@ -84,8 +84,8 @@ CONVOLUTIONS = (
     Convolution(8, 64, 64, (64, 64), 3, 2, 1),
     Convolution(8, 64, 64, (64, 64), 3, 2, 1, channels_last=True),
     Convolution(8, 64, 64, (64, 64), 3, 1, 2, dilation=2),
-    Convolution(16, 128, 128, (64, 64), 3, 1, 1, groups=128),
-    Convolution(16, 128, 128, (64, 64), 3, 1, 1, groups=128, channels_last=True),
+    Convolution(32, 128, 128, (64, 64), 3, 1, 1, groups=128),
+    Convolution(32, 128, 128, (64, 64), 3, 1, 1, groups=128, channels_last=True),
     Convolution(8, 64, 32, (64, 64), 2, 2, transposed=True),
     Convolution(2, 32, 32, (16, 32, 32), 3, 1, 1),
 )

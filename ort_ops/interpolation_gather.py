@@ -97,14 +97,10 @@ def _along(p, call, row, chunk, scratch):
     starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
     gathered = out + 4 * at if kind == F32 else sums + 4 * length * inner
     streaming = kind == F32 and load_i64(p, STREAMED) and (gathered | 4 * inner) % BYTES == 0
-    c = 0
-    while c < inner:
-        c = min(c, inner - VECTOR)
-        if streaming:
-            stream_columns(gathered + 4 * c, 4 * inner, source + 4 * c, 4 * inner, starts, taps, count)
-        else:
-            gather_columns(gathered + 4 * c, 4 * inner, source + 4 * c, 4 * inner, starts, taps, count)
-        c += VECTOR
+    if streaming:
+        stream_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
+    else:
+        gather_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
     if kind != F32:
         write_run(kind, out, at, 1, gathered, 0, count * inner)
 
@@ -141,8 +137,7 @@ def _across(p, call, block, chunk, scratch):
         transpose_tile(turned + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
     starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
     source = turned - _ROW * low * inner
-    for c in range(inner):
-        gather_columns(gathered + _ROW * c, _ROW * inner, source + _ROW * c, _ROW * inner, starts, taps, count)
+    gather_columns(gathered, _ROW * inner, source, _ROW * inner, _ROW * inner, starts, taps, count)
     for i in range(0, results, VECTOR):
         if kind == F32 and rows == VECTOR and i + VECTOR <= results:
             transpose_tile(out + 4 * (at + i), 4 * row_length, gathered + _ROW * i, _ROW)

@@ -141,65 +141,79 @@ SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a ti
 
 
 def _gather(module: ir.Module, *, streaming: bool) -> ir.Function:
-    """The function behind `gather_columns` and `stream_columns`."""
+    """The function behind `gather_columns` and `stream_columns`: column after column, and the vectors of each."""
     name = f"onnx_backprop_gather_{streaming}"
     if name in module.globals:
         return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), name)
     function.linkage = "internal"
-    target, step, source, scale, starts, taps, count = function.args
-    entry, column, tap, store, leave = (
-        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "column", "tap", "store", "leave")
+    target, step, source, scale, width, starts, taps, count = function.args
+    entry, column, vector, tap, store, further, leave = (
+        ir.IRBuilder(function.append_basic_block(n))
+        for n in ("entry", "column", "vector", "tap", "store", "further", "leave")
     )
+    final = entry.sub(width, I64(ITEM * VECTOR))  # where the last vector starts, which may overlap the one before
     entry.cbranch(entry.icmp_signed(">", count, I64(0)), column.block, leave.block)
 
     i, place = column.phi(I64), column.phi(I64)
     start = column.add(starts, column.shl(i, I64(3)))
     first = column.load(pointer(column, start, I64))
     last = column.load(pointer(column, column.add(start, I64(8)), I64))
-    zero = ir.Constant(VEC, [0.0] * VECTOR)
-    column.cbranch(column.icmp_signed("<", first, last), tap.block, store.block)
+    zero, some = ir.Constant(VEC, [0.0] * VECTOR), column.icmp_signed("<", first, last)
+    column.branch(vector.block)
+
+    offset = vector.phi(I64)
+    begin = vector.add(source, offset)
+    vector.cbranch(some, tap.block, store.block)
 
     t, total = tap.phi(I64), tap.phi(VEC)
     at = tap.add(taps, tap.shl(t, I64(3)))
     index = tap.sext(tap.load(pointer(tap, at, I32)), I64)
     weight = splat(tap, tap.load(pointer(tap, tap.add(at, I64(4)), FLOAT)))
-    value = tap.load(pointer(tap, tap.add(source, tap.mul(index, scale)), VEC), align=ITEM)
+    value = tap.load(pointer(tap, tap.add(begin, tap.mul(index, scale)), VEC), align=ITEM)
     more = fma(tap, weight, value, total)
     following = tap.add(t, I64(1))
     for phi, initial, later in ((t, first, following), (total, zero, more)):
-        phi.add_incoming(initial, column.block)
+        phi.add_incoming(initial, vector.block)
         phi.add_incoming(later, tap.block)
     tap.cbranch(tap.icmp_signed("<", following, last), tap.block, store.block)
 
     result = store.phi(VEC)
-    result.add_incoming(zero, column.block)
+    result.add_incoming(zero, vector.block)
     result.add_incoming(more, tap.block)
+    to = store.add(place, offset)
     if streaming:
-        stream(store, result, place)
+        stream(store, result, to)
     else:
-        store.store(result, pointer(store, place, VEC), align=ITEM)
-    next_i, next_place = store.add(i, I64(1)), store.add(place, step)
+        store.store(result, pointer(store, to, VEC), align=ITEM)
+    behind = store.add(offset, I64(ITEM * VECTOR))
+    behind = store.select(store.icmp_signed("<", behind, final), behind, final)
+    offset.add_incoming(I64(0), column.block)
+    offset.add_incoming(behind, store.block)
+    store.cbranch(store.icmp_signed("<", offset, final), vector.block, further.block)
+
+    next_i, next_place = further.add(i, I64(1)), further.add(place, step)
     for phi, initial, later in ((i, I64(0), next_i), (place, target, next_place)):
         phi.add_incoming(initial, entry.block)
-        phi.add_incoming(later, store.block)
-    store.cbranch(store.icmp_signed("<", next_i, count), column.block, leave.block)
+        phi.add_incoming(later, further.block)
+    further.cbranch(further.icmp_signed("<", next_i, count), column.block, leave.block)
     leave.ret_void()
     return function
 
 
 @intrinsic
-def gather_columns(_context, target, step, source, scale, starts, taps, count):
-    """Vector i of target = Σ_t weight(t) · vector index(t) of source, t from starts[i] to starts[i + 1], in order.
+def gather_columns(_context, target, step, source, scale, width, starts, taps, count):
+    """Column i of target = Σ_t weight(t) · column index(t) of source, t from starts[i] to starts[i + 1], in order.
 
-    Addresses; step and scale are bytes from vector to vector. A tap is a word: index, an int32, and weight, a float32.
+    Columns are `width` bytes, a vector or more; addresses, step and scale are bytes from column to column. A tap is a
+    word: index, an int32, and weight, a float32.
     """
     return _gather_caller(streaming=False)
 
 
 @intrinsic
-def stream_columns(_context, target, step, source, scale, starts, taps, count):
-    """As `gather_columns`, stored past the caches: target and step are multiples of a vector's bytes."""
+def stream_columns(_context, target, step, source, scale, width, starts, taps, count):
+    """As `gather_columns`, stored past the caches: target, step and width are multiples of a vector's bytes."""
     return _gather_caller(streaming=True)
 
 
@@ -208,4 +222,4 @@ def _gather_caller(*, streaming: bool) -> Any:
         builder.call(_gather(builder.module, streaming=streaming), args)
         return target_context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), generate
+    return types.void(*[types.int64] * 8), generate
