@@ -38,7 +38,7 @@ CASES = [
 
 
 def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> None:
-    """Forward and data gradient of small integers, whose sums are exact."""
+    """Forward and both gradients of small integers, whose sums are exact."""
     batch, channels, lengths, kernel, dilation, begin, end = case
     attrs = attributes(channels, dilations=[1, dilation], pads_begin=list(begin), pads_end=list(end))
     x, w = (
@@ -50,9 +50,11 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
     for op, inputs in (
         ("Convolution", [x, w, bias]),
         ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
+        ("ConvolutionBackwardWeights", [x, dy, np.array(w.shape, np.int32)]),
     ):
         got = single_op.run(op, attrs, inputs, kernels="numba", dtype=dtype)
-        np.testing.assert_array_equal(got, evaluate(op, attrs, inputs), err_msg=f"{op} {case} {dtype}", strict=True)
+        expected = evaluate(op, attrs, inputs, dtype).astype(f32)
+        np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])

@@ -36,6 +36,7 @@ CASES = [
     (3, 2 * VECTOR, (8, 6), (3, 3), {}),
     (2, 5 * VECTOR + 3, (6, 11), (3, 3), {"weights_format": "XIO"}),
     (1, VECTOR + 1, (1, 1), (3, 3), {}),
+    (2, 5, (4, VECTOR + 2), (3, 3), {"begin": 0, "end": 0}),  # whole vectors along rows
     (2, 3, (4, 5), (7, 5), {"begin": (3, 2), "end": (3, 2)}),  # no column that all taps reach
     (2, 7, (5, 4), (3, 3), {"begin": (5, 9), "end": (4, 7)}),  # cells that no tap reaches
     (2, 33, (9, 8), (3, 3), {"strides": 2}),
@@ -45,6 +46,7 @@ CASES = [
     (2, 9, (50,), (4,), {"strides": 3, "begin": 2, "end": 5}),
     (1, 18, (4, 5, 6), (3, 2, 3), {"begin": (1, 0, 1), "end": (1, 1, 2)}),
     (2, 3, (5, 4, 7), (3, 3, 3), {"strides": (1, 2, 2), "dilations": (2, 1, 1), "begin": 2, "end": 1}),
+    (1, 5, (8, 6, 9), (2, 3, 2), {"strides": (3, 2, 1), "begin": (1, 0, 0), "end": (2, 1, 0)}),
     (1, 70, (40, 70), (3, 3), {}),  # several bands
     (1, 70 * VECTOR, (3, 4), (3, 3), {}),  # several blocks
     (1, 2, (2, 30000), (1, 5), {"begin": (0, 2), "end": (0, 2)}),  # bands along rows
@@ -98,6 +100,18 @@ def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", [turned(case) for case in CASES], ids=str)
 def test_channels_that_are_turned_into_lanes(rng, case, dtype: str) -> None:
+    run_case(case, dtype, rng)
+
+
+def few(case: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The case with NCX data, and too few channels for that."""
+    batch, channels, lengths, kernel, changes = case
+    return batch, min(channels, (3 * VECTOR - 1) // 4), lengths, kernel, changes | {"data_format": "NCX"}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("case", [few(case) for case in CASES], ids=str)
+def test_channels_too_few_for_lanes(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
 
 
