@@ -167,11 +167,11 @@ def _planes_floats(reach: Reach, channels: int) -> Floats:
 
 
 def _panels_floats(reach: Reach, channels: int) -> Floats:
-    """As tiles of cells, and a plane of one channel."""
+    """As tiles of cells, and two planes of one channel."""
 
     def floats(band: Sequence[int]) -> int:
         tiles = math.ceil(band[1] * band[2] / COLUMNS)
-        return tiles * (band[0] * _panel_pitch(reach, channels) + COLUMNS) + 16
+        return tiles * (band[0] * _panel_pitch(reach, channels) + 2 * COLUMNS) + 16
 
     return floats
 

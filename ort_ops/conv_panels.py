@@ -12,36 +12,58 @@ from . import conv_parameters as par
 from .conv_boxes import copy_row, load3
 from .conv_planes import SEGMENTS_AT, tiles_of_band
 from .native_call import CALL_INPUTS
-from .native_llvm import load_i64, store_i64
+from .native_llvm import F32, load_i64, store_i64
 from .native_micro import COLUMNS, ROWS
 from .native_rows import clear
-from .native_vectors import copy_rows
+from .native_vectors import copy_rows, split_pairs
 
 
 @njit
 def _copy(p, data, first, low, size, band, row):
-    """[z][panel][residue][channel][COLUMNS cells], zeros behind the last cell; `row` holds a plane of one channel."""
+    """[z][panel][residue][channel][COLUMNS cells], zeros behind the last cell; `row` holds two planes of a channel."""
     kind, channels, pitch = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.PITCH)
     step, stride, length = load3(p, par.STEP_3), load3(p, par.IN_3), load3(p, par.LENGTH_3)
-    cells = size[1] * size[2]
+    residues, cells = load_i64(p, par.RESIDUES), size[1] * size[2]
     count = (cells + COLUMNS - 1) // COLUMNS
+    second = row + 4 * count * COLUMNS
     clear(row, cells, count * COLUMNS - cells)
+    clear(second, cells, count * COLUMNS - cells)
+    inside = low[2] >= 0 and 2 * (low[2] + size[2]) <= length[2]
+    pairs = kind == F32 and stride[2] == 1 and step[2] == 2 and inside
     for c in range(channels):
         for z in range(size[0]):
-            for n in range(load_i64(p, par.RESIDUES)):  # innermost: those along x read the same lines
+            n = 0
+            while n < residues:  # innermost: those along x read the same lines, even and odd cells together
                 residue = load3(p, load_i64(p, par.RESIDUE_TABLE) + par.RESIDUE_WORDS * n)
+                pair = pairs and _odd_follows(p, n)
                 end = (length[2] - residue[2] + step[2] - 1) // step[2]
                 cell_z = (low[0] + z) * step[0] + residue[0]
                 for y in range(size[1]):
-                    cell_y = (low[1] + y) * step[1] + residue[1]
-                    if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
-                        start = first + c * load_i64(p, par.IN_C) + cell_z * stride[0] + cell_y * stride[1]
-                        start += residue[2] * stride[2]
-                        copy_row(kind, row, y * size[2], data, start, step[2] * stride[2], low[2], size[2], end)
+                    cell_y, at = (low[1] + y) * step[1] + residue[1], y * size[2]
+                    start = first + c * load_i64(p, par.IN_C) + cell_z * stride[0] + cell_y * stride[1]
+                    if not (0 <= cell_z < length[0] and 0 <= cell_y < length[1]):
+                        clear(row, at, size[2])
+                        clear(second, at, size[2])
+                    elif pair:
+                        source = data + 4 * (start + 2 * low[2])
+                        split_pairs(row + 4 * at, second + 4 * at, source, size[2], 4 * load_i64(p, par.IN_C))
                     else:
-                        clear(row, y * size[2], size[2])
+                        start += residue[2] * stride[2]
+                        copy_row(kind, row, at, data, start, step[2] * stride[2], low[2], size[2], end)
                 to = band + 4 * (z * count * pitch + (n * channels + c) * COLUMNS)
                 copy_rows(to, 4 * pitch, row, 4 * COLUMNS, count, COLUMNS)
+                if pair:
+                    copy_rows(to + 4 * channels * COLUMNS, 4 * pitch, second, 4 * COLUMNS, count, COLUMNS)
+                n += 2 if pair else 1
+
+
+@njit
+def _odd_follows(p, n):
+    """Whether residue n has the even cells of its rows, and the next one their odd ones."""
+    if n + 1 == load_i64(p, par.RESIDUES):
+        return False
+    table = load_i64(p, par.RESIDUE_TABLE) + par.RESIDUE_WORDS * n
+    return load_i64(p, table + 2) == 0 and load_i64(p, table + par.RESIDUE_WORDS + 2) == 1
 
 
 @njit
@@ -64,7 +86,7 @@ def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scr
     low, pitch, table = load3(p, par.LOW_3), load_i64(p, par.PITCH), scratch + SEGMENTS_AT
     count = (size[1] * size[2] + COLUMNS - 1) // COLUMNS
     row = (table + 16 * load_i64(p, par.ALL_TAPS) + 63) & -64
-    band = row + 4 * count * COLUMNS
+    band = row + 8 * count * COLUMNS
     data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
     first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * load_i64(p, par.IN_C)
     _copy(p, data, first, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), size, band, row)

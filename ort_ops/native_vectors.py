@@ -188,6 +188,31 @@ def _copy_even(function: ir.Function) -> None:
     vectors(function, count, body)
 
 
+def _split_pairs(function: ir.Function) -> None:
+    even, odd, source, count, ahead = function.args
+
+    def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
+        offset = b.mul(done, I64(ITEM))
+        at = b.add(source, b.mul(offset, I64(2)))
+        cells = None if left is None else b.mul(left, I64(2))
+        halves = []
+        for half in range(2):
+            prefetch(b, b.add(at, ahead), level=2)
+            mask = None if cells is None else below(b, b.sub(cells, I64(half * VECTOR)))
+            halves.append(load(b, at) if mask is None else load_masked(b, at, mask))
+            at = b.add(at, I64(BYTES))
+        low, high = halves
+        for first, target in enumerate((even, odd)):
+            value = b.shuffle_vector(low, high, ir.Constant(LANES, [2 * lane + first for lane in range(VECTOR)]))
+            to = b.add(target, offset)
+            if left is None:
+                store(b, value, to)
+            else:
+                store_masked(b, value, to, below(b, left))
+
+    vectors(function, count, body)
+
+
 def _spread_even(function: ir.Function) -> None:
     target, source, count = function.args
     halves = [ir.Constant(LANES, [half * VECTOR // 2 + lane // 2 for lane in range(VECTOR)]) for half in range(2)]
@@ -302,6 +327,12 @@ def copy_run(_context, target, source, count):
 def copy_even(_context, target, source, count):
     """target[i] = source[2i] for i < count."""
     return caller("copy_even", 3, _copy_even)
+
+
+@intrinsic
+def split_pairs(_context, even, odd, source, count, ahead):
+    """even[i] = source[2i] and odd[i] = source[2i + 1] for i < count; what lies `ahead` bytes further on is fetched."""
+    return caller("split_pairs", 5, _split_pairs)
 
 
 @intrinsic
