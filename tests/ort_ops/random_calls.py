@@ -54,6 +54,9 @@ def convolution(rng: Rng, op: str) -> Call:
             d, s = int(rng.integers(15, 40)), int(rng.integers(15, 40))
         if axes == 2 and d == s == 1 and groups > 3 and rng.random() < 0.6:  # slid over planes
             k, strides, dilations = [int(_pick(rng, 3, 5))] * 2, [1, 1], [1, int(_pick(rng, 1, 1, 2, 9))]
+        if rng.random() < 0.1:  # no tap shifts: copied tile by tile
+            k = strides = [int(_pick(rng, 1, 2, 2, 3)) for _ in range(axes)]
+            begin, dilations = [n * int(_pick(rng, 0, 0, 0, 1)) for n in k], [1] * axes
         outs = [_length(rng, 70 if axes == 1 else 40 if axes == 2 else 12) for _ in range(axes)]
         longs = []
         for axis, out in enumerate(outs):
