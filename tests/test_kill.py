@@ -43,7 +43,7 @@ def killed(folder: Path, epochs: int, steps: int, pause: float) -> bool:
         deadline = time.monotonic() + PATIENCE
         while len(lines(folder)) - before < steps and process.poll() is None:
             assert time.monotonic() < deadline, "no step in all that time"
-            time.sleep(0.0005)
+            time.sleep(0.002)
         time.sleep(pause)
         process.kill()
     finally:

@@ -23,7 +23,7 @@ from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans, conv_win
 from tests.checks import DTYPES, evaluate_all
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
-from tests.single_op import ELEMENT_TYPES, KINDS, results_of
+from tests.single_op import ELEMENT_TYPES, KINDS, options, results_of
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -75,7 +75,7 @@ def model(call: Call, dtype: str) -> ModelProto:
 
 def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bool) -> list[np.ndarray]:
     """The kernel's answers, everything between unreadable pages."""
-    session = ob.session(model(call, dtype), kernels="numba")
+    session = ob.session(model(call, dtype), kernels="numba", session_options=options(2))
     binding = session.io_binding()
     kept = []
 

@@ -44,7 +44,7 @@ def main() -> None:
     for n in range(arguments.sessions):
         if n == arguments.sessions // 2:
             before = resident()
-        session = ob.session(model, kernels=None)
+        session = ob.session(model, kernels=None, session_options=single_op.options(2))
         for length in (5, 6, 7):
             dy, shape = np.ones((1, 8, length, 5), np.float32), np.array([1, 4, length, 5], np.int32)
             session.run(None, {"diff_dst": dy, "weights": w, "dst_shape": shape})
