@@ -10,7 +10,6 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 # Named after the interpreter, so that changing PYTHON makes the environment anew.
 INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 
-# import-linter reads folders and knows nothing of pyproject's mapping; the links in .dev show it the whole package.
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -49,8 +48,7 @@ lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	cd .dev && $(abspath $(BIN))/pyright --pythonpath $(abspath $(BIN))/python onnx_backprop/*.py
-	cd .dev && $(abspath $(BIN))/lint-imports --no-logo --no-cache --config ../pyproject.toml
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(INSTALLED) ## format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix

@@ -33,7 +33,7 @@ _DTYPES = {
 }
 
 
-def write_checkpoint(path: str | Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """Write a checkpoint; an existing one is replaced at once, or stays where this fails.
 
     Errors: InvalidArgumentError when the folder is missing or the system refuses to write.
@@ -60,7 +60,7 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, np.ndarray], about:
         raise InvalidArgumentError(f"cannot write the checkpoint {path}: {e.strerror or e}") from e
 
 
-def read_checkpoint(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors of a checkpoint, and what else it says; InvalidArgumentError for a file that is none."""
     try:
         content = Path(path).read_bytes()

@@ -53,7 +53,7 @@ def test_source_archive_is_a_checkout(archives: Path) -> None:
     (sdist,) = archives.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"Makefile", "README.md", "LICENSE", "models/super_resolution.py", "opset/op.py"} <= names
+    assert {"Makefile", "README.md", "LICENSE", "models/super_resolution.py", "onnx_backprop/opset/op.py"} <= names
 
 
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:

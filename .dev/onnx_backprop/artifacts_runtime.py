@@ -1,1 +1,0 @@
-../../onnx_backprop/artifacts_runtime.py

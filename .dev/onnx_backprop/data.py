@@ -1,1 +1,0 @@
-../../onnx_backprop/data.py
