@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -18,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tqdm import tqdm
+
+from onnx_backprop.ort_ops.machine import processors
 
 from .cases import CASES, Case
 from .contenders import CONTENDERS
@@ -74,9 +75,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--threads", type=int, default=min(2, os.cpu_count() or 1), help="for every contender (%(default)s)"
-    )
+    parser.add_argument("--threads", type=int, default=min(2, processors()), help="for every contender (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender at a shape (%(default)s)")
     parser.add_argument("--only", nargs="+", default=[""], help="shapes whose name contains one of these")
     parser.add_argument("--best", action="store_true", help="fastest runs, not medians: where others use the machine")

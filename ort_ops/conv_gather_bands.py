@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from . import conv_parameters as par
 from .conv_gather_sums import Phase, Reach, Sums, cells_of
 from .conv_planes import FEW_CHANNELS
-from .conv_plans import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, processors, three
+from .conv_plans import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, three
+from .machine import processors
 from .native_llvm import F32
 from .native_micro import COLUMNS, ROWS, TILE_ROWS
 from .native_source import VECTOR

@@ -16,14 +16,13 @@ from .conv_plans import (
     Tensor,
     Triple,
     band_of,
-    last_level_cache,
-    processors,
     rounds,
     shared_limit,
     three,
     three_words,
     words,
 )
+from .machine import last_level_cache, processors
 from .native_bridge import Plan
 from .native_call import POOL_BYTES
 from .native_micro import COLUMNS, ROWS

@@ -7,10 +7,8 @@ weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, mi
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from ..opset import conv_spec as spec
 from ..opset.correlation import geometry, resolve
@@ -146,23 +144,9 @@ def words(entries: dict[int, int], size: int) -> list[int]:
     return [entries.get(n, 0) for n in range(size)]
 
 
-def processors() -> int:
-    """How many threads work is cut for; results do not depend on it."""
-    return min(os.cpu_count() or 1, 64)
-
-
 def fill_lanes(channels: int) -> bool:
     """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
     return 4 * channels >= 3 * VECTOR
-
-
-@cache
-def last_level_cache() -> int:
-    """Bytes of the largest cache, or a guess; results do not depend on it."""
-    try:
-        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
-    except (AttributeError, ValueError, OSError):  # not told on this system
-        return 32 << 20
 
 
 def shared_limit(c: Correlation, kind: int) -> int:

@@ -17,13 +17,13 @@ from .conv_plans import (
     Triple,
     band_of,
     fill_lanes,
-    processors,
     rounds,
     shared_limit,
     three,
     three_words,
     words,
 )
+from .machine import processors
 from .native_bridge import Plan
 from .native_llvm import F32, ITEM_SIZE
 from .native_micro import ROWS, SPARE_ROWS

@@ -9,7 +9,8 @@ import numpy as np
 
 from . import conv_winograd as at
 from . import conv_winograd_weights as of
-from .conv_plans import Correlation, processors, rounds, shared_limit
+from .conv_plans import Correlation, rounds, shared_limit
+from .machine import processors
 from .native_bridge import Plan
 from .native_call import POOL_BYTES
 from .native_llvm import F32

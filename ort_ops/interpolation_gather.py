@@ -54,13 +54,14 @@ from .interpolation_rows import (
     last_row,
     row_taps,
 )
+from .machine import PERMUTES
 from .native_bridge import keep
 from .native_call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
 from .native_combine import SHORT
 from .native_jobs import JOB_CALL, begin, new_job, work_off, worker
 from .native_llvm import F32, load_f32, load_i64
 from .native_micro import gather_columns, stream_columns
-from .native_permute import PERMUTES, ROWS, gather_windows
+from .native_permute import ROWS, gather_windows
 from .native_rows import write_run
 from .native_source import VECTOR, exported
 from .native_vectors import BYTES, fetch, settle, transpose_tile

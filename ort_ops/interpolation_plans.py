@@ -10,11 +10,11 @@ import numpy as np
 
 from ..opset.interpolation import Taps
 from . import interpolation_rows as par
-from .conv_plans import last_level_cache, processors
 from .interpolation_gather import ACROSS, ALONG, WINDOWS, functions
 from .interpolation_windows import Windows, windows
+from .machine import PERMUTES, last_level_cache, processors
 from .native_bridge import Call, Plan
-from .native_permute import PERMUTES, ROWS, WINDOW
+from .native_permute import ROWS, WINDOW
 from .native_source import VECTOR
 
 # elements of a row of dy that a chunk of columns reads, about

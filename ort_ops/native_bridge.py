@@ -25,6 +25,7 @@ from ..opset.native_body import NATIVE_PREFIX
 from ..opset.op import Arg, Attributes, Op
 from . import c_abi, native_call
 from .extensions import get_library_path
+from .machine import processors
 from .native_source import exported
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
@@ -137,7 +138,7 @@ def runtime() -> int:
     words[native_call.RUNTIME_MALLOC], words[native_call.RUNTIME_FREE] = malloc, free
     words[native_call.RUNTIME_NO_MEMORY] = ctypes.addressof(no_memory)
     words[native_call.RUNTIME_NO_PLAN] = ctypes.addressof(no_plan)
-    words[native_call.RUNTIME_LANES] = min(os.cpu_count() or 1, 64)
+    words[native_call.RUNTIME_LANES] = processors()
     return _block(words)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from .machine import REGISTERS, VECTOR
 from .native_llvm import intrinsic
-from .native_source import REGISTERS, VECTOR
 from .native_vectors import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.

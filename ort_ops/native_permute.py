@@ -1,7 +1,7 @@
 """Elements of a row picked into vector registers by tables: what `gather_windows` is for.
 
 A permutation of two registers takes any lane from either in one instruction, where the processor has it (x86 from AVX2
-on). `PERMUTES` says whether that is so; nothing here may be compiled elsewhere.
+on). `machine.PERMUTES` says whether that is so; nothing here may be compiled elsewhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit
 
 from .native_llvm import intrinsic
@@ -33,8 +33,6 @@ from .native_vectors import (
     stream,
 )
 
-_FEATURES = binding.get_host_cpu_features()
-PERMUTES = bool((VECTOR == 16 and _FEATURES.get("avx512f")) or (VECTOR == 8 and _FEATURES.get("avx2")))
 WINDOW = 2 * VECTOR  # elements that one permutation chooses from
 ROWS = 4  # gathered by one reading of the tables
 # a pattern: a byte per lane, its place in the window, then a float32 per lane, its weight

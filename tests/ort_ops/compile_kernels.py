@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import pkgutil
 import time
 from types import ModuleType
 
 from onnx_backprop import ort_ops
+from onnx_backprop.ort_ops import machine
 
 PREFIX = f"{ort_ops.__name__}."
 
@@ -37,7 +37,7 @@ def compile_module(name: str) -> float:
 
 
 def main() -> None:
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+    with multiprocessing.get_context("spawn").Pool(machine.processors()) as pool:
         seconds = sum(pool.imap_unordered(compile_module, modules()))
     print(f"native kernels compiled in {seconds:.0f} s of the processor")
 

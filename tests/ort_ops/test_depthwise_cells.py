@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans
+from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans, machine
 from onnx_backprop.ort_ops import conv_parameters as par
-from onnx_backprop.ort_ops.native_source import VECTOR
+from onnx_backprop.ort_ops.machine import VECTOR
 from tests import single_op
 from tests.checks import evaluate
 from tests.ort_ops.planned import Shapes
@@ -165,7 +164,7 @@ def test_few_channels_make_work_for_several_threads() -> None:
 def test_processors_do_not_decide_what_is_added_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = []
     for count in (1, 3, 32):
-        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        monkeypatch.setattr(machine, "cores", lambda count=count: count)
         words = weights_plan(40 * VECTOR)
         bands = words[par.C_BAND_3 : par.C_BAND_3 + 3].tolist()
         sums.append((int(words[par.C_PARTS]), int(words[par.C_UNITS]), bands))

@@ -15,8 +15,8 @@ from onnx_backprop.ort_ops import interpolation_plans
 from onnx_backprop.ort_ops import interpolation_rows as par
 from onnx_backprop.ort_ops.interpolation_gather import ACROSS, ALONG, WINDOWS
 from onnx_backprop.ort_ops.interpolation_windows import windows
-from onnx_backprop.ort_ops.native_permute import PERMUTES, WINDOW
-from onnx_backprop.ort_ops.native_source import VECTOR
+from onnx_backprop.ort_ops.machine import PERMUTES, VECTOR
+from onnx_backprop.ort_ops.native_permute import WINDOW
 from tests import single_op
 from tests.checks import evaluate
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import product
 
@@ -13,11 +12,11 @@ import onnx_backprop as ob
 from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
 from onnx_backprop.ort_ops import (
     conv_gather_plans,
-    conv_plans,
     conv_weight_plans,
     conv_winograd,
     conv_winograd_plans,
     conv_winograd_weights,
+    machine,
     max_pool_backward,
     native_bridge,
 )
@@ -51,8 +50,8 @@ def require_little(shapes: Shapes, processors: int) -> None:
 @pytest.fixture(params=PROCESSORS)
 def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Plans are made for so many."""
-    monkeypatch.setattr(os, "cpu_count", lambda: request.param)
-    assert conv_plans.processors() == request.param
+    monkeypatch.setattr(machine, "cores", lambda: request.param)
+    assert machine.processors() == request.param
     return request.param
 
 

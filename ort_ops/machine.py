@@ -1,0 +1,154 @@
+"""What the kernels know about the machine: the processor that code is generated for, its cores and its caches.
+
+The processor is the one that Numba generates code for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may say; the host's
+own capabilities are nobody's business beside it. Nothing else in this package asks the system.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding
+from numba.core.registry import cpu_target
+
+VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
+MOST_PROCESSORS = 64
+_LENGTHS = ("2", "4", "8", "16", "32", "64")
+_CACHE = 32 << 20  # where the system does not tell
+
+# ----- the processor ------
+
+# what Numba's cache on disk goes by as well
+TRIPLE, PROCESSOR, FEATURES = (str(part) for part in cpu_target.target_context.codegen().magic_tuple())
+
+_PROBE = """
+define void @probe(ptr %place) {
+  %x = load <16 x i32>, ptr %place
+  %y = mul <16 x i32> %x, %x
+  store <16 x i32> %y, ptr %place
+  ret void
+}
+"""
+
+
+def assembly(module: str) -> str:
+    """What LLVM makes of a module, given as text, for the processor that Numba generates code for."""
+    target = llvmlite.binding.Target.from_triple(TRIPLE)
+    machine = target.create_target_machine(cpu=PROCESSOR, features=FEATURES)
+    return machine.emit_assembly(llvmlite.binding.parse_assembly(module))
+
+
+def _width() -> int:
+    """How many float32, and how many int32, one vector register holds.
+
+    LLVM is asked what it uses, since a processor's name implies features and features take others away.
+    """
+    text = assembly(_PROBE)
+    return 16 if "%zmm" in text else 8 if "%ymm" in text else 4
+
+
+def _vector_length(width: int) -> int:
+    """How many float32 a vector of the kernels has: the environment may force another power of two."""
+    forced = os.environ.get(VECTOR_VARIABLE)
+    if not forced:
+        return width
+    if forced not in _LENGTHS:
+        raise ValueError(f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}")
+    return int(forced)
+
+
+WIDTH = _width()
+VECTOR = _vector_length(WIDTH)
+REGISTERS = 16 if TRIPLE.startswith("x86_64") and WIDTH < 16 else 32
+# whether one instruction takes any lane from a vector, or from two (x86 from AVX2 on)
+PERMUTES = VECTOR in (8, 16) and VECTOR <= WIDTH
+
+
+# ----- cores ------
+
+
+def cores() -> int:
+    """How many cores this process may use: of those that it is bound to, no more than its container's share."""
+    counted = _bound()
+    share = _quota(Path("/"))
+    return max(1, min(counted, math.ceil(share)) if share else counted)
+
+
+def processors() -> int:
+    """How many threads work is cut for; results do not depend on it."""
+    return min(cores(), MOST_PROCESSORS)
+
+
+def _bound() -> int:
+    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def _quota(root: Path) -> float | None:
+    """Of how many cores control groups grant the time to this process: the least of its groups; None: no limit.
+
+    A group limits those inside it. In a container the own group is seen as the root, or under a path of the host's
+    that does not exist here; what lies on the way is asked as far as it exists.
+    """
+    shares = [share for folder in _groups(root) if (share := _share(folder)) is not None]
+    return min(shares, default=None)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's control groups that limit processor time, from its own outwards."""
+    mounted = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # version 2 has one tree, version 1 one for each set of controllers
+        tree = mounted / controllers
+        # a group outside of what a container sees begins with ".."
+        group = tree / (own.lstrip("/") if ".." not in own.split("/") else "")
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(tree))
+
+
+def _share(folder: Path) -> float | None:
+    """Quota over period of one control group, as version 2 writes it or version 1."""
+    words = _text(folder / "cpu.max").split()
+    if not words:
+        words = [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(re.fullmatch("[1-9][0-9]*", word) for word in words):
+        return None  # "max", or -1, or no such file
+    return int(words[0]) / int(words[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# ----- caches ------
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache, or a guess; results do not depend on it."""
+    try:
+        told = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not told on this system
+        told = 0
+    return told if told > 0 else _listed_cache(Path("/")) or _CACHE
+
+
+def _listed_cache(root: Path) -> int:
+    """Bytes of the largest cache that Linux lists for the first core, 0 where it lists none."""
+    sizes = (_text(path).strip() for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if re.fullmatch("[0-9]+[KMG]", size)), default=0)
