@@ -20,6 +20,7 @@ from onnx_backprop.ort_ops import (
     max_pool_backward,
     native_bridge,
 )
+from onnx_backprop.ort_ops.machine import VECTOR
 from onnx_backprop.ort_ops.native_call import block_bytes
 from tests import single_op
 from tests.checks import evaluate
@@ -336,6 +337,8 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str
             np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
 
 
+# sharing some rows at a time pays where a row of tiles fills less than half a vector
+_TILES = max(VECTOR // 2 - 1, 1)
 # batch, channels of source and destination, lengths, groups, bytes that may be shared
 IMAGES_SHARED = [
     (1, (16, 400), (4, 4), 1, 60_000),
@@ -343,8 +346,18 @@ IMAGES_SHARED = [
     (2, (48, 300), (5, 6), 3, 60_000),
     (2, (40, 480), (3, 4), 2, 150_000),
     (1, (33, 200), (2, 37), 1, 130_000),
-    (3, (33, 800), (18, 14), 1, 400_000),
+    (3, (33, 800), (126 // _TILES, 2 * _TILES), 1, 400_000),
 ]
+
+
+def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = set()
+    for batch, channels, lengths, groups, limit in IMAGES_SHARED:
+        monkeypatch.setattr(conv_winograd_plans, "shared_limit", lambda *_, limit=limit: limit)
+        words = convolution("Convolution", batch, channels, lengths, (3, 3), pads=(1, 1), groups=groups).plan("f32")
+        rows, of_round = batch * -(-lengths[0] // 2), int(words.parameters[conv_winograd.ROUND_ROWS])
+        shares.add((of_round > 0) + (of_round == rows))
+    assert shares == {1, 2}
 
 
 @pytest.mark.parametrize(("batch", "channels", "lengths", "groups", "limit"), IMAGES_SHARED)
