@@ -18,12 +18,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from onnx_backprop.ort_ops.machine import processors
-
-from .cases import CASES, Case
-from .contenders import CONTENDERS
-from .report import write
-from .roofline import copy_bandwidth, multiply_add_rate
+from benchmarks.cases import CASES, Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.report import write
+from benchmarks.roofline import copy_bandwidth, multiply_add_rate
+from onnx_backprop.ort_ops.runtime.machine import processors
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "numba", "numpy", "torch", "onnxsim")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from .cases import Case, Convolution, Interpolation, Layer
+from benchmarks.cases import Case, Convolution, Interpolation, Layer
 
 Run = Callable[[], object]
 _LINE = 64  # bytes of a cache line

@@ -28,7 +28,7 @@ def multiply_add_rate(threads: int, runs: int = 25) -> float:
     """
     from numba import njit
 
-    from onnx_backprop.ort_ops.native_micro import COLUMNS, ROWS, VECTORS, multiply
+    from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, VECTORS, multiply
 
     steps, rounds = 64, 20_000
 

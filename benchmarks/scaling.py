@@ -23,11 +23,10 @@ from onnx import helper
 from tqdm import tqdm
 
 import onnx_backprop as ob
-
-from .cases import Convolution, Interpolation
-from .contenders import Run, one_node, ours
-from .report import write_text
-from .worker import SETTLED
+from benchmarks.cases import Convolution, Interpolation
+from benchmarks.contenders import Run, one_node, ours
+from benchmarks.report import write_text
+from benchmarks.worker import SETTLED
 
 RESULTS = Path(__file__).parent / "results"
 DOUBLED = ("N", "C", "rows", "columns")

@@ -100,7 +100,7 @@ def _graph(case: Case) -> Any:
 
 def pytorch(case: Case, threads: int, *, channels_last: bool) -> Callable[[], object]:
     """A step of PyTorch eager with the same network, node by node."""
-    from .torch_twin import Twin, functional, torch
+    from benchmarks.torch_twin import Twin, functional, torch
 
     torch.set_num_threads(threads)
     model = case.build()
@@ -202,7 +202,7 @@ def measure(case: str, rounds: int, steps: int, threads: int) -> dict[str, dict[
 def profile(case_name: str, threads: int) -> None:
     """Print where our steps spend their time."""
     import onnx_backprop as ob
-    from onnx_backprop.profiling import profile as measured
+    from onnx_backprop.training.profiling import profile as measured
 
     case = _cases()[case_name]
     trainer = ob.Trainer(_graph(case), session_options=_options(threads))

@@ -22,8 +22,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(arguments.threads)  # before any of the libraries is imported
-    from .cases import BY_NAME
-    from .contenders import CONTENDERS
+    from benchmarks.cases import BY_NAME
+    from benchmarks.contenders import CONTENDERS
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer

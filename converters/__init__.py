@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from . import losses, optimizers
-from .backward import backward
-from .check import check
-from .check_report import GradientReport
-from .coverage import SupportedOp, supported_ops
-from .explain import GradientExplanation, explain_gradients
-from .files import save_model
-from .gradient_operator import expand_gradients
-from .training import training_graph
-from .training_info import from_training_info, to_training_info
-from .training_result import TrainingGraph
+from onnx_backprop.converters import rules  # noqa: F401 - registers the gradient rules
+from onnx_backprop.converters.check.check import check
+from onnx_backprop.converters.check.coverage import SupportedOp, supported_ops
+from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
+from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.reverse.backward import backward
+from onnx_backprop.converters.training import losses, optimizers
+from onnx_backprop.converters.training.gradient_operator import expand_gradients
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.converters.training.training_info import from_training_info, to_training_info
 
 __all__ = [
     "GradientExplanation",

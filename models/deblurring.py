@@ -21,9 +21,8 @@ from PIL import Image
 from tqdm import tqdm
 
 import onnx_backprop as ob
-
-from .graphs import replacing
-from .photographs import load, psnr
+from models.graphs import replacing
+from models.photographs import load, psnr
 
 Array = NDArray[np.float32]
 WIDTH, NOISE, SMOOTHNESS = 9, 0.005, 0.002

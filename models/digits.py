@@ -22,8 +22,7 @@ from onnx import ModelProto
 from sklearn.datasets import load_digits
 
 import onnx_backprop as ob
-
-from .graphs import Network
+from models.graphs import Network
 
 Data = tuple[NDArray[np.float32], NDArray[np.int64]]
 

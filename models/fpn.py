@@ -10,7 +10,7 @@ import sys
 
 from onnx import ModelProto
 
-from .graphs import Network, Value, main
+from models.graphs import Network, Value, main
 
 
 def build(*, channels: int = 3, classes: int = 4, features: int = 8, levels: int = 3, seed: int = 0) -> ModelProto:

@@ -9,7 +9,7 @@ import sys
 
 from onnx import ModelProto
 
-from .graphs import Network, main
+from models.graphs import Network, main
 
 
 def build(

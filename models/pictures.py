@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from .graphs import replacing
-from .photographs import Array, Comparison, Photograph
+from models.graphs import replacing
+from models.photographs import Array, Comparison, Photograph
 
 CROP = 80  # side length of the shown part, in pixels of the original
 CENTRES = {"chelsea": (0.38, 0.38), "coffee": (0.62, 0.67)}  # of the shown part, as shares of width and height

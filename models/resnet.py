@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from onnx import ModelProto
 
-from .graphs import Network, Value, main
+from models.graphs import Network, Value, main
 
 
 def build(

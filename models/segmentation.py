@@ -27,8 +27,7 @@ from skimage import filters, segmentation
 from tqdm import tqdm
 
 import onnx_backprop as ob
-
-from . import unet_conv_transpose
+from models import unet_conv_transpose
 
 Array = NDArray[np.float32]
 SIZE, BATCH, RATE = 48, 8, 4e-3

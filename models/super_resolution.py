@@ -29,10 +29,9 @@ from onnx import ModelProto
 from tqdm import tqdm
 
 import onnx_backprop as ob
-
-from .graphs import Network, save
-from .photographs import TESTING, TRAINING, Array, Comparison, Patches, bicubic_error, compare, load
-from .pictures import draw
+from models.graphs import Network, save
+from models.photographs import TESTING, TRAINING, Array, Comparison, Patches, bicubic_error, compare, load
+from models.pictures import draw
 
 SCALE = 2
 PATCH = 20  # pixels at low resolution

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from .graphs import IR_VERSION, OPSET, main
+from models.graphs import IR_VERSION, OPSET, main
 
 
 def build(

@@ -9,7 +9,7 @@ import sys
 
 from onnx import ModelProto
 
-from .graphs import Network, Value, main
+from models.graphs import Network, Value, main
 
 
 def build(*, channels: int = 1, classes: int = 1, features: int = 8, levels: int = 2, seed: int = 0) -> ModelProto:

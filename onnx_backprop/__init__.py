@@ -13,8 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from . import schedules
-from .converters import (
+from onnx_backprop.converters import (
     GradientExplanation,
     GradientReport,
     TrainingGraph,
@@ -22,15 +21,13 @@ from .converters import (
     expand_gradients,
     explain_gradients,
     from_training_info,
-    losses,
-    optimizers,
     supported_ops,
     to_training_info,
     training_graph,
 )
-from .converters import check as _check
-from .data import Batches
-from .opset import (
+from onnx_backprop.converters import check as _check
+from onnx_backprop.converters.training import losses, optimizers
+from onnx_backprop.opset import (
     DOMAIN,
     OPSET_VERSION,
     InvalidArgumentError,
@@ -45,6 +42,8 @@ from .opset import (
     reference_ops,
     use_kernels,
 )
+from onnx_backprop.training import schedules
+from onnx_backprop.training.data import Batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,9 +52,9 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
-    from . import artifacts
-    from .ort_ops import register_ops, session
-    from .trainer import Trainer
+    from onnx_backprop import artifacts
+    from onnx_backprop.ort_ops import register_ops, session
+    from onnx_backprop.training.trainer import Trainer
 
 __all__ = [
     "DOMAIN",
@@ -99,7 +98,7 @@ except PackageNotFoundError:  # the source on the path, not installed
     __version__ = "0+unknown"
 
 _RUNTIME_NAMES = {
-    "Trainer": ".trainer",
+    "Trainer": ".training.trainer",
     "artifacts": ".artifacts",
     "register_ops": ".ort_ops",
     "session": ".ort_ops",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onnx.reference.op_run import OpRun
 
-from .errors import (
+from onnx_backprop.opset.core.errors import (
     InvalidArgumentError,
     InvalidModelError,
     KernelError,
@@ -18,10 +18,10 @@ from .errors import (
     UnsupportedError,
     UnsupportedOpError,
 )
-from .functions import KERNELS, use_kernels
-from .op import DOMAIN, OPSET_VERSION, Op
-from .registry import OPS
-from .schema import reference_class, register
+from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Op
+from onnx_backprop.opset.core.schema import reference_class, register
+from onnx_backprop.opset.functions.use_kernels import KERNELS, use_kernels
+from onnx_backprop.opset.operators.registry import OPS
 
 __all__ = [
     "DOMAIN",

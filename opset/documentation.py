@@ -15,8 +15,8 @@ import numpy as np
 from onnx import AttributeProto, helper
 from onnx.defs import OpSchema, get_schema
 
-from .op import DOMAIN, OPSET_VERSION
-from .registry import OPS
+from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION
+from onnx_backprop.opset.operators.registry import OPS
 
 PATH = Path("docs", "operators.md")
 COMMAND = "python -m onnx_backprop.opset.documentation"

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from . import (
-    avg_pool_backward,
-    batch_norm_training_backward,
-    bias_add_backward,
+from onnx_backprop.ort_ops.convolution import (
     conv_transpose_backward_data,
     conv_transpose_backward_weights,
     convolution,
     convolution_backward_data,
     convolution_backward_weights,
-    interpolate_backward,
-    layer_norm_backward,
-    max_pool_backward,
-    relu_backward,
-    resample_grad,
-    resize_grad,
-    soft_max_backward,
 )
-from .native_bridge import register as register_kernels
+from onnx_backprop.ort_ops.interpolation import avg_pool_backward, interpolate_backward, resample_grad, resize_grad
+from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, relu_backward
+from onnx_backprop.ort_ops.normalization import batch_norm_training_backward, layer_norm_backward, soft_max_backward
+from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
 KERNELS = (
     bias_add_backward.KERNEL,

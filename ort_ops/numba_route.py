@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime
 from onnx import helper
 
-from ..opset.native_body import NATIVE_DOMAIN, NATIVE_PREFIX
-from .extensions import get_library_path
+from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2
@@ -32,7 +32,7 @@ def reason_against() -> str:
     if version < _MIN_ONNXRUNTIME:
         return f"onnxruntime {onnxruntime.__version__} is older than 1.17"
     try:
-        from . import native_table
+        from onnx_backprop.ort_ops import native_table
 
         native_table.register()
         return _self_test()

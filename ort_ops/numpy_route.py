@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..opset.errors import OnnxBackpropError
-from ..opset.function_protos import ABSENT_INT, ABSENT_SHAPE
-from ..opset.numpy_body import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
-from ..opset.op import Attribute, Given, Input, Op
-from ..opset.registry import OPS
-from . import c_abi
-from .extensions import PyCustomOpDef, get_library_path, onnx_op
+from onnx_backprop.opset.core.errors import OnnxBackpropError
+from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
+from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
+from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
+from onnx_backprop.opset.operators.registry import OPS
+from onnx_backprop.ort_ops.runtime import c_abi
+from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, onnx_op
 
 logger = logging.getLogger("onnx_backprop")
 

@@ -15,10 +15,10 @@ import onnx
 import onnxruntime
 from onnx import ModelProto
 
-from ..opset.errors import InvalidArgumentError
-from ..opset.functions import use_kernels
-from . import numba_route, numpy_route
-from .extensions import get_library_path
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.use_kernels import use_kernels
+from onnx_backprop.ort_ops import numba_route, numpy_route
+from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
 

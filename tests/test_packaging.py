@@ -42,10 +42,10 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(archives: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    expected = {f"onnx_backprop/{path.name}" for path in (ROOT / "onnx_backprop").glob("*.py")}
-    expected.add("onnx_backprop/py.typed")
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "onnx_backprop").rglob("*.py")}
     for room in ROOMS:
-        expected |= {f"onnx_backprop/{room}/{path.name}" for path in (ROOT / room).glob("*.py")}
+        expected |= {f"onnx_backprop/{path.relative_to(ROOT)}" for path in (ROOT / room).rglob("*.py")}
+    expected.add("onnx_backprop/py.typed")
     assert names == expected
 
 
@@ -53,7 +53,7 @@ def test_source_archive_is_a_checkout(archives: Path) -> None:
     (sdist,) = archives.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"Makefile", "README.md", "LICENSE", "models/super_resolution.py", "onnx_backprop/opset/op.py"} <= names
+    assert {"Makefile", "README.md", "LICENSE", "models/super_resolution.py", "onnx_backprop/opset/core/op.py"} <= names
 
 
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from typing import Protocol
 import onnxruntime
 
 from onnx_backprop.opset import KERNELS
-
-from . import backbones, conv, operators, resize
+from tests.conformance import backbones, conv, operators, resize
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}

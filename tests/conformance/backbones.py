@@ -18,7 +18,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
-from tests.gradient_checks import session_run
+from tests.support.gradient_checks import session_run
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 SMALL = ("shufflenet", "squeezenet")  # what a test run has the time for

@@ -20,9 +20,9 @@ import pytest
 from onnx import ModelProto, defs, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.registry import NO_GRADIENT
+from onnx_backprop.converters.reverse.registry import NO_GRADIENT
 from tests.conformance.operators_refused import REFUSED, STOPS
-from tests.gradient_checks import (
+from tests.support.gradient_checks import (
     LAST_OPSET,
     LINEAR,
     SMOOTH,
@@ -86,10 +86,10 @@ MORE = [
 
 @cache
 def cases() -> list[Case]:
-    """The cases in the lists of every tests/converters/test_rules_*.py, and the ones above."""
+    """The cases in the lists of every tests/converters/rules/test_*.py, and the ones above."""
     found: list[Case] = []
-    for path in sorted((Path(__file__).parents[1] / "converters").glob("test_rules_*.py")):
-        module = importlib.import_module(f"tests.converters.{path.stem}")
+    for path in sorted((Path(__file__).parents[1] / "converters" / "rules").glob("test_*.py")):
+        module = importlib.import_module(f"tests.converters.rules.{path.stem}")
         for value in vars(module).values():
             if isinstance(value, list) and value and all(isinstance(one, Case) for one in value):
                 found += value

@@ -14,11 +14,11 @@ import pytest
 from onnx import ModelProto, defs
 
 import onnx_backprop as ob
-from onnx_backprop.converters import expand, registry
-from onnx_backprop.converters.builder import Builder
-from onnx_backprop.converters.forward import Forward
+from onnx_backprop.converters.reverse import expand, registry
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.forward import Forward
 from tests.conformance import operators
-from tests.gradient_checks import Case, build
+from tests.support.gradient_checks import Case, build
 
 PER_OPERATOR = 3
 SEED = 5
@@ -61,7 +61,7 @@ def test_there_are_cases_enough() -> None:
 WITHOUT_A_RULE = {"Attention", "If", "NegativeLogLikelihoodLoss", "ReduceLogSum", "RotaryEmbedding"}
 # For models of an opset that onnxruntime does not run yet
 AHEAD = {("", "Cast", 28)}
-# onnx's checker takes no model with it; test_rules_channel_norm.py tests it without the checker
+# onnx's checker takes no model with it; rules/test_channel_norm.py tests it without the checker
 WITHDRAWN = {("", "GroupNormalization", 18)}
 
 

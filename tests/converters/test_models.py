@@ -14,9 +14,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import onnx_backprop as ob
-from onnx_backprop.converters.upgrade import upgrade
+from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset import KERNELS
-from tests.gradient_checks import float64_run, session_run
+from tests.support.gradient_checks import float64_run, session_run
 
 DATA = Path(__file__).parent.parent / "models" / "data"
 NAMES = sorted(path.stem for path in DATA.glob("*.onnx"))

@@ -17,7 +17,7 @@ from onnx.backend.test.loader import load_model_tests
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from tests.adjoint import adjoint_mismatches
+from tests.support.adjoint import adjoint_mismatches
 
 OPERATORS = ("Conv", "ConvTranspose", "Resize", "Upsample")
 

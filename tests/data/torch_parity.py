@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.torch_twin import Twin, functional, torch
-from tests.parity_cases import MODELS, RECIPES, STEPS, VALUES, Case, Recipe, batches
+from tests.support.parity_cases import MODELS, RECIPES, STEPS, VALUES, Case, Recipe, batches
 
 LOSSES = {
     "bce_with_logits": functional.binary_cross_entropy_with_logits,

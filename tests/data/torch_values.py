@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.training_cases import (
+from tests.support.training_cases import (
     LOSS_VALUES,
     LOSSES,
     OPTIMIZER_VALUES,

@@ -15,7 +15,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from models import fpn, fsrcnn, graphs, super_resolution, unet_conv_transpose, unet_resize
-from tests.adjoint import forward_session, run
+from tests.support.adjoint import forward_session, run
 
 SEED = 20240611
 

@@ -16,7 +16,7 @@ import onnx_backprop as ob
 from models import super_resolution
 from models.photographs import Patches, Photograph, load
 from models.super_resolution import Training, build, enlarge, train, training_graph
-from tests.adjoint import forward_session
+from tests.support.adjoint import forward_session
 
 SEED = 5
 

@@ -14,8 +14,8 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from onnx_backprop.opset.registry import BY_NAME
-from tests import single_op
+from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.support import single_op
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # of the largest value: the library sums in float32 in an order of its own, and rounds to bf16 once

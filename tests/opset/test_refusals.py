@@ -10,9 +10,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
-from onnx_backprop.opset.op import NUMBER_TYPES
-from onnx_backprop.opset.registry import BY_NAME
-from tests.checks import evaluate, infer, one_node_model
+from onnx_backprop.opset.core.op import NUMBER_TYPES
+from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.opset.refusals.all import REFUSED
 from tests.opset.refusals.bad import (
     BIAS,
     BN,
@@ -34,7 +34,7 @@ from tests.opset.refusals.bad import (
     Value,
     ints,
 )
-from tests.opset.refused import REFUSED
+from tests.support.checks import evaluate, infer, one_node_model
 
 f32 = np.float32
 

@@ -13,11 +13,11 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
 from onnx_backprop.opset import OPS
-from onnx_backprop.opset.registry import BY_NAME
-from tests import single_op
-from tests.checks import DTYPES, assert_rounded_once, evaluate_all
+from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.support import single_op
+from tests.support.checks import DTYPES, assert_rounded_once, evaluate_all
 from tests.worked.example import Example
-from tests.worked_examples import EXAMPLES
+from tests.worked.examples import EXAMPLES
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
 each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))

@@ -12,14 +12,14 @@ import time
 from types import ModuleType
 
 from onnx_backprop import ort_ops
-from onnx_backprop.ort_ops import machine
+from onnx_backprop.ort_ops.runtime import machine
 
 PREFIX = f"{ort_ops.__name__}."
 
 
 def modules() -> list[str]:
     """The modules that have compiled entry points."""
-    names = [module.name for module in pkgutil.iter_modules(ort_ops.__path__, PREFIX)]
+    names = [module.name for module in pkgutil.walk_packages(ort_ops.__path__, PREFIX)]
     return [name for name in names if hasattr(importlib.import_module(name), "_build")]
 
 

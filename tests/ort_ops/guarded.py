@@ -18,12 +18,14 @@ import numpy as np
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
-from onnx_backprop.opset.registry import BY_NAME
-from onnx_backprop.ort_ops import conv_gather_plans, conv_weight_plans, conv_winograd_plans
-from tests.checks import DTYPES, evaluate_all
+from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
+from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
-from tests.single_op import ELEMENT_TYPES, KINDS, options, results_of
+from tests.support.checks import DTYPES, evaluate_all
+from tests.support.single_op import ELEMENT_TYPES, KINDS, options, results_of
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -158,7 +160,7 @@ def main() -> None:
     parser.add_argument("--shared", type=int, help="bytes that threads may share, so that small calls go in rounds")
     arguments = parser.parse_args()
     if arguments.shared is not None:
-        for module in (conv_gather_plans, conv_weight_plans, conv_winograd_plans):
+        for module in (gather_plan, weights_plan, winograd_plan):
             vars(module)["shared_limit"] = lambda *_: arguments.shared
     counts = {"answered": 0, "refused": 0}
     for n in range(arguments.calls):

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.opset.op import Arg, Attributes
-from onnx_backprop.opset.registry import BY_NAME
-from onnx_backprop.ort_ops.native_bridge import Call, Plan
-from onnx_backprop.ort_ops.native_llvm import ITEM_SIZE
+from onnx_backprop.opset.core.op import Arg, Attributes
+from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.native_table import KERNELS
+from onnx_backprop.ort_ops.runtime.bridge import Call, Plan
+from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
 from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
-from tests.single_op import ELEMENT_TYPES
+from tests.support.single_op import ELEMENT_TYPES
 
 Shape = tuple[int, ...]
 Rng = np.random.Generator

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import onnx_backprop as ob
-from tests import single_op
+from tests.support import single_op
 
 CONV = {
     "strides": [1, 1],

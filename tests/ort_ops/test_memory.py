@@ -10,23 +10,20 @@ import pytest
 
 import onnx_backprop as ob
 from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
-from onnx_backprop.ort_ops import (
-    conv_gather_plans,
-    conv_weight_plans,
-    conv_winograd,
-    conv_winograd_plans,
-    conv_winograd_weights,
-    machine,
-    max_pool_backward,
-    native_bridge,
-)
-from onnx_backprop.ort_ops.machine import VECTOR
-from onnx_backprop.ort_ops.native_call import block_bytes
-from tests import single_op
-from tests.checks import evaluate
+from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
+from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
+from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
+from onnx_backprop.ort_ops.layers import max_pool_backward
+from onnx_backprop.ort_ops.runtime import bridge, machine
+from onnx_backprop.ort_ops.runtime.call import block_bytes
+from onnx_backprop.ort_ops.runtime.machine import VECTOR
 from tests.ort_ops import random_calls
 from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, pool, random_convolution, random_pool, to_data
 from tests.property.calls import Call
+from tests.support import single_op
+from tests.support.checks import evaluate
 
 FIXED = 9 << 19  # 4.5 MiB per thread and once more for the call: a block of 4 MiB, and tables
 PROCESSORS = (1, 2, 8, 32)
@@ -146,9 +143,9 @@ def measured(call: Call, dtype: str, threads: int) -> int:
     """Bytes of scratch that a run takes at most."""
     model = single_op.model(call.op, call.attributes, call.inputs, dtype=dtype)
     session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
-    native_bridge.scratch_peak(anew=True)
+    bridge.scratch_peak(anew=True)
     session.run(None, single_op.feeds(call.op, call.inputs))
-    return native_bridge.scratch_peak()
+    return bridge.scratch_peak()
 
 
 def planned(call: Call) -> Shapes:
@@ -272,7 +269,7 @@ def test_no_kernel_takes_more_than_a_block_for_each_thread_of_a_small_call() -> 
     assert set(taken) == set(random_calls.MAKERS)
     free = {"ReLUBackward", "SoftMaxBackward"}
     assert {op for op, extra in taken.items() if extra == 0} == free
-    assert native_bridge.scratch_in_use() == 0
+    assert bridge.scratch_in_use() == 0
 
 
 # ----- what does not fit is done in rounds ------
@@ -324,7 +321,7 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str
             given = {"strides": strides, "groups": groups, "data_format": data_format}
             calls.append(convolution(op, batch, channels, outs, kernel, **given))
     before = [shapes.plan("f32").shared for shapes in calls]
-    for module in (conv_gather_plans, conv_weight_plans, conv_winograd_plans):
+    for module in (gather_plan, weights_plan, winograd_plan):
         monkeypatch.setattr(module, "shared_limit", lambda *_: limit)
     after = [shapes.plan("f32").shared for shapes in calls]
     less = sum(now < was for was, now in zip(before, after, strict=True))
@@ -353,9 +350,9 @@ IMAGES_SHARED = [
 def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = set()
     for batch, channels, lengths, groups, limit in IMAGES_SHARED:
-        monkeypatch.setattr(conv_winograd_plans, "shared_limit", lambda *_, limit=limit: limit)
+        monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_, limit=limit: limit)
         words = convolution("Convolution", batch, channels, lengths, (3, 3), pads=(1, 1), groups=groups).plan("f32")
-        rows, of_round = batch * -(-lengths[0] // 2), int(words.parameters[conv_winograd.ROUND_ROWS])
+        rows, of_round = batch * -(-lengths[0] // 2), int(words.parameters[winograd_kernel.ROUND_ROWS])
         shares.add((of_round > 0) + (of_round == rows))
     assert shares == {1, 2}
 
@@ -365,7 +362,7 @@ def test_winograd_shares_images_where_weights_are_large(
     monkeypatch: pytest.MonkeyPatch, batch: int, channels: tuple[int, int], lengths, groups: int, limit: int
 ) -> None:
     """All of them, some rows at a time, some channels at a time; several groups."""
-    monkeypatch.setattr(conv_winograd_plans, "shared_limit", lambda *_: limit)
+    monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit)
     turned = channels[::-1]
     for op, both in (
         ("Convolution", channels),
@@ -376,7 +373,7 @@ def test_winograd_shares_images_where_weights_are_large(
     ):
         shapes = convolution(op, batch, both, lengths, (3, 3), pads=(1, 1), groups=groups)
         plan = shapes.plan("f32")
-        word = conv_winograd_weights.ROUND_CHANNELS if op.endswith("Weights") else conv_winograd.ROUND_ROWS
+        word = winograd_weights.ROUND_CHANNELS if op.endswith("Weights") else winograd_kernel.ROUND_ROWS
         assert int(plan.parameters[word]) > 0, op
         call = whole(shapes)
         if op == "Convolution":

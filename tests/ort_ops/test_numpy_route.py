@@ -13,10 +13,10 @@ import pytest
 from onnx import checker, helper, parser, shape_inference
 
 import onnx_backprop as ob
-from onnx_backprop.opset.numpy_body import NUMPY_DOMAIN
+from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
 from onnx_backprop.ort_ops.numpy_route import _Result
-from tests import single_op
-from tests.worked_examples import EXAMPLES
+from tests.support import single_op
+from tests.worked.examples import EXAMPLES
 
 f32 = np.float32
 CONV_DATA = {

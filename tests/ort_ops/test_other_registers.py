@@ -9,10 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from onnx_backprop.ort_ops.native_source import VECTOR
-from tests import single_op
-from tests.checks import evaluate
-from tests.ort_ops import registers, test_depthwise, test_depthwise_cells, test_interpolation_gather, test_panels
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from tests.ort_ops import registers
+from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels
+from tests.ort_ops.interpolation import test_gather
+from tests.support import single_op
+from tests.support.checks import evaluate
 
 
 def check() -> None:
@@ -23,7 +25,7 @@ def check() -> None:
         test_depthwise_cells.run_case(case, "f32", np.random.default_rng(5))
     for case in test_panels.CASES[::2]:
         test_panels.run_case(case, "f32", np.random.default_rng(5))
-    test_interpolation_gather.check(5)
+    test_gather.check(5)
     ones = {key: [1, 1] for key in ("strides", "dilations", "pads_begin", "pads_end")}
     attributes = ones | {"data_format": "NCX", "weights_format": "OIX"}  # Winograd's tiles
     rng = np.random.default_rng(5)

@@ -10,9 +10,9 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from tests import single_op
+from tests.opset.refusals.all import REFUSED
 from tests.opset.refusals.bad import VALID, Bad
-from tests.opset.refused import REFUSED
+from tests.support import single_op
 
 RUNNABLE = [bad for bad in REFUSED if bad.model_shows_it]  # others cannot be written as a model
 

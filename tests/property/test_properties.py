@@ -13,11 +13,11 @@ from onnx import helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from onnx_backprop.opset.registry import BY_NAME
-from tests import single_op
-from tests.adjoint import forward_session
-from tests.checks import DTYPES, evaluate, evaluate_all, infer, inferred, one_node_model
+from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.property.calls import CALLS, Call, Correlation, correlations
+from tests.support import single_op
+from tests.support.adjoint import forward_session
+from tests.support.checks import DTYPES, evaluate, evaluate_all, infer, inferred, one_node_model
 
 quick = settings(
     max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)

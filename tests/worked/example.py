@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.opset.op import NUMBER_TYPES
-from onnx_backprop.opset.registry import BY_NAME
+from onnx_backprop.opset.core.op import NUMBER_TYPES
+from onnx_backprop.opset.operators.registry import BY_NAME
 
 Attributes = dict[str, Any]
 

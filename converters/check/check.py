@@ -1,0 +1,146 @@
+"""`check`: are the gradients of a model right? The whole model first, then node by node where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from onnx_backprop.converters.check.check_model import Examination, Examiner, Open, path_between
+from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, Answer
+from onnx_backprop.converters.check.feeds import Feeds
+from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
+from onnx_backprop.converters.prepare.load import initializers_are_constants, load, prepare
+from onnx_backprop.converters.prepare.submodel import Cutter, boundary, chunks, reads, with_outputs
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.opset.core.errors import OnnxBackpropError
+
+Progress = Callable[[Sequence[NodeProto]], Iterable[NodeProto]]
+
+CHUNK = 64  # nodes whose inputs are kept at the same time
+
+
+def check(
+    model: ModelProto | str | Path,
+    open_session: Open,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    feeds: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    kernels: str = DEFAULT_KERNELS,
+    tolerance: float | None = None,
+    nodes: bool = False,
+    progress: Progress = iter,
+) -> GradientReport:
+    """The report of `onnx_backprop.check_gradients`; `open_session` makes a model into a function that runs it."""
+    proto = ModelProto()
+    proto.CopyFrom(load(model))
+    initializers_are_constants(proto)
+    examiner = Examiner(open_session, seed, kernels, tolerance)
+    whole = examiner.examine(proto, wrt, of, dict(feeds or {}))
+    report = GradientReport(whole.results, whole.forward, seed)
+    if report.verdict == RIGHT and not nodes:
+        return report
+    return NodeByNode(examiner, proto, whole).extend(report, progress)
+
+
+class NodeByNode:
+    """Which node is to blame: each one checked alone, at the values that reach it in the whole model."""
+
+    def __init__(self, examiner: Examiner, model: ModelProto, whole: Examination) -> None:
+        self.examiner = examiner
+        self.prepared = prepare(_with_values(model, whole.values))
+        graph = ir.from_proto(self.prepared).graph
+        self.path = path_between(graph, whole.outputs, whole.variables)
+        self.active = {str(value.name) for value in self.path.active}
+        self.cutter = Cutter(self.prepared)
+        on_path = {name for node in self.path.nodes for name in (str(v.name) for v in node.outputs) if name}
+        self.nodes = [node for node in self.cutter.nodes if on_path & set(node.output)]
+        self.feeds = {name: value for name, value in whole.feeds.items() if name not in whole.values}
+        self.feeds |= {n: v for n, v in whole.values.items() if n in {i.name for i in self.prepared.graph.input}}
+
+    def extend(self, report: GradientReport, progress: Progress) -> GradientReport:
+        """The report with a line for every node, worst first, and the smallest sub-model that shows what is wrong."""
+        found: list[NodeResult] = []
+        smallest: tuple[int, ModelProto] | None = None
+        remaining = iter(progress(self.nodes))
+        for chunk in chunks(self.nodes, CHUNK):
+            values = self._values(chunk)
+            for _ in chunk:
+                node = next(remaining)
+                result = self._check([node], values)
+                found.append(result)
+                if result.verdict == WRONG:
+                    size = sum(values[name].size for name in self.cutter.inputs([node]) if name in values)
+                    if smallest is None or size < smallest[0]:
+                        smallest = (size, self._cut([node], values))
+        found.sort(key=lambda result: result.badness, reverse=True)
+        report = replace(report, nodes=tuple(found))
+        if smallest is not None:
+            return replace(report, repro=smallest[1])
+        if report.verdict == WRONG:
+            return replace(report, repro=self._smallest_run())
+        return report
+
+    def _values(self, nodes: Sequence[NodeProto]) -> Feeds:
+        """The values of everything that some nodes read."""
+        names = sorted({name for node in nodes for name in reads(node)})
+        constants = {name: numpy_helper.to_array(t) for name, t in self.cutter.constants.items() if name in names}
+        wanted = [name for name in names if name not in constants]
+        computed = self.examiner.open(with_outputs(self.prepared, wanted))(self.feeds) if wanted else {}
+        return constants | computed
+
+    def _variables(self, nodes: Sequence[NodeProto]) -> list[str]:
+        return [name for name in boundary(nodes) if name in self.active]
+
+    def _cut(self, nodes: Sequence[NodeProto], values: Feeds) -> ModelProto:
+        return self.cutter.cut(nodes, values, variables=self._variables(nodes))
+
+    def _check(self, nodes: Sequence[NodeProto], values: Feeds) -> NodeResult:
+        first = nodes[0]
+        name = first.name or next(filter(None, first.output), "")
+        try:
+            examined = self.examiner.examine(self._cut(nodes, values), self._variables(nodes), None, {})
+        except OnnxBackpropError as e:
+            return NodeResult(first.op_type, name, Result("", Answer(UNDECIDED, np.nan, (0, 0)), str(e)))
+        worst = max(examined.results, key=lambda result: result.badness)
+        return NodeResult(first.op_type, name, worst)
+
+    def _smallest_run(self) -> ModelProto:
+        """No node alone is wrong: the fewest consecutive nodes that are, found by halving from both ends."""
+        count = len(self.nodes)
+
+        def wrong(start: int, end: int) -> bool:
+            some = self.nodes[start:end]
+            return self._check(some, self._values(some)).verdict == WRONG
+
+        start = _last(0, count - 1, lambda n: wrong(n, count))
+        end = count - _last(0, count - start - 1, lambda n: wrong(start, count - n))
+        nodes = self.nodes[start:end]
+        return self._cut(nodes, self._values(nodes))
+
+
+def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The largest number in [low, high] for which `holds`, given that it holds at `low` and not again once it fails."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _with_values(model: ModelProto, values: Feeds) -> ModelProto:
+    """The model with its variables' initializers set to the values they were checked at."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in values:
+            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+    return result

@@ -1,0 +1,138 @@
+"""What a check of gradients found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnx import ModelProto
+
+from onnx_backprop.converters.check.differences import KINK, RIGHT, UNDECIDED, WRONG, Answer
+from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+_SEVERITY = {RIGHT: 0, KINK: 1, UNDECIDED: 1, WRONG: 2}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict for one variable, or for some together.
+
+    variables: their names. answer: the verdict with its numbers. note: what there is to say beside them.
+    """
+
+    variables: str
+    answer: Answer
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """`right`, `wrong`, `undecided`, or `kink`: the point lies on a kink, where differences show no gradient."""
+        return self.answer.verdict
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """Orders results from right to worst."""
+        error = self.answer.error
+        return _SEVERITY[self.verdict], math.inf if math.isnan(error) else error
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """The worst verdict among the inputs of one node, checked alone."""
+
+    op_type: str
+    node: str
+    worst: Result
+
+    @property
+    def verdict(self) -> str:
+        """As that of a `Result`."""
+        return self.worst.verdict
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """Orders results from right to worst."""
+        return self.worst.badness
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What `check_gradients` found; `print` shows it as tables.
+
+    results: a verdict for each variable, or group of variables. forward: what the gradients were compared with.
+    seed: that reproduces the check. nodes: a verdict for each node on the way, the worst first, where they were
+    checked. repro: the smallest sub-model whose gradients are wrong, with its inputs' values as defaults; None when
+    nothing is wrong.
+    """
+
+    results: tuple[Result, ...]
+    forward: str
+    seed: int
+    nodes: tuple[NodeResult, ...] = ()
+    repro: ModelProto | None = field(default=None, repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """`right` when all of it is, `wrong` when any of it is, else `undecided`.
+
+        Where the differences of the whole model do not settle, the verdict is that of its nodes.
+        """
+        whole = verdict_of(self.results)
+        nodes = verdict_of([node.worst for node in self.nodes])
+        if WRONG in (whole, nodes):
+            return WRONG
+        return RIGHT if whole == RIGHT or (self.nodes and nodes == RIGHT) else UNDECIDED
+
+    @property
+    def ok(self) -> bool:
+        """Whether the gradients are right."""
+        return self.verdict == RIGHT
+
+    def save_repro(self, path: str | Path) -> None:
+        """Write `repro`; the file appears complete or not at all. InvalidArgumentError when there is none."""
+        if self.repro is None:
+            raise InvalidArgumentError("there is no sub-model to save: nothing is wrong")
+        save_model(self.repro, path)
+
+    def __str__(self) -> str:
+        lines = [f"gradients: {self.verdict} (compared with differences in {self.forward}; seed {self.seed})", ""]
+        rows = [_row(result) for result in self.results]
+        lines += table(
+            ("variable", *_NUMBERS), [(r.variables, *row) for r, row in zip(self.results, rows, strict=True)]
+        )
+        if self.verdict == RIGHT and verdict_of(self.results) != RIGHT:
+            lines += ["", "Not all differences of the whole model settle, for kinks or rounding; each node is right."]
+        if self.nodes:
+            rows = [_row(node.worst) for node in self.nodes]
+            cells = [(n.op_type, n.node, n.worst.variables, *r) for n, r in zip(self.nodes, rows, strict=True)]
+            lines += ["", *table(("operator", "node", "worst input", *_NUMBERS), cells)]
+        return "\n".join(lines)
+
+
+def verdict_of(results: Sequence[Result]) -> str:
+    """`wrong` when any result is, `right` when all are, else `undecided`."""
+    verdicts = {result.verdict for result in results}
+    if WRONG in verdicts:
+        return WRONG
+    return RIGHT if verdicts <= {RIGHT} else UNDECIDED
+
+
+_NUMBERS = ("verdict", "error", "differences", "gradient", "directions", "")
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    answer = result.answer
+    numbers = (f"{answer.error:.1e}", f"{answer.expected:.6g}", f"{answer.got:.6g}")
+    right, tried = answer.directions
+    texts = [text if text != "nan" else "-" for text in numbers]
+    note = result.note or ("hardly any influence" if answer.faint and answer.verdict == RIGHT else "")
+    return answer.verdict, *texts, f"{right} of {tried}" if tried else "-", note
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns as wide as their widest cell."""
+    widths = [max(len(row[n]) for row in [header, *rows]) for n in range(len(header))]
+    return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]

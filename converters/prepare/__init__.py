@@ -1,0 +1,1 @@
+"""From what a user hands over to a graph that can be differentiated, and back to files."""

@@ -1,0 +1,150 @@
+"""Writing models: the file is complete or it is not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import EncodeError
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnx_backprop.converters.prepare.load import PROTO_LIMIT
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
+SMALL = 1024  # bytes; smaller tensors stay in the model file
+
+
+def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
+    """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
+
+    A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
+    `<name>.data`; both are complete before either gets its name. The format is protobuf whatever the name's suffix.
+
+    Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
+    the system refuses to write.
+    """
+    target = Path(os.path.realpath(path))
+    check_writable(path)
+    data = target.with_name(f"{target.name}.data")
+    try:
+        whole = _serialized(model, limit)
+        if whole is not None:
+            _write({target: lambda f: _put(f, whole)})
+            return
+        small, tensors = _split(model, data.name)
+        try:
+            head = small.SerializeToString()
+        except EncodeError as e:
+            raise InvalidArgumentError(
+                f"cannot write {path}: the model holds more than 2 GB outside its initializers"
+            ) from e
+        _write({data: lambda f: _write_tensors(f, tensors), target: lambda f: _put(f, head)})
+    except OSError as e:
+        raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise InvalidArgumentError when a file cannot be written there for a reason that shows beforehand."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InvalidArgumentError(f"cannot write {path}: it is a folder. Name a file")
+    if target.exists() and not target.is_file():
+        raise InvalidArgumentError(f"cannot write {path}: it exists and is not a regular file")
+    if not target.parent.is_dir():
+        raise InvalidArgumentError(f"cannot write {path}: there is no folder {target.parent}. Make it first")
+
+
+def _serialized(model: ModelProto, limit: int) -> bytes | None:
+    """The bytes of a model, or None when they are more than `limit`."""
+    if sum(len(t.raw_data) for t in model.graph.initializer) > limit:
+        return None
+    try:
+        result = model.SerializeToString()
+    except EncodeError:  # protobuf's own limit
+        return None
+    return result if len(result) <= limit else None
+
+
+def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
+    """The model with its large initializers referring to `location`, and those tensors with their offsets."""
+    small = without_initializers(model, {tensor.name for tensor in model.graph.initializer})
+    tensors: list[tuple[int, TensorProto]] = []
+    offset = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.STRING or len(_raw(tensor)) < SMALL:
+            small.graph.initializer.append(tensor)
+            continue
+        length = len(_raw(tensor))
+        tensors.append((offset, tensor))
+        reference = small.graph.initializer.add(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
+            doc_string=tensor.doc_string,
+            data_location=TensorProto.EXTERNAL,
+        )
+        for key, text in (("location", location), ("offset", str(offset)), ("length", str(length))):
+            reference.external_data.add(key=key, value=text)
+        offset += -(-length // ALIGNMENT) * ALIGNMENT
+    return small, tensors
+
+
+def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model without the initializers of the given names, whose values are not copied meanwhile."""
+    result = ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _assign(result, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _assign(result.graph, field.name, value)
+    result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    return result
+
+
+def _assign(message: object, name: str, value: object) -> None:
+    """Copy one field of a message, be it repeated, a message or a plain value."""
+    current = getattr(message, name)
+    if hasattr(current, "extend"):
+        current.extend(value)
+    elif hasattr(current, "CopyFrom"):
+        current.CopyFrom(value)
+    else:
+        setattr(message, name, value)
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    """The little-endian bytes of a tensor, wherever its proto keeps them."""
+    if tensor.HasField("raw_data"):
+        return tensor.raw_data
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def _put(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _write_tensors(file: BinaryIO, tensors: list[tuple[int, TensorProto]]) -> None:
+    for offset, tensor in tensors:
+        file.seek(offset)
+        file.write(_raw(tensor))
+
+
+def _write(writers: dict[Path, Callable[[BinaryIO], None]]) -> None:
+    """Write every file under a temporary name and rename them all once all are complete."""
+    temporary = {path: path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in writers}
+    try:
+        for path, write in writers.items():
+            with temporary[path].open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, name in temporary.items():
+            name.replace(path)
+    finally:
+        for name in temporary.values():
+            name.unlink(missing_ok=True)

@@ -1,0 +1,176 @@
+"""From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto, NodeProto, checker, defs, shape_inference
+from onnx_ir.passes.common import InlinePass
+
+from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
+from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
+from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
+from onnx_backprop.converters.prepare.upgrade import upgrade
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.core.op import DOMAIN
+
+PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
+
+
+def load(model: ModelProto | str | Path) -> ModelProto:
+    """The model, read from a path where one is given; InvalidArgumentError or InvalidModelError on failure."""
+    if isinstance(model, ModelProto):
+        return model
+    path = Path(model)
+    if not path.is_file():
+        raise InvalidArgumentError(f"no such file: {path}")
+    try:
+        proto = onnx.load(path)
+    except (OSError, checker.ValidationError) as e:
+        raise InvalidModelError(f"{path} cannot be read: {e}") from e
+    except Exception as e:  # each of onnx's file formats raises errors of its own
+        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
+    if not proto.graph.node and not proto.graph.output:
+        raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
+    return proto
+
+
+def prepare(model: ModelProto | str | Path) -> ModelProto:
+    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes."""
+    proto, weights = set_aside(load(model))
+    _shapes_of_outputs(proto)
+    _check(proto)
+    _check_tensors(weights)
+    initializers_are_constants(proto)
+    proto = _inline(proto)
+    proto = infer_without_misread_scales(upgrade(proto), lambda p: infer_with_explicit_pads(p, infer))
+    return weights.put_back(proto)
+
+
+def infer(proto: ModelProto) -> ModelProto:
+    """Type and shape inference; contradictions raise."""
+    try:
+        return shape_inference.infer_shapes(proto, check_type=True, strict_mode=False, data_prop=True)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise InvalidModelError(f"shape inference of the model failed: {e}") from e
+
+
+def _shapes_of_outputs(proto: ModelProto) -> None:
+    """Some exporters leave the shape of an output out; onnxruntime does not mind, the checker does."""
+    if all(output.type.tensor_type.HasField("shape") for output in proto.graph.output):
+        return
+    try:
+        inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:  # noqa: BLE001 - the checker, which is next, says better what is wrong
+        return
+    for output, known in zip(proto.graph.output, inferred.graph.output, strict=True):
+        output.CopyFrom(known)
+
+
+def _check(proto: ModelProto) -> None:
+    if proto.ByteSize() > PROTO_LIMIT:
+        return  # the checker cannot read a model of this size from memory
+    try:
+        checker.check_model(proto)
+    except OnnxBackpropError:
+        raise
+    except checker.ValidationError as e:
+        raise InvalidModelError(f"the model does not pass onnx.checker: {e}") from e
+
+
+def _check_tensors(weights: Weights) -> None:
+    for tensor in weights.tensors.values():
+        if len(tensor.raw_data) > PROTO_LIMIT:
+            raise UnsupportedError(
+                f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
+                "all that one protobuf message can hold. Split it into several and join them with Concat"
+            )
+        try:
+            checker.check_tensor(tensor)
+        except checker.ValidationError as e:
+            raise InvalidModelError(f"initializer {tensor.name!r} does not pass onnx.checker: {e}") from e
+
+
+def initializers_are_constants(proto: ModelProto) -> None:
+    """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
+    if proto.ir_version >= 4:
+        return
+    names = {i.name for i in proto.graph.initializer}
+    inputs = [i for i in proto.graph.input if i.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = 4
+
+
+def _inline(proto: ModelProto) -> ModelProto:
+    """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
+    kept = [f for f in proto.functions if f.domain != DOMAIN]
+    if len(kept) != len(proto.functions):
+        del proto.functions[:]
+        proto.functions.extend(kept)
+    if not kept:
+        return proto
+    _align_opsets(proto)
+    model = ir.from_proto(proto)
+    InlinePass()(model)
+    return ir.to_proto(model)
+
+
+def _align_opsets(proto: ModelProto) -> None:
+    """Write the functions in the model's opsets, where that changes no operator; UnsupportedError where it does."""
+    imported = {o.domain: o.version for o in proto.opset_import}
+    for function in proto.functions:
+        for opset in function.opset_import:
+            version = imported.get(opset.domain)
+            if version is None or version == opset.version:
+                continue
+            for node in _nodes_of(function.node):
+                if node.domain == opset.domain and _since(node, opset.version) != _since(node, version):
+                    raise UnsupportedError(
+                        f"it is written in opset {opset.version} of domain {opset.domain!r}, the model in {version}, "
+                        f"and {node.op_type} is not the same in both. Convert one of them first",
+                        op_type=f"{function.domain}::{function.name}",
+                        node=node.name or next(filter(None, node.output), ""),
+                    )
+            opset.version = version
+
+
+def _nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes_of(graph.node)
+
+
+def _since(node: NodeProto, opset: int) -> int | None:
+    """The version of an operator in an opset; None for one that onnx does not know, as another function."""
+    try:
+        return defs.get_schema(node.op_type, opset, node.domain).since_version
+    except defs.SchemaError:
+        return None
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`. Did you mean 'a' or 'b'?` for a name that is not among `names`."""
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
+    """The values of the given names; InvalidArgumentError with near misses for an unknown or repeated one."""
+    result: list[ir.Value] = []
+    for name in names:
+        if name not in values:
+            hint = near(name, values) or f". There are {', '.join(list(values)[:10]) or 'none'}"
+            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{hint}")
+        if values[name] in result:
+            raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
+        result.append(values[name])
+    return result

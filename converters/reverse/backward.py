@@ -1,0 +1,230 @@
+"""`backward`: a forward model in, the same model with its gradients as further outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.load import infer, pick, prepare
+from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.reverse.differentiate import Path as GradientPath
+from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path, walk_back
+from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
+
+
+def backward(
+    model: ModelProto | str | Path,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    kernels: str = DEFAULT_KERNELS,
+    straight_through: bool = False,
+    progress: Progress = iter,
+) -> ModelProto:
+    """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
+
+    Args:
+        model: a ModelProto or the path of one; it is not changed.
+        wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
+            `of` along a differentiable path.
+        of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
+        kernels: how the operators of our domain run, see `use_kernels`.
+        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type. Without
+            it such a node on the way is refused, since the derivative of rounding is zero almost everywhere.
+        progress: wraps the list of nodes while they are walked, for a progress bar.
+
+    Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
+    type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of its own shape.
+    Initializers in `wrt` become graph inputs that keep their value as default.
+
+    Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
+
+    Raises: InvalidArgumentError (unknown, integer or unreachable names), InvalidModelError, UnsupportedOpError
+    (every missing rule at once, with node names), UnsupportedAttributeError.
+    """
+    check_kernels(kernels)
+    original = prepare(model)
+    ir_model = ir.from_proto(original)
+    Differentiation(ir_model, wrt=wrt, of=of, straight_through=straight_through, progress=progress).emit()
+    return finish(ir_model, original, kernels)
+
+
+def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
+    """Serialise, keep what the graph library drops, attach kernels."""
+    light, weights = set_aside(ir.to_proto(ir_model))
+    proto = weights.put_back(infer(light))
+    proto.training_info.extend(original.training_info)
+    return use_kernels(proto, kernels)
+
+
+class Differentiation:
+    """One differentiation of a model's main graph: what to differentiate, by what, and the nodes that do it."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        *,
+        wrt: Sequence[str] | None,
+        of: Sequence[str] | None,
+        without: Sequence[str] = (),
+        argument: str = "wrt",
+        straight_through: bool = False,
+        progress: Progress = iter,
+    ) -> None:
+        """`without`: initializers that the default of `wrt` leaves out. `argument`: what the caller calls `wrt`."""
+        self.model = model
+        self.graph = model.graph
+        self.progress = progress
+        self.straight_through = straight_through
+        self.argument = argument
+        self.given = wrt is not None
+        self.without = without
+        self.names = used_names(self.graph)
+        self.of = self._targets(of)
+        self.wrt, self.path = self._variables(wrt)
+        if of is None:
+            self.of = [y for y in self.of if y in self.path.active]
+        self._require_dependent()
+
+    def _targets(self, of: Sequence[str] | None) -> list[ir.Value]:
+        outputs = {str(value.name): value for value in self.graph.outputs}
+        if of is None:
+            return [value for value in outputs.values() if is_float(value)]
+        picked = pick(check_names("of", of), outputs, argument="of", what="a graph output")
+        for value in picked:
+            _require_float(value, "of")
+        return picked
+
+    def _require_dependent(self) -> None:
+        for y in self.of:
+            if y not in self.path.active:
+                raise InvalidArgumentError(
+                    f"of: {y.name!r} does not depend differentiably on {', '.join(str(x.name) for x in self.wrt)}. "
+                    "Leave it out of `of`"
+                )
+
+    def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
+        initializers = {str(v.name): v for v in self.graph.initializers.values()}
+        if wrt is None:
+            floats = [v for name, v in initializers.items() if is_float(v) and name not in self.without]
+            path = find_path(self.graph, self.of, floats)
+            reached = [value for value in floats if value in path.active]
+            if not reached:
+                raise self._nothing_to_differentiate_by()
+            return reached, path
+        values = initializers | {str(v.name): v for v in self.graph.inputs}
+        names = check_names(self.argument, wrt)
+        picked = pick(names, values, argument=self.argument, what="a graph input or an initializer")
+        for value in picked:
+            _require_float(value, self.argument)
+        path = find_path(self.graph, self.of, picked)
+        for value in picked:
+            if value not in path.active:
+                raise self._unreached(value, path)
+        return picked, path
+
+    def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
+        of = ", ".join(str(y.name) for y in self.of) or "a float output"
+        hint = ""
+        if self.argument == "wrt":
+            inputs = ", ".join(str(v.name) for v in self.graph.inputs)
+            hint = f"; name graph inputs ({inputs}) to differentiate by them"
+        return InvalidArgumentError(
+            f"{self.argument}: no float initializer{' outside frozen' if self.without else ''} influences {of} along a "
+            f"differentiable path, there is nothing to differentiate by{hint}"
+        )
+
+    def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:
+        of = [str(y.name) for y in self.of]
+        return explain_unreached(str(value.name), of, path, argument=self.argument)
+
+    def emit(self) -> dict[str, str]:
+        """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
+        op = Builder(self.names)
+        op.straight_through = self.straight_through
+        gradient_names = {value: self._gradient_name(value) for value in self.wrt}
+        seeds = {y: self._seed(op, y) for y in self.of}
+        gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
+        # every path to these ends in an input that its rule gives no gradient for, such as a Resize's scales
+        unreached = [x for x in self.wrt if x not in gradients]
+        if unreached and self.given:
+            raise self._unreached(unreached[0], self.path)
+        self.wrt = [x for x in self.wrt if x in gradients]
+        if not self.wrt:
+            raise self._nothing_to_differentiate_by()
+        outputs: list[ir.Value] = []
+        for x in self.wrt:
+            outputs.append(_named(op, gradients[x], gradient_names[x], like=x, taken=outputs))
+        drop_unread(op.nodes, outputs)
+        self.graph.extend(op.nodes)
+        self.graph.outputs.extend(outputs)
+        for x in self.wrt:
+            if x.is_initializer() and not x.is_graph_input():
+                self.graph.inputs.append(x)
+        if any(node.domain == DOMAIN for node in op.nodes):
+            self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+        return {str(x.name): gradient_names[x] for x in self.wrt}
+
+    def _gradient_name(self, value: ir.Value) -> str:
+        name = f"{value.name}_grad"
+        if name in self.names:
+            raise InvalidArgumentError(
+                f"the gradient of {value.name!r} would be called {name!r}, a name already used. Rename that one first"
+            )
+        self.names.add(name)
+        return name
+
+    def _seed(self, op: Builder, y: ir.Value) -> ir.Value:
+        """1 for a one-element output, else a graph input of the output's shape."""
+        shape = dims(y)
+        if shape is not None and all(d == 1 for d in shape):
+            assert y.dtype is not None
+            return op.constant(np.ones(len(shape) * (1,), y.dtype.numpy()))
+        seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
+        self.graph.inputs.append(seed)
+        return seed
+
+
+def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken: list[ir.Value]) -> ir.Value:
+    """The gradient under its public name, with the type and shape of what it is the gradient of."""
+    producer = gradient.producer()
+    if producer is None or producer.graph is not None or producer.op_type == "Constant" or gradient in taken:
+        op.prefix = name
+        gradient = op.Identity(gradient)
+    gradient.name = name
+    gradient.type, gradient.shape = like.type, like.shape
+    return gradient
+
+
+def used_names(graph: ir.Graph) -> set[str]:
+    """The names of all values and nodes of a graph and its subgraphs."""
+    names = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
+    for node in graph.all_nodes():
+        names.add(str(node.name))
+        names.update(str(v.name) for v in node.outputs)
+    for inner in graph.subgraphs():
+        names.update(str(v.name) for v in (*inner.inputs, *inner.initializers.values()))
+    return names
+
+
+def check_names(argument: str, names: Sequence[str]) -> Sequence[str]:
+    """The names; InvalidArgumentError for a single string or an empty list."""
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
+    if not names:
+        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+    return names
+
+
+def _require_float(value: ir.Value, argument: str) -> None:
+    if not is_float(value):
+        kind = value.dtype.name if value.dtype is not None else "unknown"
+        raise InvalidArgumentError(f"{argument}: {value.name!r} has type {kind}; gradients exist for floats only")

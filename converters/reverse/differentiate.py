@@ -1,0 +1,281 @@
+"""Reverse-mode differentiation of one graph: which nodes lie on a path, and the walk back along them.
+
+For y = f(x) and a scalar L, dx = (∂y/∂x)ᵀ · dy. Nodes are visited in reverse order; each rule turns the gradients
+of its outputs into gradients of its inputs, and the gradients of a value that is used twice are added.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.reverse import registry
+from onnx_backprop.converters.reverse.builder import Builder, is_float
+from onnx_backprop.converters.reverse.expand import Body, branch_bodies, drop_unread, function_body, settle
+from onnx_backprop.converters.reverse.forward import Forward, label
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, UnsupportedOpError
+
+Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The nodes between the values to differentiate and those to differentiate by."""
+
+    nodes: list[ir.Node]  # in forward order
+    active: set[ir.Value]  # depend on a `wrt` value and influence an `of` value, differentiably
+    stops: dict[ir.Node, str]  # nodes that depend on a `wrt` value and let no gradient through, with the reason
+
+
+def inputs_of(node: ir.Node) -> set[ir.Value]:
+    """Everything a node reads: its inputs and what its subgraphs capture from outside."""
+    used = {value for value in node.inputs if value is not None}
+    for attribute in node.attributes.values():
+        graphs: Sequence[ir.Graph] = ()
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            graphs = (attribute.as_graph(),)
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            graphs = attribute.as_graphs()
+        for graph in graphs:
+            inside: set[ir.Value] = set(graph.inputs)
+            read: set[ir.Value] = set(graph.outputs)
+            for inner in graph:
+                read |= inputs_of(inner)
+                inside |= set(inner.outputs)
+            used |= read - inside - set(graph.initializers.values())
+    return used
+
+
+def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> Path:
+    """Find the nodes on a differentiable path from a `wrt` value to an `of` value."""
+    influenced = set(wrt)
+    candidates: list[tuple[ir.Node, set[ir.Value]]] = []
+    stops: dict[ir.Node, str] = {}
+    for node in graph:
+        read = inputs_of(node) & influenced
+        flowing = registry.FLOWING_INPUTS.get((node.domain, node.op_type))
+        if read and flowing is not None:
+            reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
+            if not reached:
+                stops[node] = "no gradient flows to that input"
+            read = {value for value in reached if value is not None}
+        if not read:
+            continue
+        reason = registry.stops(node)
+        if reason is not None:
+            stops[node] = reason
+            continue
+        candidates.append((node, read))
+        rounds = (node.domain, node.op_type) in registry.ROUNDING
+        influenced.update(value for value in node.outputs if rounds or is_float(value) or value.dtype is None)
+    active = set(of) & influenced
+    nodes: list[ir.Node] = []
+    for node, read in reversed(candidates):
+        if active.intersection(node.outputs):
+            nodes.append(node)
+            active |= read
+    return Path(nodes[::-1], active, stops)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A copy of what a node without a rule is made of, and the path through it."""
+
+    body: Body
+    path: Path
+    steps: list[Step]  # one for each node of the path
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one node of a path is differentiated: by its rule, through its function body, or through both branches."""
+
+    node: ir.Node
+    rule: registry.Rule | None
+    version: int
+    parts: tuple[Part, ...] = ()
+
+
+def plan(path: Path, opsets: dict[str, int]) -> list[Step]:
+    """A step for every node of a path, in forward order.
+
+    Raises one UnsupportedOpError that lists every operator on the path that has neither a rule nor a function body,
+    with its nodes.
+    """
+    missing: dict[str, list[str]] = defaultdict(list)
+    steps = _plan(path, opsets, missing)
+    if missing:
+        lines = "".join(f"\n  {what}: {_shorten(names)}" for what, names in sorted(missing.items()))
+        raise UnsupportedOpError(
+            f"no gradient rule for {len(missing)} operator(s) on the way:{lines}\n"
+            "`onnx-backprop ops` lists the operators that have one; leave these nodes out of the path with `wrt` and "
+            "`of`, or add a rule (CONTRIBUTING.md)"
+        )
+    return steps
+
+
+def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]], within: str = "") -> list[Step]:
+    """`within`: the operator that the nodes are the body of, for messages."""
+    steps: list[Step] = []
+    for node in path.nodes:
+        rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
+        parts: list[Part] = []
+        if rule is None or version is None:
+            bodies = _bodies(node, opsets)
+            if not bodies or version is None:
+                missing[_describe(node, opsets)].append(f"'{label(node)}'{within}")
+                continue
+            body_of = within if node.op_type == "If" else f" in the body of {node.op_type}"
+            for body in bodies:
+                of = [y for y, outer in zip(body.outputs, node.outputs, strict=True) if y and outer in path.active]
+                inside = find_path(body.nodes, of, inputs_of(node) & path.active)
+                parts.append(Part(body, inside, _plan(inside, opsets, missing, body_of)))
+        steps.append(Step(node, rule, version, tuple(parts)))
+    return steps
+
+
+def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Body]:
+    if (node.domain, node.op_type) == ("", "If"):
+        return branch_bodies(node)
+    body = function_body(node, opsets)
+    return [] if body is None else [body]
+
+
+def _describe(node: ir.Node, opsets: dict[str, int]) -> str:
+    qualified = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    version = registry.version_of(node, opsets)
+    served = registry.served_versions(node.op_type, node.domain)
+    if version is None:
+        return f"{qualified} (not an operator onnx knows)"
+    if served:
+        return f"{qualified} version {version} (there are rules for version {', '.join(map(str, served))})"
+    if node.domain == "" and node.op_type in ("Loop", "Scan"):
+        return f"{qualified} (of the operators with sub-graphs only If is differentiated)"
+    return qualified
+
+
+def _shorten(names: list[str], limit: int = 8) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def walk_back(
+    path: Path,
+    seeds: Mapping[ir.Value, ir.Value],
+    op: Builder,
+    opsets: dict[str, int],
+    progress: Progress = iter,
+) -> dict[ir.Value, ir.Value]:
+    """Emit the backward nodes; return the gradient of every active value that received one."""
+    return _walk_back(plan(path, opsets), path.active, seeds, op, progress)
+
+
+def _walk_back(
+    steps: list[Step],
+    active: set[ir.Value],
+    seeds: Mapping[ir.Value, ir.Value],
+    op: Builder,
+    progress: Progress = iter,
+) -> dict[ir.Value, ir.Value]:
+    pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+    for value, seed in seeds.items():
+        pending[value].append(seed)
+    step_of = {step.node: step for step in steps}
+    for node in progress([step.node for step in reversed(steps)]):
+        step = step_of[node]
+        op.prefix = f"{label(node)}_grad"
+        dys = [op.accumulate(pending.pop(y)) if y in pending and y in active else None for y in node.outputs]
+        if all(dy is None for dy in dys):
+            continue
+        for value, dy in zip(node.outputs, dys, strict=True):
+            if dy is not None:
+                pending[value] = [dy]  # kept: an intermediate value may itself be asked for
+        if step.rule is not None:
+            grads = _apply(step.rule, op, Forward(node, active, step.version), dys)
+            received = zip(node.inputs, grads, strict=True)
+        elif node.op_type == "If":
+            received = _through_branches(step, dys, op)
+        else:
+            received = _through_body(step.parts[0], node, dys, op)
+        for value, grad in received:
+            if grad is not None and value in active:
+                pending[value].append(grad)
+    op.prefix = "grad"
+    return {value: op.accumulate(grads) for value, grads in pending.items() if grads}
+
+
+def _through_body(
+    part: Part, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
+    op.nodes.extend(part.body.nodes)
+    seeds: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+    for y, dy in zip(part.body.outputs, dys, strict=True):
+        if y is not None and dy is not None and y in part.path.active:
+            seeds[y].append(dy)
+    summed = {y: op.accumulate(values) for y, values in seeds.items()}
+    grads = _walk_back(part.steps, part.path.active, summed, op)
+    outside = sorted(inputs_of(node) & part.path.active, key=lambda value: str(value.name))
+    result = [(value, grads[value]) for value in outside if value in grads]
+    settle(part.body, op, node)
+    return result
+
+
+def _through_branches(step: Step, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
+    """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
+
+    A branch that does not let a gradient through to x gives zeros.
+    """
+    node = step.node
+    inner = [op.inside() for _ in step.parts]
+    found: list[dict[ir.Value, ir.Value]] = []
+    for part, child in zip(step.parts, inner, strict=True):
+        child.prefix = op.prefix
+        found.append(dict(_through_body(part, node, dys, child)))
+    reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
+    if not reached:
+        return []
+    graphs: list[ir.Graph] = []
+    for branch, child, grads in zip(("then", "else"), inner, found, strict=True):
+        child.prefix = f"{op.prefix}/{branch}"
+        outputs = [
+            child.Identity(grads[value]) if value in grads else child.zeros(child.shape(value), value)
+            for value in reached
+        ]
+        for output, value in zip(outputs, reached, strict=True):
+            output.type, output.shape = value.type, value.shape
+        drop_unread(child.nodes, outputs)
+        graphs.append(ir.Graph([], outputs, nodes=child.nodes, name=child.unique(f"{op.prefix}/{branch}")))
+    results = op.emit("If", node.inputs, {"then_branch": graphs[0], "else_branch": graphs[1]}, outputs=len(reached))
+    for result, value in zip(results, reached, strict=True):
+        result.type, result.shape = value.type, value.shape
+    return list(zip(reached, results, strict=True))
+
+
+def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value | None]) -> registry.Grads:
+    if rule.all_outputs:
+        grads = rule.function(op, node, dys)
+    elif any(dy is not None for dy in dys[1:]):
+        raise UnsupportedError(
+            "a gradient arrives at another than the first output; the rule handles the first only",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    else:
+        grads = rule.function(op, node, dys[0])
+    if len(grads) != len(node.inputs):
+        raise AssertionError(f"rule {rule.function.__name__}: {len(grads)} gradients for {len(node.inputs)} inputs")
+    return grads
+
+
+def explain_unreached(name: str, of: Sequence[str], path: Path, *, argument: str = "wrt") -> InvalidArgumentError:
+    """The error for a value that no gradient reaches, though the caller's `argument` names it."""
+    reasons = "; ".join(f"{n.op_type} '{label(n)}' stops it ({why})" for n, why in list(path.stops.items())[:4])
+    return InvalidArgumentError(
+        f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
+        + (f": {reasons}" if reasons else "")
+        + f". Leave it out of {argument}"
+    )

@@ -1,0 +1,310 @@
+"""Operators that are differentiated through what they are made of: a function body of ONNX, or the branches of an If.
+
+The forward node stays as it is, so its outputs are bit for bit what they were: a kernel and the body it stands for
+round differently, and a branch runs on one side of a condition only. A copy of the body is differentiated in its
+place, and what the gradient reads of that copy is computed again in the backward part; the rest of the copy is
+dropped. The copy's outputs are its own too: a rule may compare an output with an input bit by bit, as that of Max does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
+
+from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.forward import constant_value, label
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.core.op import Arg, Attributes
+from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.functions.onnx import standard_body
+from onnx_backprop.opset.functions.protos import named_outputs
+from onnx_backprop.opset.operators.registry import BY_NAME
+
+LOCAL = "onnx_backprop.body"
+CONSTANTS_LIMIT = 1024  # elements of an input's value that shape inference is shown
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+Unique = Callable[[str], str]
+Amendment = Callable[[onnx.FunctionProto, ir.Node], None]
+AMENDMENTS: dict[tuple[str, str], Amendment] = {}
+
+
+def amends(op_type: str, domain: str = "") -> Callable[[Amendment], Amendment]:
+    """Register a function that changes an operator's body, where it does not say what onnxruntime computes."""
+
+    def register(function: Amendment) -> Amendment:
+        AMENDMENTS[domain, op_type] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Body:
+    """A copy of what a node is made of. `outputs` correspond to the node's, None where it leaves one out."""
+
+    nodes: list[ir.Node]
+    outputs: list[ir.Value | None]
+
+
+def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
+    """The body that ONNX or our domain gives an operator, wired to the node's own inputs; None where there is none.
+
+    Which body depends on the opset, the node's attributes, and the types of its inputs. Errors: UnsupportedError when
+    onnx cannot write the body for these, as for an input of unknown type.
+    """
+    try:
+        schema = defs.get_schema(node.op_type, opsets[node.domain], node.domain)
+    except defs.SchemaError:
+        return None
+    if node.domain != DOMAIN and not has_body(schema):
+        return None
+    given = {str(value.name): value for value in node.inputs if value is not None}
+    try:
+        model = _alone(node, schema, given, opsets)
+        if model is None:
+            return None  # the schema has a body, but none for these types
+        inlined = inliner.inline_local_functions(model)
+        _check_nodes(inlined)
+        _constants_are_known(inlined, given)
+        inlined = shape_inference.infer_shapes(inlined, check_type=True, strict_mode=True, data_prop=True)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise UnsupportedError(
+            f"it has no gradient rule, and the function body that is defined for it cannot be used here: {e}",
+            op_type=node.op_type,
+            node=label(node),
+        ) from e
+    graph = ir.from_proto(inlined).graph
+    outputs = iter(list(graph.outputs))
+    graph.outputs.clear()
+    for inner in (*graph.inputs, *graph.initializers.values()):
+        inner.replace_all_uses_with(given[str(inner.name)])
+    wired = [next(outputs) if value.name else None for value in node.outputs]
+    nodes = _taken_out(graph)
+    for inner in nodes:
+        inner.name = f"{label(node)}/{inner.op_type}"  # for messages
+    return Body(nodes, [_outer(value, given) for value in wired])
+
+
+def has_body(schema: defs.OpSchema) -> bool:
+    """Whether ONNX gives an operator a function body, of its own or written for given attributes and types."""
+    return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))  # not in the stubs
+
+
+def branch_bodies(node: ir.Node) -> list[Body]:
+    """Copies of the then-branch and the else-branch of an If."""
+    result: list[Body] = []
+    for name in ("then_branch", "else_branch"):
+        graph = node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
+        outputs: list[ir.Value | None] = list(graph.outputs)
+        graph.outputs.clear()
+        result.append(Body(_taken_out(graph), outputs))
+    return result
+
+
+def _alone(
+    node: ir.Node, schema: defs.OpSchema, given: Mapping[str, ir.Value], opsets: Mapping[str, int]
+) -> ModelProto | None:
+    """A model of one node, which calls its body as a local function, with the types it has in the whole model.
+
+    Attributes are written out, because onnx's inliner does not know their defaults. That inliner could find the body
+    itself, but not where an optional input in the middle is left out.
+    """
+    proto = ir.to_proto(node)
+    written = {attribute.name for attribute in proto.attribute}
+    for name, attribute in schema.attributes.items():
+        if name not in written and attribute.default_value.name:
+            proto.attribute.append(attribute.default_value)
+    if node.domain == DOMAIN:
+        body = _domain_body(node, proto, opsets)
+    else:
+        body = _written_body(node, proto, schema, opsets[node.domain])
+    if not body.node:
+        return None
+    amend = AMENDMENTS.get((node.domain, node.op_type))
+    if amend is not None:
+        amend(body, node)
+    proto.domain = body.domain = LOCAL
+    body.name = proto.op_type
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    del body.opset_import[:]
+    body.opset_import.extend(imports)
+    outputs = {str(value.name): value for value in node.outputs if value.name}
+    graph = helper.make_graph([proto], "body", _typed(given), _typed(outputs))
+    imports.append(helper.make_opsetid(LOCAL, 1))
+    return helper.make_model(graph, opset_imports=imports, functions=[body], ir_version=10)
+
+
+def _written_body(node: ir.Node, proto: onnx.NodeProto, schema: defs.OpSchema, opset: int) -> onnx.FunctionProto:
+    """The newest body the schema has for an opset; without nodes where it has none.
+
+    A schema has one body, or writes one for given attributes and input types; onnx's stubs know neither.
+    """
+    body = onnx.FunctionProto()
+    for kind in ("function", "context_dependent_function"):
+        versions = [v for v in getattr(schema, f"{kind}_opset_versions") if v <= opset]
+        if not getattr(schema, f"has_{kind}") or not versions:
+            continue
+        get = getattr(schema, f"get_{kind}_with_opset_version")
+        if kind == "function":
+            body.ParseFromString(get(max(versions)))
+        else:
+            types = [TypeProto() if value is None else _typed({"": value})[0].type for value in node.inputs]
+            serialized = [one.SerializeToString() for one in types]
+            body.ParseFromString(get(max(versions), proto.SerializeToString(), serialized))
+    return body
+
+
+def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]) -> onnx.FunctionProto:
+    """The body in standard operators of an operator of our domain, for what is known of the node's inputs."""
+    op = BY_NAME[node.op_type]
+    args: list[Arg | None] = [None] * len(op.inputs)
+    for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
+        if value is None:
+            continue
+        array = None if spec.tensor else constant_value(value)
+        if array is None:
+            args[n] = Arg(dims(value))
+        elif spec.type_name == "T3":
+            args[n] = Arg(dims(value), numbers=tuple(float(v) for v in array.ravel()))
+        else:
+            args[n] = Arg(dims(value), tuple(int(v) for v in array.ravel()))
+    return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
+
+
+def _typed(values: Mapping[str, ir.Value]) -> list[onnx.ValueInfoProto]:
+    return [ir.to_proto(ir.Value(name=name, type=v.type, shape=v.shape)) for name, v in values.items()]
+
+
+def _check_nodes(model: ModelProto) -> None:
+    """Whether the body is written for the model's opset: a body may be older than that."""
+    context = checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = {o.domain: o.version for o in model.opset_import}
+    for node in _without_subgraphs(model.graph.node):
+        checker.check_node(node, context)
+
+
+def _without_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    """The nodes, and in place of one with sub-graphs theirs: alone it seems to read values that nobody makes."""
+    for node in nodes:
+        graphs = [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+        if not graphs:
+            yield node
+        for graph in graphs:
+            yield from _without_subgraphs(graph.node)
+
+
+def _constants_are_known(model: ModelProto, given: Mapping[str, ir.Value]) -> None:
+    """Turn the inputs whose values no run can change into initializers, for shape inference to see."""
+    for declared in list(model.graph.input):
+        array = constant_value(given[declared.name])
+        if array is not None and array.size <= CONSTANTS_LIMIT:
+            model.graph.input.remove(declared)
+            model.graph.initializer.append(numpy_helper.from_array(array, declared.name))
+
+
+def _outer(value: ir.Value | None, given: Mapping[str, ir.Value]) -> ir.Value | None:
+    """An input that the body hands on as it is, as the value outside."""
+    if value is not None and value.producer() is None:
+        return given[str(value.name)]
+    return value
+
+
+def _taken_out(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of a graph that is given up; its initializers become Constant nodes."""
+    constants: list[ir.Node] = []
+    for value in list(graph.initializers.values()):
+        if value.uses():
+            constant = ir.node("Constant", [], {"value": value.const_value})
+            copy = constant.outputs[0]
+            copy.name, copy.type, copy.shape = value.name, value.type, value.shape
+            value.replace_all_uses_with(copy)
+            constants.append(constant)
+    nodes = list(graph)
+    graph.remove(nodes)
+    return [*constants, *nodes]
+
+
+def _rename(node: ir.Node, prefix: str, unique: Unique) -> None:
+    node.name = unique(f"{prefix}/{node.op_type}")
+    for value in node.outputs:
+        if value.name:
+            value.name = unique(f"{prefix}/{value.name}")
+    for graph in _subgraphs(node):
+        for value in graph.inputs:
+            value.name = unique(f"{prefix}/{value.name}")
+        for value in list(graph.initializers.values()):
+            value.name = unique(f"{prefix}/{value.name}")
+        for inner in graph:
+            _rename(inner, prefix, unique)
+
+
+def _subgraphs(node: ir.Node) -> Iterable[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def settle(body: Body, op: Builder, node: ir.Node) -> None:
+    """Once the gradient is emitted: take the copied nodes that nothing reads away, and give the others their names.
+
+    Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
+    """
+    unread = _unread(body.nodes, ())
+    op.nodes[:] = [n for n in op.nodes if n not in unread]
+    for copy in body.nodes:
+        if copy not in unread:
+            _require_repeatable(copy, node)
+            _rename(copy, f"{label(node)}_again", op.unique)
+
+
+def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:
+    """Take the nodes that neither another nor `kept` needs out of a complete list of backward nodes."""
+    unread = _unread(nodes, kept)
+    nodes[:] = [node for node in nodes if node not in unread]
+
+
+def _unread(nodes: Sequence[ir.Node], kept: Iterable[ir.Value]) -> set[ir.Node]:
+    needed, unread = set(kept), set()
+    for node in reversed(nodes):
+        if not any(value.uses() or value in needed for value in node.outputs):
+            unread.add(node)
+            _detach(node)
+    return unread
+
+
+def _detach(node: ir.Node) -> None:
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    for graph in _subgraphs(node):
+        graph.outputs.clear()
+        for inner in graph:
+            _detach(inner)
+
+
+def _require_repeatable(copy: ir.Node, node: ir.Node) -> None:
+    training = copy.op_type == "Dropout" and len(copy.inputs) > 2 and copy.inputs[2] is not None
+    if training:
+        mode = constant_value(copy.inputs[2])
+        training = mode is None or bool(mode.any())
+    if copy.op_type in RANDOM or training:
+        raise UnsupportedError(
+            f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "
+            "numbers. Move that node out of the sub-graph",
+            op_type=node.op_type,
+            node=label(node),
+        )
+    for graph in _subgraphs(copy):
+        for inner in graph:
+            _require_repeatable(inner, node)

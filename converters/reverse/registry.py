@@ -1,0 +1,100 @@
+"""The table of gradient rules: `@gradient("Relu", versions=(14,))` above a function is all it takes to add one.
+
+A rule is `rule(op, node, dy) -> one value or None per forward input`. It states the versions of the operator it
+serves, as `OpSchema.since_version`; a version nobody looked at has no rule, so a changed operator is refused and
+never differentiated by an outdated formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx import defs
+
+from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
+
+Grads = Sequence[ir.Value | None]
+RuleFunction = Callable[..., Grads]
+Key = tuple[str, str, int]  # domain, operator, since_version
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One gradient rule. `all_outputs`: it takes a list with one gradient or None per output, not just the first's."""
+
+    function: RuleFunction
+    all_outputs: bool = False
+
+
+RULES: dict[Key, Rule] = {}
+FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
+ROUNDING = frozenset(
+    {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
+)  # their integer outputs carry gradients on, to be divided by a scale
+NO_GRADIENT: dict[tuple[str, str], str] = {}  # (domain, operator) -> why nothing flows through it
+
+
+def gradient(
+    op_type: str,
+    *,
+    versions: Sequence[int],
+    domain: str = "",
+    all_outputs: bool = False,
+    inputs: Sequence[int] | None = None,
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register the decorated function as the gradient rule of an operator, for the versions named.
+
+    `inputs`: the indices of the inputs that gradients flow to, where a float input (as Resize's scales) gets none
+    whatever it is. A node reached through another input alone is not on a path.
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for version in versions:
+            key = (domain, op_type, version)
+            if key in RULES:
+                raise RegistrationError(f"second gradient rule for {key}", op_type=op_type)
+            if (domain, op_type) in NO_GRADIENT:
+                raise RegistrationError("a gradient rule for an operator listed as without gradient", op_type=op_type)
+            RULES[key] = Rule(function, all_outputs)
+        if inputs is not None:
+            FLOWING_INPUTS[domain, op_type] = frozenset(inputs)
+        return function
+
+    return register
+
+
+def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
+    """State that no gradient flows through these operators, and why."""
+    for op_type in op_types:
+        if (domain, op_type) in NO_GRADIENT or any(k[:2] == (domain, op_type) for k in RULES):
+            raise RegistrationError("listed as without gradient twice, or beside a rule", op_type=op_type)
+        NO_GRADIENT[domain, op_type] = reason
+
+
+def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
+    """The since_version of a node's operator under the model's opset imports; None for an unknown operator."""
+    opset = opsets.get(node.domain)
+    if opset is None:
+        raise InvalidModelError(f"the model imports no opset of domain {node.domain!r}", op_type=node.op_type)
+    try:
+        return defs.get_schema(node.op_type, opset, node.domain).since_version
+    except defs.SchemaError:
+        return None
+
+
+def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
+    """The rule that serves a node, or None."""
+    version = version_of(node, opsets)
+    return None if version is None else RULES.get((node.domain, node.op_type, version))
+
+
+def stops(node: ir.Node) -> str | None:
+    """Why no gradient flows through a node, or None when one may."""
+    return NO_GRADIENT.get((node.domain, node.op_type))
+
+
+def served_versions(op_type: str, domain: str = "") -> list[int]:
+    """The versions of an operator that have a rule."""
+    return sorted(v for d, o, v in RULES if (d, o) == (domain, op_type))

@@ -1,0 +1,257 @@
+"""Gradients of pooling, and of putting windows back together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.rules.common import (
+    DOMAIN_TYPES,
+    lengths_from,
+    narrow,
+    padded,
+    put_back,
+    size_ratio,
+    widen,
+    work_type,
+)
+from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.maths.convolution import MAX_RANK
+
+LISTS = ("kernel_shape", "strides", "dilations", "pads")
+NUMBERS = ("ceil_mode", "count_include_pad")
+
+
+def _attributes(node: Forward) -> dict[str, Any]:
+    """The attributes of a pool that decide its value, as far as they are written on the node."""
+    given: dict[str, Any] = {name: node.ints(name) for name in LISTS}
+    given |= {name: node.int(name, 0) for name in NUMBERS if node.given(name)}
+    return given | {"auto_pad": node.string("auto_pad", "NOTSET")}
+
+
+@gradient("MaxPool", versions=(12, 22))
+def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = max x over each window  =>  dx = Σ over the windows won by an element of dy.
+
+    That is MaxPoolBackward: of equal elements in a window the first gets all of dy, and a window that lies in the
+    padding altogether passes nothing on. What that operator does not take is done with the Indices of the pool itself.
+    """
+    x = node.input(0)
+    attributes = _backward_attributes(node, x)
+    if attributes is not None:
+        return (op.domain.MaxPoolBackward(x, dy, **attributes),)
+    y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
+    if any(d > 1 for d in node.ints("dilations") or ()):
+        # a dilated window may step over x altogether: its value is then the lowest number and its index means nothing
+        reached = op.Not(op.Equal(y, op.scalar(_lowest(x), x)))
+        winners = op.Where(reached, winners, op.constant(np.array(0)))
+        dy = op.Where(reached, dy, op.scalar(0.0, x))
+    return (put_back(op, x, winners, dy),)
+
+
+def _backward_attributes(node: Forward, x: ir.Value) -> dict[str, Any] | None:
+    """What MaxPoolBackward is told; None for what the gradients of pools do not take and onnxruntime's pools may:
+    float64, and SAME with dilations or strides beyond the kernel, which onnxruntime pads in a way of its own.
+    """
+    kernel = node.ints("kernel_shape") or []
+    if x.dtype not in DOMAIN_TYPES or not 1 <= len(kernel) <= MAX_RANK - 2:
+        return None
+    ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
+    strides, dilations = node.ints("strides", ones) or [], node.ints("dilations", ones) or []
+    pads, auto_pad = node.ints("pads", none) or none, node.string("auto_pad", "NOTSET")
+    if auto_pad.startswith("SAME") and (max(dilations) > 1 or any(s > k for s, k in zip(strides, kernel, strict=True))):
+        return None
+    if auto_pad == "NOTSET" and any(not 0 <= pad < k for pad, k in zip(pads, kernel * 2, strict=True)):
+        return None
+    return {
+        "kernel": kernel,
+        "strides": strides,
+        "dilations": dilations,
+        "pads_begin": pads[: len(kernel)],
+        "pads_end": pads[len(kernel) :],
+        "auto_pad": "None" if auto_pad == "NOTSET" else auto_pad,
+        "data_format": "NCX",
+    }
+
+
+def _lowest(x: ir.Value) -> float:
+    """The lowest finite number of the type of x, which onnxruntime's pool starts from."""
+    return float((x.dtype or work_type(x)).min)
+
+
+@gradient("AveragePool", versions=(11, 19, 22))
+def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y[o] = s[o] · Σ_{k: i = o·S + k·D - P inside x} x[i]  =>  dx[i] = Σ_{o, k: o·S + k·D - P = i} s[o] · dy[o].
+
+    That is AvgPoolBackward. What that operator does not take, dilations among it, is a transposed convolution with a
+    kernel of ones, channel by channel, cut to the shape of x. The share s is the pool of an image of ones over the
+    number of its cells in each window, so it follows whatever the pool counts under count_include_pad, ceil_mode and
+    auto_pad.
+    """
+    x = node.input(0)
+    attributes = _avg_pool_backward(node, x)
+    if attributes is not None:
+        return (op.domain.AvgPoolBackward(dy, op.shape(x), **attributes),)
+    windows = _Windows(op, node)
+    one = op.constant(np.ones((), work_type(x).numpy()))
+    image_shape = op.Concat(op.ints([1, 1]), lengths_from(op, x, 2), axis=0)
+    image = op.ConstantOfShape(image_shape, value=ir.tensor(np.ones(1, work_type(x).numpy())))
+    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), one))
+    return (narrow(op, windows.spread(op.Mul(widen(op, dy, x), share)), x),)
+
+
+def _avg_pool_backward(node: Forward, x: ir.Value) -> dict[str, Any] | None:
+    """What AvgPoolBackward is told; None for what it does not take: dilations, padding that counts under ceil_mode.
+
+    A last window that reaches beyond the padding is then divided by its cells inside the padding, not by all of them.
+    """
+    attributes, counts = _backward_attributes(node, x), node.int("count_include_pad", 0)
+    if attributes is None or max(attributes.pop("dilations")) > 1 or (counts and node.int("ceil_mode", 0)):
+        return None
+    return attributes | {"exclude_pad": int(not counts)}
+
+
+@gradient("LpPool", versions=(18, 22))
+def lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (Σ |x|^p)^(1/p) over each window  =>  dx = sign(x) · |x|^(p-1) · Σ over its windows of dy · Y^(1-p).
+
+    Edge: a window of zeros, where Y has a corner (p = 1: every x = 0), passes nothing on. p < 1 is refused.
+    """
+    x, power = node.input(0), _power(node)
+    zero = op.constant(np.zeros((), work_type(x).numpy()))
+    share = _over_power(op, widen(op, node.output(), x), widen(op, dy, x), power, zero)
+    return (narrow(op, op.Mul(_Windows(op, node).spread(share), _odd_power(op, widen(op, x, x), power)), x),)
+
+
+@gradient("GlobalLpPool", versions=(2, 22))
+def global_lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (Σ |x|^p)^(1/p) over the spatial axes  =>  dx = sign(x) · (|x| / Y)^(p-1) · dy, 0 where Y = 0.
+
+    Edge: 0 at x = 0 where p = 1. p < 1 is refused.
+    """
+    x, power = node.input(0), _power(node)
+    wide, y = widen(op, x, x), widen(op, node.output(), x)
+    zero = op.constant(np.zeros((), work_type(x).numpy()))
+    share = op.Where(op.Equal(y, zero), zero, op.Div(wide, y))
+    return (narrow(op, op.Mul(_odd_power(op, share, power), widen(op, dy, x)), x),)
+
+
+def _power(node: Forward) -> int:
+    power = node.int("p", 2)
+    if power < 1:
+        raise node.refuse("p", power, "of 1 and more")
+    return power
+
+
+def _odd_power(op: Builder, x: ir.Value, power: int) -> ir.Value:
+    """sign(x) · |x|^(power - 1)."""
+    if power == 2:
+        return x
+    sign = op.Sign(x)
+    return sign if power == 1 else op.Mul(sign, op.Pow(op.Abs(x), op.constant(np.array(power - 1, np.float32))))
+
+
+def _over_power(op: Builder, y: ir.Value, dy: ir.Value, power: int, zero: ir.Value) -> ir.Value:
+    """dy · y^(1 - power), 0 where y = 0; y >= 0."""
+    if power == 1:
+        return dy
+    root = y if power == 2 else op.Pow(y, op.constant(np.array(power - 1, np.float32)))
+    return op.Where(op.Equal(y, zero), zero, op.Div(dy, root))
+
+
+class _Windows:
+    """The windows of a pool, as a convolution with a kernel of ones and its adjoint, channel by channel."""
+
+    def __init__(self, op: Builder, node: Forward) -> None:
+        kernel = node.ints("kernel_shape")
+        if not kernel:
+            raise InvalidModelError("the attribute kernel_shape is missing", op_type=node.op_type, node=node.name)
+        self._op, self._node = op, node
+        self._steps = {name: node.ints(name, [1] * len(kernel)) or [] for name in ("strides", "dilations")}
+        self._pads = _padding(op, node, kernel, self._steps["strides"], self._steps["dilations"])
+        self._spatial = op.ints(range(2, len(kernel) + 2))
+        self._ones = op.constant(np.ones((1, 1, *kernel), work_type(node.input(0)).numpy()))
+
+    def sums(self, image: ir.Value) -> ir.Value:
+        """The sum over each window of an image (1, 1, …) with the lengths of x."""
+        op = self._op
+        return op.Conv(padded(op, image, self._pads[0], self._spatial), self._ones, **self._steps)
+
+    def spread(self, g: ir.Value) -> ir.Value:
+        """Each g, in the shape of the pool's output, added to every element of x in its window; the shape of x."""
+        op, x = self._op, self._node.input(0)
+        g = op.Reshape(g, op.Concat(op.ints([-1, 1]), lengths_from(op, self._node.output(), 2), axis=0))
+        cells = padded(op, op.ConvTranspose(g, self._ones, **self._steps), self._pads[1], self._spatial)
+        return op.Reshape(cells, op.shape(x), allowzero=1)
+
+
+def _padding(
+    op: Builder, node: Forward, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[ir.Value, ir.Value]:
+    """The pads that stretch x to what the windows cover, and those that cut it back, along the spatial axes.
+
+    Windows cover (O - 1) · S + (K - 1) · D + 1 cells, P of them before x begins; where that ends before x does (or
+    beyond, under ceil_mode), the padding behind is negative (or larger than the attribute says).
+    """
+    rank, auto_pad = len(kernel), node.string("auto_pad", "NOTSET")
+    if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise node.refuse("auto_pad", auto_pad, "NOTSET, VALID, SAME_UPPER and SAME_LOWER")
+    stride = op.ints(strides)
+    extent = op.ints([(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)])
+    length, windows = lengths_from(op, node.input(0), 2), lengths_from(op, node.output(), 2)
+    covered = op.Add(op.Mul(op.Sub(windows, op.ints([1])), stride), extent)
+    total = op.Sub(covered, length)
+    if auto_pad.startswith("SAME"):
+        needed = op.Max(total, op.ints([0]))
+        smaller = op.Div(needed, op.ints([2]))
+        before = smaller if auto_pad == "SAME_UPPER" else op.Sub(needed, smaller)
+    else:
+        pads = node.ints("pads", [0] * 2 * rank) or []
+        before = op.ints(pads[:rank] if auto_pad == "NOTSET" else [0] * rank)
+    padding = op.Concat(before, op.Sub(total, before), axis=0)
+    return padding, op.Neg(padding)
+
+
+@gradient("GlobalAveragePool", versions=(1, 22))
+def global_average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = Σ x / n over the n spatial positions  =>  dx = dy / n, repeated over them."""
+    x = node.input(0)
+    share = op.Mul(widen(op, dy, x), size_ratio(op, node.output(), x))
+    return (op.Expand(narrow(op, share, x), op.shape(x)),)
+
+
+@gradient("GlobalMaxPool", versions=(1, 22))
+def global_max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = max x over the spatial axes  =>  dx = dy / (number of x that equal Y) where x = Y: ties share equally."""
+    x = node.input(0)
+    known = dims(x)
+    if known is None:
+        two, one = op.constant(np.array(2)), op.constant(np.array(1))
+        axes = op.Range(two, op.Size(op.shape(x)), one)
+    else:
+        axes = op.ints(range(2, len(known)))
+    hit = op.Equal(x, node.output())
+    count = op.ReduceSum(op.Cast(hit, to=work_type(x).value), axes, keepdims=1, noop_with_empty_axes=1)
+    share = narrow(op, op.Div(widen(op, dy, x), count), x)
+    return (op.Where(hit, share, op.scalar(0.0, x)),)
+
+
+@gradient("Col2Im", versions=(18,))
+def col2im(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = an image, the sum of the blocks that x holds as columns  =>  dx = the blocks of dy, as columns.
+
+    Taken by a convolution with one kernel per cell of a block, which picks it. Shapes: x (N, C · cells, L).
+    """
+    x, block = node.input(0), node.input(2)
+    cells, wide = op.ReduceProd(block, keepdims=1), work_type(x)
+    square = op.ConstantOfShape(op.Concat(cells, cells, axis=0), value=ir.tensor(np.zeros(1, wide.numpy())))
+    kernels = op.Reshape(op.EyeLike(square), op.Concat(cells, op.ints([1]), block, axis=0))
+    image = op.Reshape(widen(op, dy, x), op.Concat(op.ints([-1, 1]), lengths_from(op, node.output(), 2), axis=0))
+    given = {name: node.ints(name) for name in ("strides", "dilations", "pads")}
+    return narrow(op, op.Reshape(op.Conv(image, kernels, **given), op.shape(x), allowzero=1), x), None, None

@@ -1,0 +1,301 @@
+"""The gradient of Resize (and of Upsample, which has become a Resize by then).
+
+Resize has more modes than the two published gradient operators, but where one of them places exactly the same taps it
+is emitted: InterpolateBackward first, then ResampleGrad. Everything else is ResizeGrad, which says all that Resize can.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.rules.conv import wanted_shape
+from onnx_backprop.converters.rules.resize_equivalence import (
+    Axis,
+    Mode,
+    Offsets,
+    meanings,
+    spec_coordinates,
+    why_neither,
+)
+from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.maths.resize import (
+    COORDINATES,
+    MODES,
+    NEAREST_MODES,
+    POLICIES,
+    ResizeAxis,
+    coordinates,
+    policy_length,
+)
+from onnx_backprop.opset.operators.resize_grad import scales_of_sizes
+
+logger = logging.getLogger("onnx_backprop")
+
+ROI, SCALES, SIZES = 1, 2, 3
+ATTRIBUTES = (
+    "antialias",
+    "axes",
+    "coordinate_transformation_mode",
+    "cubic_coeff_a",
+    "exclude_outside",
+    "extrapolation_value",
+    "keep_aspect_ratio_policy",
+    "mode",
+    "nearest_mode",
+)
+
+
+@gradient("Resize", versions=(18, 19), inputs=(0,))
+def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy.
+
+    As InterpolateBackward(x, dy), ResampleGrad(dy) or ResizeGrad(dy, x). roi, scales and sizes get no gradient.
+    """
+    mode, axes = _mode(node), _axes(node)
+    if isinstance(axes, str):
+        dx = _resize_grad(op, node, dy, mode, axes)
+    elif all(axis.keeps_length for axis in axes):
+        logger.info("Resize '%s' (%s): every length is kept, which is a copy; so is its gradient", node.name, mode)
+        dx = op.Identity(dy)
+    else:
+        _refuse_overwritten(node, mode, axes)
+        dx = _published(op, node, dy, mode, axes)
+    return dx, *(None,) * (len(node.inputs) - 1)
+
+
+def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Sequence[Axis]) -> ir.Value:
+    """By the first operator that means the same."""
+    if mode.unpublished:
+        return _resize_grad(op, node, dy, mode, f"neither has {mode.unpublished}")
+    if any(0 in (axis.length, axis.out) for axis in axes):
+        return _resize_grad(op, node, dy, mode, "a length of 0")
+    found = meanings(mode, axes)
+    common = spec_coordinates(axes, found)
+    if common:
+        _log(node, "InterpolateBackward", mode)
+        return _interpolate_backward(op, node, dy, mode, common, axes)
+    offsets = [m.resample for m in found if m.resample]
+    if len(offsets) == len(axes):
+        _log(node, "ResampleGrad", mode)
+        return _resample_grad(op, node, dy, mode, offsets)
+    return _resize_grad(op, node, dy, mode, why_neither(axes, found))
+
+
+def _log(node: Forward, chosen: str, mode: Mode) -> None:
+    logger.info("Resize '%s' (%s): %s means exactly the same", node.name, mode, chosen)
+
+
+def _interpolate_backward(
+    op: Builder, node: Forward, dy: ir.Value, mode: Mode, common: str, axes: Sequence[Axis]
+) -> ir.Value:
+    outs = [a.out for a in axes[2:]]
+    sizes = [o for o in outs if isinstance(o, int)]
+    scales = [a.scale for a in axes[2:] if a.given and a.scale is not None]
+    attributes: dict[str, object] = {
+        "mode": mode.mode,
+        "coordinate_transformation_mode": common,
+        "data_format": "NCX",
+    }
+    inputs: list[ir.Value] = []
+    if len(sizes) == len(outs):
+        attributes["sizes"] = sizes
+    elif len(scales) == len(outs):
+        attributes["scales"] = scales
+    else:
+        inputs.append(op.Cast(op.Shape(dy, start=2), to=ir.DataType.INT32.value))
+    return op.domain.InterpolateBackward(node.input(0), dy, *inputs, **attributes)
+
+
+def _resample_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, offsets: Sequence[Offsets]) -> ir.Value:
+    shape, shape_input = wanted_shape(op, node.input(0))
+    return op.domain.ResampleGrad(
+        dy,
+        *shape_input,
+        interpolation_mode="NEAREST_NEIGHBOR" if mode.mode == "nearest" else "LINEAR",
+        scales=[s for s, _, _ in offsets],
+        input_pixel_offsets=[i for _, i, _ in offsets],
+        output_pixel_offsets=[o for _, _, o in offsets],
+        dimension_count=len(offsets),
+        output_sizes=shape,
+    )
+
+
+def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: str) -> ir.Value:
+    """The node's own attributes and inputs, as they are."""
+    logger.info(
+        "Resize '%s' (%s): ResizeGrad, since neither InterpolateBackward nor ResampleGrad means the same (%s)",
+        node.name,
+        mode,
+        reason,
+    )
+    roi = node.input(ROI) if mode.coordinates == "tf_crop_and_resize" and node.has(ROI) else None
+    if roi is not None and roi.dtype != ir.DataType.FLOAT:
+        roi = op.Cast(roi, to=ir.DataType.FLOAT.value)
+    scales, sizes = (None if _is_empty(node, n) else node.input(n) for n in (SCALES, SIZES))
+    inputs = [dy, node.input(0), roi, scales, sizes]
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes = {name: node.node.attributes[name].value for name in ATTRIBUTES if node.given(name)}
+    return op.domain.ResizeGrad(*inputs, **attributes)
+
+
+def _is_empty(node: Forward, index: int) -> bool:
+    """Whether an optional input is left out, or an empty constant, which means the same."""
+    value = node.constant(index)
+    return not node.has(index) or (value is not None and value.size == 0)
+
+
+def _mode(node: Forward) -> Mode:
+    def choice(name: str, default: str, allowed: Sequence[str]) -> str:
+        value = node.string(name, default)
+        if value not in allowed:
+            raise InvalidModelError(
+                f"attribute {name}: expected one of {', '.join(allowed)}, got {value!r}",
+                op_type=node.op_type,
+                node=node.name,
+            )
+        return value
+
+    mode = Mode(
+        choice("mode", "nearest", MODES),
+        choice("coordinate_transformation_mode", "half_pixel", COORDINATES),
+        choice("nearest_mode", "round_prefer_floor", NEAREST_MODES),
+        node.int("antialias", 0) != 0,
+        node.int("exclude_outside", 0) != 0,
+    )
+    choice("keep_aspect_ratio_policy", "stretch", POLICIES)
+    if mode.antialias and mode.mode == "nearest":
+        raise InvalidModelError(
+            "attribute antialias: expected mode linear or cubic, got nearest", op_type="Resize", node=node.name
+        )
+    return mode
+
+
+def _axes(node: Forward) -> list[Axis] | str:
+    """Lengths and scale of every axis, those that the node does not list keep their length; or why not known."""
+    lengths = dims(node.input(0))
+    ask_scales, ask_sizes = not _is_empty(node, SCALES), not _is_empty(node, SIZES)
+    scales, sizes = node.constant(SCALES), node.constant(SIZES)
+    if ask_scales == ask_sizes:
+        got = "both" if ask_scales else "neither"
+        raise InvalidModelError(f"expected scales or sizes, got {got}", op_type=node.op_type, node=node.name)
+    if lengths is None:
+        return "the rank of X is unknown at conversion"
+    listed = _listed(node, len(lengths))
+    values = scales if ask_scales else sizes
+    if values is not None and values.shape != (len(listed),):
+        what = "scales" if ask_scales else "sizes"
+        raise InvalidModelError(
+            f"{what}: expected {len(listed)} values, got {values.tolist()}", op_type=node.op_type, node=node.name
+        )
+    outs = dims(node.output()) or (None,) * len(lengths)
+    result = [Axis(length, length, 1.0, given=True) for length in lengths]
+    if node.string("keep_aspect_ratio_policy", "stretch") != "stretch" and ask_sizes:
+        if any(axis < 0 for axis in node.ints("axes") or ()):
+            raise UnsupportedError(
+                "keep_aspect_ratio_policy with negative axes, which onnxruntime reads as no axes at all. Count them "
+                "from the front",
+                op_type=node.op_type,
+                node=node.name,
+            )
+        return _keep_aspect_ratio(node, lengths, listed, sizes, result)
+    for position, axis in enumerate(listed):
+        length = lengths[axis]
+        if ask_scales:
+            result[axis] = _by_scale(node, length, None if scales is None else float(scales[position]), outs[axis])
+        else:
+            size = outs[axis] if sizes is None else int(sizes[position])
+            result[axis] = Axis(length, size, _ratio(length, size), given=False)
+    return result
+
+
+def _listed(node: Forward, rank: int) -> list[int]:
+    """The axes that roi, scales and sizes speak of, counted from 0."""
+    axes = node.ints("axes") or list(range(rank))
+    listed = [axis + rank if axis < 0 else axis for axis in axes]
+    if len(set(listed)) != len(listed) or not all(0 <= axis < rank for axis in listed):
+        raise InvalidModelError(
+            f"attribute axes: expected different axes of {rank}, got {axes}", op_type=node.op_type, node=node.name
+        )
+    return listed
+
+
+def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> Axis:
+    """out = floor(length · scale) in float32, as onnxruntime computes it."""
+    if scale is None or not isinstance(length, int):
+        return Axis(length, None, scale, given=True)
+    out = int(np.float32(length) * np.float32(scale))
+    if isinstance(inferred, int) and out != inferred:
+        raise InvalidModelError(
+            f"a scale of {scale:.9g} makes {out} pixels of {length} in onnxruntime, the model states {inferred}. "
+            "Correct the stated shape",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    return Axis(length, out, scale, given=True)
+
+
+def _ratio(length: Dim, size: Dim) -> float | None:
+    if isinstance(length, int) and isinstance(size, int) and length > 0:
+        return float(np.float32(size) / np.float32(length))
+    return None
+
+
+def _keep_aspect_ratio(
+    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[Axis]
+) -> list[Axis] | str:
+    """One scale for all listed axes, the smallest or largest of sizes / lengths; lengths rounded, halves up."""
+    policy = node.string("keep_aspect_ratio_policy", "stretch")
+    known = [length for length in (lengths[axis] for axis in listed) if isinstance(length, int) and length > 0]
+    if sizes is None or len(known) != len(listed):
+        return f"{policy} takes its scale from lengths that are unknown at conversion"
+    scale = scales_of_sizes(policy, known, [int(size) for size in sizes])[0]
+    for axis, length in zip(listed, known, strict=True):
+        axes[axis] = Axis(length, policy_length(scale, length), scale, given=True)
+    return axes
+
+
+def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[Axis]) -> None:
+    """Onnxruntime's own forward is wrong here, so there is nothing that a gradient could be right for."""
+    if len(axes) != 4 or axes[1].identity or mode.coordinates != "tf_crop_and_resize":
+        return
+    unknown_axis = axes[1].scale is None
+    if unknown_axis or not (mode.antialias or mode.mode == "cubic") or _inside(node, mode, axes):
+        return
+    raise UnsupportedError(
+        f"({mode}) with axis 1 resized: onnxruntime writes extrapolation_value to other pixels than those outside the "
+        "roi. Transpose (N, H, W, C) to (N, C, H, W) before it",
+        op_type=node.op_type,
+        node=node.name,
+    )
+
+
+def _inside(node: Forward, mode: Mode, axes: Sequence[Axis]) -> bool:
+    """Whether no pixel lies outside the roi, for certain."""
+    if not node.has(ROI):
+        return True
+    roi = node.constant(ROI)
+    listed = _listed(node, len(axes))
+    if roi is None or roi.size not in (2 * len(listed), 2 * len(axes)):
+        return False
+    starts, ends = roi.reshape(2, -1).astype(np.float32)
+    for position, number in enumerate(listed):
+        axis = axes[number]
+        at = position if len(starts) == len(listed) else number
+        if axis.scale == 1:
+            continue
+        if not isinstance(axis.length, int) or not isinstance(axis.out, int):
+            return False
+        where = ResizeAxis(axis.length, axis.out, 1.0, mode.mode, mode.coordinates, roi=(starts[at], ends[at]))
+        x = coordinates(where)
+        if ((x < 0) | (x > axis.length - 1)).any():
+            return False
+    return True

@@ -1,0 +1,146 @@
+"""Gradients of the Fourier transforms. They are linear: each gradient is the transposed transform.
+
+Real and imaginary parts lie along the last axis, so <a, b> is the sum over both parts, and the transpose of a product
+with e^(-iθ) is the product with e^(iθ). With N the length of the transform, F_kn = e^(-2πi kn / N).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
+from onnx_backprop.converters.reverse.forward import Forward, constant_value
+from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.rules.common import cast, length, padded, scatter_add, work_type
+
+
+@gradient("DFT", versions=(17, 20))
+def dft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = F x  =>  dx = F̄ᵀ dy = N · (inverse transform of dy); Y = F̄ x / N  =>  dx = (transform of dy) / N.
+
+    x is cut or filled with zeros to N first, dx is filled or cut back; of a real x, dx is the real part. A one-sided
+    output lacks entries, whose gradient is 0. One-sided and inverse: Y = Re(Σ_k c_k x_k e^(2πi kn / N)) / N with c = 1
+    for k = 0 and k = N / 2, else 2, so that dx_k = c_k (one-sided transform of dy)_k / N. There x must have N / 2 + 1
+    entries: what onnxruntime does with another number is neither cutting nor filling.
+    """
+    x = node.input(0)
+    own, wide = element_type(x), work_type(x)
+    axis = _axis(op, node)
+    inverse, onesided = bool(node.int("inverse", 0)), bool(node.int("onesided", 0))
+    n = _length(op, dy if inverse and onesided else x, axis)
+    if node.has(1):
+        n = op.Cast(op.Reshape(node.input(1), op.ints([1])), to=ir.DataType.INT64.value)
+    halved = inverse and onesided
+    g = _transform(op, node, cast(op, dy, own, wide), n, {"inverse": int(not inverse), "onesided": int(halved)})
+    factor = op.Cast(n, to=wide.value)
+    if halved:
+        g = op.Mul(g, _counted(op, n, axis, g, wide))
+    g = op.Div(g, factor) if inverse else op.Mul(g, factor)
+    if halved:
+        _require_whole_spectrum(node, axis)
+        g = op.Reshape(g, op.Concat(op.Shape(x, end=-1), op.ints([2]), axis=0), allowzero=1)  # or the run fails
+    elif node.has(1):
+        behind = op.Sub(_length(op, x, axis), n)
+        g = padded(op, g, op.Concat(op.ints([0]), behind, axis=0), axis)
+    grads: list[ir.Value | None] = [None] * len(node.inputs)
+    grads[0] = cast(op, _as_many_parts(op, g, x), wide, own)
+    return grads
+
+
+def _axis(op: Builder, node: Forward) -> ir.Value:
+    """The axis of the transform, a 1-D tensor of one entry."""
+    if node.version < 20:
+        return op.ints([node.int("axis", 1)])
+    constant = node.constant(2)
+    if constant is not None or not node.has(2):
+        return op.ints([-2 if constant is None else int(constant.item())])
+    return op.Reshape(node.input(2), op.ints([1]))
+
+
+def _require_whole_spectrum(node: Forward, axis: ir.Value) -> None:
+    n, along, known = node.constant(1), constant_value(axis), dims(node.input(0))
+    have = None if along is None or known is None else known[int(along.item())]
+    if n is not None and isinstance(have, int) and have != int(n.item()) // 2 + 1:
+        raise node.refuse("dft_length", n.item(), f"that fits a one-sided spectrum of {have} entries")
+
+
+def _length(op: Builder, value: ir.Value, axis: ir.Value) -> ir.Value:
+    return op.Gather(op.shape(value), axis)
+
+
+def _transform(op: Builder, node: Forward, value: ir.Value, n: ir.Value, attributes: dict[str, int]) -> ir.Value:
+    """A DFT of length n along the node's own axis."""
+    inputs = [value, op.Squeeze(n, op.ints([0]))]
+    if node.version < 20:
+        attributes = attributes | {"axis": node.int("axis", 1)}
+    elif node.has(2):
+        inputs.append(node.input(2))
+    return op.emit("DFT", inputs, attributes)[0]
+
+
+def _counted(op: Builder, n: ir.Value, axis: ir.Value, g: ir.Value, wide: ir.DataType) -> ir.Value:
+    """How often each entry of a one-sided spectrum stands in the whole one, in a shape that broadcasts to g."""
+    zero, one, two = (op.constant(np.array(number)) for number in (0, 1, 2))
+    count = op.Gather(op.Shape(g), axis)
+    k = op.Range(zero, op.Squeeze(count, op.ints([0])), one)
+    single = op.Or(op.Equal(k, zero), op.Equal(op.Mul(k, two), n))
+    weights = op.Where(single, op.constant(np.array(1, wide.numpy())), op.constant(np.array(2, wide.numpy())))
+    ones = op.ConstantOfShape(op.Shape(op.Shape(g)), value=ir.tensor(np.array([1], np.int64)))
+    return op.Reshape(weights, op.ScatterElements(ones, axis, op.ints([-1])))
+
+
+def _as_many_parts(op: Builder, g: ir.Value, x: ir.Value) -> ir.Value:
+    """The real part of g where x has no imaginary one."""
+    known = dims(x)
+    if known is not None and known[-1] == 2:
+        return g
+    return op.Slice(g, op.ints([0]), length(op, x, -1), op.ints([-1]))
+
+
+@gradient("STFT", versions=(17,), inputs=(0, 2))
+def stft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y_f = F (w · x_f), x_f the N samples from f · step on  =>  g_f = F̄ᵀ dY_f, dx = Σ_f w · g_f at their places,
+    dw = Σ_f x_f · g_f.
+
+    Shapes: x (B, T, 1 or 2), w (N), Y (B, frames, N or N / 2 + 1, 2). Of a real x, g is the real part. F̄ᵀ dY is the
+    conjugate of F applied to the conjugate, which is again an STFT, of one frame.
+    """
+    x, y = node.input(0), node.output()
+    own, wide = element_type(x), work_type(x)
+    n = _frame_length(op, node)
+    frames = length(op, y, 1)
+    step = op.Cast(op.Reshape(node.input(1), op.ints([1])), to=ir.DataType.INT64.value)
+
+    conjugate = op.constant(np.array([1, -1], wide.numpy()))
+    spectra = op.Reshape(cast(op, dy, own, wide), op.Concat(op.ints([-1]), length(op, y, 2), op.ints([2]), axis=0))
+    missing = op.Sub(n, length(op, y, 2))
+    spectra = op.Pad(op.Mul(spectra, conjugate), op.Concat(op.ints([0] * 4), missing, op.ints([0]), axis=0))
+    scalar = op.Squeeze(n, op.ints([0]))
+    g = op.Mul(op.emit("STFT", [spectra, scalar, None, scalar], {"onesided": 0})[0], conjugate)
+    by_frame = op.Concat(op.Shape(x, start=0, end=1), frames, n, op.ints([2]), axis=0)
+    g = _as_many_parts(op, op.Reshape(g, by_frame, allowzero=1), x)  # (B, frames, N, 1 or 2)
+
+    zero, one = (op.constant(np.array(number)) for number in (0, 1))
+    begin = op.Mul(op.Range(zero, op.Squeeze(frames, op.ints([0])), one), step)
+    places = op.Add(op.Unsqueeze(begin, op.ints([1])), op.Range(zero, scalar, one))  # (frames, N)
+    grads: list[ir.Value | None] = [None] * len(node.inputs)
+    if node.wants(0):
+        weighted = g
+        if node.has(2):
+            window = cast(op, node.input(2), own, wide)
+            weighted = op.Mul(g, op.Unsqueeze(window, op.ints([1])))
+        flat = op.Reshape(weighted, op.Concat(op.Shape(x, start=0, end=1), op.ints([-1]), length(op, x, 2), axis=0))
+        at = op.Expand(op.Reshape(places, op.ints([1, -1, 1])), op.Shape(flat))
+        grads[0] = scatter_add(op, op.shape(x), at, cast(op, flat, wide, own), like=x, axis=1)
+    if node.wants(2):
+        taken = op.Gather(cast(op, x, own, wide), places, axis=1)
+        grads[2] = cast(op, op.ReduceSum(op.Mul(taken, g), op.ints([0, 1, 3]), keepdims=0), wide, own)
+    return grads
+
+
+def _frame_length(op: Builder, node: Forward) -> ir.Value:
+    """N, a 1-D int64 tensor of one entry."""
+    if node.has(3):
+        return op.Cast(op.Reshape(node.input(3), op.ints([1])), to=ir.DataType.INT64.value)
+    return length(op, node.input(2), 0) if node.has(2) else length(op, node.input(0), 1)

@@ -1,0 +1,1 @@
+"""Losses, optimizers and steps: from gradients to a training graph."""

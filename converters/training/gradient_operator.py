@@ -1,0 +1,297 @@
+"""`expand_gradients`: the standard's own `Gradient` operator as explicit nodes that any runtime has.
+
+    dx_1, … = Gradient<xs = [x_1, …], zs = [z_1, …], y>(values of x_1, …, values of z_1, …)
+
+`xs` and `zs` name tensors of the graph that the node stands in; together they cut out the part of it that computes
+y. The node's inputs are the values that this part is evaluated at. Where they are the named tensors themselves, the
+values of the forward pass serve; for each other one the part is computed again from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from onnx_backprop.converters.prepare.float_types import graphs_of
+from onnx_backprop.converters.prepare.load import infer, load, near, prepare
+from onnx_backprop.converters.prepare.submodel import reads
+from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
+from onnx_backprop.converters.reverse import registry
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, used_names
+from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
+from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
+from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
+from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.functions.use_kernels import check_kernels
+
+_RANDOM_CHOICE = frozenset({"Bernoulli", "Multinomial"})  # stops that have no derivative, not one that is 0
+
+
+def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS) -> ModelProto:
+    """A model in which every node of `ai.onnx.preview.training` is something that stock onnxruntime runs.
+
+    A `Gradient` node becomes the nodes that compute Σ ∂y/∂x for each x in its `xs`: for a y of several elements the
+    gradient of their sum, as second derivatives in the operator's own documentation take it. Gradients of gradients
+    are expanded from the inside out. An x that y does not depend on, or whose derivative is zero almost everywhere,
+    gets zeros. Values that y depends on and that neither `xs` nor `zs` names are held constant.
+
+    `Adam`, `Adagrad` and `Momentum` keep their nodes and get functions in standard operators, in the formulas of
+    their documentation, for float32 and float64.
+
+    Args:
+        model: a ModelProto or the path of one; it is not changed.
+        kernels: how the operators of our domain run, see `use_kernels`.
+
+    Returns: a model of opset 18 or later with the same inputs and outputs; one without such nodes is prepared in the
+    same way. Raises: InvalidModelError (names in `xs`, `zs`, `y` that the graph does not have, integer tensors, nodes
+    that depend on each other), UnsupportedError for a Gradient inside a sub-graph or a function, UnsupportedOpError
+    for operators on the way that have no gradient rule. Those of our domain are differentiated through their bodies.
+    """
+    check_kernels(kernels)
+    source = ModelProto()
+    source.CopyFrom(load(model))
+    _refuse_inner(source)
+    if all(o.domain not in ("", "ai.onnx") for o in source.opset_import):  # a model of optimizers alone
+        source.opset_import.append(helper.make_opsetid("", MIN_OPSET))
+    proto = prepare(source)
+    while gradients := [node for node in proto.graph.node if _is_gradient(node)]:
+        proto = _expand_some(proto, gradients)
+    attach_optimizers(proto)
+    if not any(node.domain == TRAINING_DOMAIN for node in _all_nodes(proto.graph.node)):
+        imports = [o for o in proto.opset_import if o.domain != TRAINING_DOMAIN]
+        del proto.opset_import[:]
+        proto.opset_import.extend(imports)
+    return use_kernels(proto, kernels)
+
+
+def has_training_nodes(model: ModelProto) -> bool:
+    """Whether the model's main graph has a node of `ai.onnx.preview.training`."""
+    return any(node.domain == TRAINING_DOMAIN for node in model.graph.node)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What one Gradient node asks for."""
+
+    node: NodeProto
+    xs: list[str]
+    zs: list[str]
+    y: str
+
+    @property
+    def leaves(self) -> list[str]:
+        return self.xs + self.zs
+
+    def fail(self, message: str) -> InvalidModelError:
+        name = self.node.name or next(filter(None, self.node.output), "")
+        return InvalidModelError(message, op_type="Gradient", node=name)
+
+
+def _is_gradient(node: NodeProto) -> bool:
+    return (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in graphs_of(node):
+            yield from _all_nodes(graph.node)
+
+
+def _refuse_inner(model: ModelProto) -> None:
+    inner = [n for node in model.graph.node for graph in graphs_of(node) for n in _all_nodes(graph.node)]
+    for function in model.functions:
+        inner += _all_nodes(function.node)
+    for node in filter(_is_gradient, inner):
+        raise UnsupportedError(
+            "a Gradient inside a sub-graph or a function is not expanded; move it into the main graph",
+            op_type="Gradient",
+            node=node.name or next(filter(None, node.output), ""),
+        )
+
+
+def _request(node: NodeProto, known: set[str]) -> _Request:
+    """The attributes of a Gradient node, proven to name tensors of the graph and to fit its inputs and outputs."""
+    lists = {a.name: [s.decode() for s in a.strings] for a in node.attribute if a.name in ("xs", "zs")}
+    y = next((a.s.decode() for a in node.attribute if a.name == "y"), "")
+    request = _Request(node, lists.get("xs", []), lists.get("zs", []), y)
+    if not request.xs:
+        raise request.fail("expected at least one name in xs, got none")
+    for attribute, names in (("xs", request.xs), ("zs", request.zs), ("y", [y])):
+        for name in names:
+            if name not in known:
+                hint = near(name, known)
+                raise request.fail(f"{attribute}: expected the name of a tensor of this graph, got {name!r}{hint}")
+    if len(set(request.leaves)) < len(request.leaves):
+        raise request.fail(f"xs, zs: expected different names, got {', '.join(request.leaves)}")
+    if len(node.input) != len(request.leaves) or not all(node.input):
+        raise request.fail(
+            f"expected {len(request.leaves)} inputs, one for each name in xs and zs, got {list(node.input)}"
+        )
+    if len(node.output) > len(request.xs):
+        raise request.fail(
+            f"expected at most {len(request.xs)} outputs, one for each name in xs, got {len(node.output)}"
+        )
+    return request
+
+
+def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProto:
+    """Expand the Gradient nodes whose y depends on no other one; types are inferred anew at the end."""
+    graph = proto.graph
+    protos = list(graph.node)
+    position = {id(node): n for n, node in enumerate(protos)}
+    producers = {name: node for node in protos for name in node.output if name}
+    known = {v.name for v in graph.input} | {t.name for t in graph.initializer} | producers.keys()
+    requests = [_request(node, known) for node in gradients]
+    parts = [sorted(_part(r, producers), key=lambda node: position[id(node)]) for r in requests]
+    ready = [(r, part) for r, part in zip(requests, parts, strict=True) if not any(map(_is_gradient, part))]
+    if not ready:
+        raise requests[0].fail("its y depends on its own output, or on that of a Gradient for which this holds")
+    elsewhere = [(r, part) for r, part in ready if list(r.node.input) != r.leaves]
+    if elsewhere:
+        names = _names(proto)
+        for request, part in elsewhere:
+            _evaluate_at_inputs(graph, request, part, names)
+        return infer(proto)  # the copies have types now; the next round differentiates them
+    model = ir.from_proto(proto)
+    nodes = list(model.graph)
+    values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
+    values |= {str(v.name): v for node in nodes for v in node.outputs if v.name}
+    op = Builder(used_names(model.graph))
+    for request, part in ready:
+        node = nodes[position[id(request.node)]]
+        inside = [nodes[position[id(inner)]] for inner in part]
+        _differentiate(request, node, inside, values, op, model.opset_imports)
+        model.graph.remove(node, safe=True)
+    model.graph.extend(op.nodes)
+    model.graph.sort()
+    if any(node.domain == DOMAIN for node in op.nodes):
+        model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+    result = ir.to_proto(model)
+    result.training_info.extend(proto.training_info)
+    return infer(result)
+
+
+def _part(request: _Request, producers: Mapping[str, NodeProto]) -> list[NodeProto]:
+    """The nodes between the named tensors and y, in no order."""
+    seen, waiting = set(request.leaves), [request.y]
+    found: dict[int, NodeProto] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = producers.get(name)
+        if node is not None and id(node) not in found:
+            found[id(node)] = node
+            waiting.extend(reads(node))
+    return list(found.values())
+
+
+def _evaluate_at_inputs(graph: GraphProto, request: _Request, part: Sequence[NodeProto], names: set[str]) -> None:
+    """Copy what depends on the named tensors, for the values that the node has as inputs; it then names those."""
+    node = request.node
+    new: dict[str, str] = {}
+    for leaf, given in zip(request.leaves, node.input, strict=True):
+        if leaf != given:
+            new[leaf] = _unique(f"{leaf}_given", names)
+            graph.node.append(helper.make_node("Identity", [given], [new[leaf]], name=new[leaf]))
+    for inner in part:
+        if not new.keys().isdisjoint(reads(inner)):
+            copy = graph.node.add()
+            copy.CopyFrom(inner)
+            copy.name = _unique(f"{inner.name or inner.op_type}_given", names)
+            new |= {name: _unique(f"{name}_given", names) for name in inner.output if name}
+            _rename(copy, new)
+    for attribute in node.attribute:
+        if attribute.name in ("xs", "zs"):
+            attribute.strings[:] = [new.get(s.decode(), s.decode()).encode() for s in attribute.strings]
+        elif attribute.name == "y":
+            attribute.s = new.get(request.y, request.y).encode()
+    node.input[:] = [new.get(leaf, leaf) for leaf in request.leaves]
+
+
+def _rename(node: NodeProto, new: Mapping[str, str]) -> None:
+    """Rename what a node reads, also from within its sub-graphs, and what it makes."""
+    node.input[:] = [new.get(name, name) for name in node.input]
+    node.output[:] = [new.get(name, name) for name in node.output]
+    for graph in graphs_of(node):
+        own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for inner in graph.node for name in inner.output}
+        outer = {name: other for name, other in new.items() if name not in own}
+        for inner in graph.node:
+            _rename(inner, outer)
+        for value in graph.output:
+            value.name = outer.get(value.name, value.name)
+
+
+def _names(proto: ModelProto) -> set[str]:
+    names = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
+    for node in _all_nodes(proto.graph.node):
+        names |= {node.name, *node.output}
+    return names
+
+
+def _unique(name: str, names: set[str]) -> str:
+    candidate, n = name, 1
+    while candidate in names:
+        n += 1
+        candidate = f"{name}_{n}"
+    names.add(candidate)
+    return candidate
+
+
+def _differentiate(
+    request: _Request,
+    node: ir.Node,
+    inside: Sequence[ir.Node],
+    values: Mapping[str, ir.Value],
+    op: Builder,
+    opsets: dict[str, int],
+) -> None:
+    """Emit the gradient and put it in the place of the Gradient node's outputs."""
+    y, xs = values[request.y], [values[name] for name in request.xs]
+    for value in (y, *xs):
+        if not is_float(value):
+            kind = value.dtype.name if value.dtype is not None else "unknown"
+            raise request.fail(f"gradients exist for floats only, {value.name!r} has type {kind}")
+    before = len(op.nodes)
+    shape = [d for d in dims(y) or (None,) if isinstance(d, int)]
+    assert y.dtype is not None
+    known = y.shape is not None and len(shape) == len(y.shape)
+    seed = op.constant(np.ones(shape, y.dtype.numpy())) if known else op.fill(op.shape(y), 1.0, y)
+    gradients = walk_back(find_path(inside, [y], xs), {y: seed}, op, opsets)
+    op.prefix = request.node.name or f"{request.y}_grad"
+    results: list[ir.Value] = []
+    for x, output in zip(xs, node.outputs, strict=False):
+        if not output.name:
+            continue
+        gradient = gradients.get(x)
+        if gradient is None:
+            _require_zero(request, x, y, inside)
+            gradient = op.zeros(op.shape(x), x)
+        result = op.Identity(gradient)
+        result.type, result.shape = x.type, x.shape
+        ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+        result.name, output.name = output.name, None
+        results.append(result)
+    emitted = op.nodes[before:]
+    drop_unread(emitted, results)
+    op.nodes[before:] = emitted
+
+
+def _require_zero(request: _Request, x: ir.Value, y: ir.Value, inside: Sequence[ir.Node]) -> None:
+    """The derivative is 0 where y does not depend on x, or in jumps alone; of anything else nobody knows it is."""
+    path = find_path(inside, [y], [x])
+    for stop, reason in path.stops.items():
+        differentiable = registry.stops(stop) is None
+        if differentiable or stop.op_type in _RANDOM_CHOICE:
+            error = explain_unreached(str(x.name), [str(y.name)], replace(path, stops={stop: reason}), argument="xs")
+            raise request.fail(str(error))

@@ -1,0 +1,271 @@
+"""Optimizers: what a step does to the parameters, as functions in standard ONNX operators.
+
+    optimizer = AdamW(weight_decay=0.01, clip_norm=1.0, groups=[Group(["*.bias"], weight_decay=0.0)])
+
+x is a parameter, g its gradient, η the learning rate (times the factor of its group), λ the weight decay and t the
+number of the step, counted from 1. The formulas are those of torch.optim; `Lion` is that of its paper. Moments have
+the parameter's type, float32 for float16 and bfloat16; what depends on t is worked out in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.training.optimizer_function import Update
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters that are treated in a way of their own; the first group that matches a parameter takes it.
+
+    Args:
+        parameters: names, globs or regular expressions, as in `trainable`.
+        rate: factor of the learning rate.
+        weight_decay: in place of the optimizer's; None for the optimizer's.
+        frozen: leave them as they are, as if they were listed in `frozen`.
+    """
+
+    parameters: Patterns
+    rate: float = 1.0
+    weight_decay: float | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse negative numbers."""
+        require("Group", "rate", self.rate, low=0)
+        if self.weight_decay is not None:
+            require("Group", "weight_decay", self.weight_decay, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(ABC):
+    """What every optimizer has.
+
+    Args:
+        weight_decay: λ.
+        clip_value: gradients are clipped to ± this, element by element, before anything else.
+        clip_norm: gradients are scaled by min(1, clip_norm / (n + 10⁻⁶)), n the square root of the sum of the squares
+            of all of them.
+        accumulate: one update for so many runs of the graph, along the mean of their gradients.
+        ema: d of a running mean of each parameter, m ← d·m + (1 - d)·x, which starts at x.
+        groups: parameters with a learning rate or a weight decay of their own.
+    """
+
+    name: ClassVar[str]
+    hyper: ClassVar[tuple[str, ...]] = ()  # numbers that the update reads, of the optimizer's own
+
+    weight_decay: float = 0.0
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    ema: float | None = None
+    groups: Sequence[Group] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse numbers outside their range."""
+        require(self.name, "weight_decay", self.weight_decay, low=0)
+        for name in ("clip_value", "clip_norm"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise InvalidArgumentError(f"{self.name}: {name}: expected None or more than 0, got {limit!r}")
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise InvalidArgumentError(f"{self.name}: accumulate: expected 1 or more, got {self.accumulate!r}")
+        if self.ema is not None:
+            require(self.name, "ema", self.ema, low=0, high=1)
+        for field in fields(self):
+            if field.name.startswith("beta") or field.name in ("momentum", "alpha"):
+                require(self.name, field.name, getattr(self, field.name), low=0, high=1)
+            elif field.name in ("epsilon", "rate_decay", "initial"):
+                require(self.name, field.name, getattr(self, field.name), low=0)
+
+    def slots(self) -> dict[str, float]:
+        """The tensors that are kept for each parameter, by the ends of their names, and what they start from."""
+        return {}
+
+    @abstractmethod
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        """Emit the update of one parameter; return its new value, then those of its state."""
+
+
+def require(owner: str, name: str, value: float, *, low: float, high: float = math.inf) -> None:
+    """Raise InvalidArgumentError unless low <= value < high and value is a finite number."""
+    if not low <= value < high:
+        upper = "" if high == math.inf else f" and less than {high:g}"
+        raise InvalidArgumentError(f"{owner}: {name}: expected {low:g} or more{upper}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+    """g ← g + λ·x;  v ← μ·v + g;  x ← x - η·v, with Nesterov's momentum x - η·(g + μ·v); without μ x - η·g.
+
+    momentum: μ. Source: Sutskever et al., "On the importance of initialization and momentum", 2013.
+    """
+
+    name: ClassVar[str] = "SGD"
+    hyper: ClassVar[tuple[str, ...]] = ("momentum",)
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise InvalidArgumentError("SGD: nesterov: expected a momentum above 0 with it, got momentum=0")
+
+    def slots(self) -> dict[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        g = u.decayed(x, g)
+        if not state:
+            return (u.Sub(x, u.Mul(u.rate, g)),)
+        momentum = u.number("momentum")
+        v = u.Add(u.Mul(momentum, state[0]), g)
+        direction = u.Add(g, u.Mul(momentum, v)) if self.nesterov else v
+        return u.Sub(x, u.Mul(u.rate, direction)), v
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """g ← g + λ·x;  m ← β₁·m + (1-β₁)·g;  v ← β₂·v + (1-β₂)·g²;
+    x ← x - η/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
+
+    Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", 2015.
+    """
+
+    name: ClassVar[str] = "Adam"
+    hyper: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "epsilon")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def slots(self) -> dict[str, float]:
+        return {"mean": 0.0, "square": 0.0}
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        return _adam(u, x, u.decayed(x, g), *state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """x ← x·(1 - η·λ), then as Adam without λ in g.
+
+    Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2019.
+    """
+
+    name: ClassVar[str] = "AdamW"
+    weight_decay: float = 0.01
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        return _adam(u, u.shrunk(x), g, *state)
+
+
+def _adam(u: Update, x: str, g: str, mean: str, square: str) -> Sequence[str]:
+    mean = u.Add(u.Mul(u.number("beta1"), mean), u.Mul(u.rest("beta1"), g))
+    square = u.Add(u.Mul(u.number("beta2"), square), u.Mul(u.rest("beta2"), u.Mul(g, g)))
+    rate = u.scalar("η/(1-β₁ᵗ)", lambda: u.exact.Div(u.exact_rate, u.one_less_power("beta1")))
+    root = u.scalar("1/√(1-β₂ᵗ)", lambda: u.exact.Reciprocal(u.exact.Sqrt(u.one_less_power("beta2"))))
+    denominator = u.Add(u.Mul(u.Sqrt(square), root), u.number("epsilon"))
+    return u.Sub(x, u.Mul(rate, u.Div(mean, denominator))), mean, square
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSProp(Optimizer):
+    """g ← g + λ·x;  s ← α·s + (1-α)·g²;  d = g / (√s + ε);  x ← x - η·d, with momentum b ← μ·b + d;  x ← x - η·b.
+
+    centered: √(s - a²) for √s, a ← α·a + (1-α)·g. Source: Tieleman, Hinton, lecture 6.5, 2012; Graves, 2013.
+    """
+
+    name: ClassVar[str] = "RMSProp"
+    hyper: ClassVar[tuple[str, ...]] = ("alpha", "epsilon", "momentum")
+    alpha: float = 0.99
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    def slots(self) -> dict[str, float]:
+        return {"square": 0.0} | ({"mean": 0.0} if self.centered else {}) | ({"momentum": 0.0} if self.momentum else {})
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        kept = dict(zip(self.slots(), state, strict=True))
+        g = u.decayed(x, g)
+        alpha, rest = u.number("alpha"), u.rest("alpha")
+        kept["square"] = variance = u.Add(u.Mul(alpha, kept["square"]), u.Mul(rest, u.Mul(g, g)))
+        if self.centered:
+            kept["mean"] = mean = u.Add(u.Mul(alpha, kept["mean"]), u.Mul(rest, g))
+            variance = u.Sub(variance, u.Mul(mean, mean))
+        direction = u.Div(g, u.Add(u.Sqrt(variance), u.number("epsilon")))
+        if self.momentum:
+            kept["momentum"] = direction = u.Add(u.Mul(u.number("momentum"), kept["momentum"]), direction)
+        return u.Sub(x, u.Mul(u.rate, direction)), *kept.values()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """g ← g + λ·x;  s ← s + g²;  x ← x - η/(1 + (t-1)·δ) · g / (√s + ε).
+
+    rate_decay: δ. initial: what s starts from. Source: Duchi, Hazan, Singer, 2011.
+    """
+
+    name: ClassVar[str] = "Adagrad"
+    hyper: ClassVar[tuple[str, ...]] = ("epsilon", "rate_decay")
+    epsilon: float = 1e-10
+    rate_decay: float = 0.0
+    initial: float = 0.0
+
+    def slots(self) -> dict[str, float]:
+        return {"square": self.initial}
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        g = u.decayed(x, g)
+        square = u.Add(state[0], u.Mul(g, g))
+
+        def decayed() -> str:
+            b = u.exact
+            past = b.Mul(b.Sub(u.exact_step, u.exact_one), u.exact_number("rate_decay"))
+            return b.Div(u.exact_rate, b.Add(u.exact_one, past))
+
+        rate = u.scalar("η/(1+(t-1)δ)", decayed) if self.rate_decay else u.rate
+        return u.Sub(x, u.Mul(rate, u.Div(g, u.Add(u.Sqrt(square), u.number("epsilon"))))), square
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+    """x ← x·(1 - η·λ) - η·sign(β₁·m + (1-β₁)·g);  m ← β₂·m + (1-β₂)·g.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, program 2.
+    """
+
+    name: ClassVar[str] = "Lion"
+    hyper: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
+    beta1: float = 0.9
+    beta2: float = 0.99
+
+    def slots(self) -> dict[str, float]:
+        return {"mean": 0.0}
+
+    def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
+        direction = u.Sign(u.Add(u.Mul(u.number("beta1"), state[0]), u.Mul(u.rest("beta1"), g)))
+        mean = u.Add(u.Mul(u.number("beta2"), state[0]), u.Mul(u.rest("beta2"), g))
+        return u.Sub(u.shrunk(x), u.Mul(u.rate, direction)), mean
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    kind.name.lower(): kind for kind in (SGD, Adam, AdamW, RMSProp, Adagrad, Lion)
+}
+
+
+def check_optimizer(optimizer: Any) -> Optimizer | None:
+    """The optimizer as an object; InvalidArgumentError unless it is None, a name or an Optimizer."""
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]()
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return optimizer
+    names, hint = ", ".join(map(repr, OPTIMIZERS)), near(str(optimizer), OPTIMIZERS)
+    raise InvalidArgumentError(f"optimizer: expected None, one of {names}, or an Optimizer, got {optimizer!r}{hint}")

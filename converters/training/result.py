@@ -1,0 +1,251 @@
+"""`TrainingGraph`: a training graph, what a training loop needs to know about it, and the models inside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.load import infer, load, near
+from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.training.modes import infer_mode
+from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A training graph and what a training loop needs to know about it.
+
+    model: without an optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
+        `parameters`; its inputs the data, the target, then the parameters, whose defaults are the model's own values.
+        With one, the gradients' place is taken by the new value of everything in `updates`, and the inputs go on with
+        the learning rate and the state.
+    loss: the name of the loss output, a one-element tensor.
+    inputs: what every step must feed: the data inputs, then the targets.
+    target: the name of the first input of the loss, None for a model that computes its own loss.
+    parameters: each trainable initializer and the name of its gradient; an output where there is no optimizer.
+    outputs: the outputs of the forward model, in its order.
+    learning_rate: the name of the 0-D input, None without an optimizer.
+    updates: each input that a step renews and the output that holds its new value: the parameters, the state of the
+        optimizer, running statistics of BatchNormalization, and the state of Dropout's random numbers.
+    gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
+    frozen: the float initializers that could be trained and are not.
+    settings: what was asked for, as plain values.
+    """
+
+    model: ModelProto
+    loss: str
+    inputs: tuple[str, ...]
+    target: str | None
+    parameters: dict[str, str]
+    outputs: tuple[str, ...] = ()
+    learning_rate: str | None = None
+    updates: dict[str, str] = field(default_factory=dict)
+    gradient_norms: str | None = None
+    frozen: tuple[str, ...] = ()
+    fill: dict[str, float] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def initial_values(self) -> dict[str, np.ndarray]:
+        """The values of the parameters in the model, as arrays of one's own, in the order of `parameters`."""
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
+
+    def frozen_values(self) -> dict[str, np.ndarray]:
+        """The values of the parameters that are not trained."""
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.frozen if name in tensors}
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        declared = {value.name: value.type.tensor_type for value in self.model.graph.input}
+        result: dict[str, np.ndarray] = {}
+        for name in self.updates:
+            kind = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
+            if name in self.fill:
+                shape = [d.dim_value for d in declared[name].shape.dim]
+                result[name] = np.full(shape, self.fill[name], kind)
+            else:
+                result[name] = np.array(numpy_helper.to_array(tensors[self.copies.get(name, name)])).astype(kind)
+        return result
+
+    @property
+    def forward_state(self) -> tuple[str, ...]:
+        """What of the state the forward model reads: the parameters and the running statistics."""
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
+
+    def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
+        """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
+
+        Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs with
+        defaults.
+        """
+        others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
+        return self._part([self.loss, *others], "evaluation", keep_inputs=True)
+
+    def inference_model(
+        self, values: Mapping[str, np.ndarray] | None = None, *, outputs: Sequence[str] | None = None
+    ) -> ModelProto:
+        """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
+
+        values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
+        outputs: names of tensors to give in the place of the model's outputs.
+        Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
+        """
+        model = self._part(list(outputs or self.outputs), None, keep_inputs=False)
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        known = {*self.forward_state, *self.frozen, *self.parameters}
+        for name, value in (values or {}).items():
+            if name not in known:
+                raise InvalidArgumentError(f"values: expected names of parameters or statistics, got {name!r}")
+            if name not in tensors:
+                continue
+            tensor = tensors[name]
+            if tuple(tensor.dims) != np.shape(value):
+                raise InvalidArgumentError(
+                    f"values: {name!r} has shape {tuple(tensor.dims)}, got an array of {np.shape(value)}"
+                )
+            kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(kind, copy=False), name))
+        return model
+
+    def _part(self, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
+        """What computes some outputs of the model, in inference mode."""
+        model = ir.from_proto(self.model)
+        graph = model.graph
+        by_name = {str(value.name): value for node in graph for value in node.outputs}
+        by_name |= {str(value.name): value for value in graph.outputs}
+        unknown = [name for name in outputs if name not in by_name]
+        if unknown:
+            raise InvalidArgumentError(
+                f"outputs: expected names of tensors of the model, got {unknown[0]!r}{near(unknown[0], by_name)}"
+            )
+        kept = [by_name[name] for name in outputs]
+        graph.outputs.clear()
+        graph.outputs.extend(kept)
+        _prune(graph)
+        infer_mode(graph)
+        _prune(graph)
+        needed = {value for value in graph.outputs if value.producer() is None}
+        for value in list(graph.inputs):
+            if not self._is_kept(value, used=bool(value.uses()) or value in needed, outputs=outputs, state=keep_inputs):
+                graph.inputs.remove(value)
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and value not in needed:
+                del graph.initializers[name]
+        proto = ir.to_proto(model)
+        if graph_name is not None:
+            proto.graph.name = f"{self.model.graph.name}_{graph_name}"
+        _drop_unused(proto)
+        metadata = [entry for entry in proto.metadata_props if entry.key != METADATA]
+        del proto.metadata_props[:]
+        proto.metadata_props.extend(metadata)
+        light, weights = set_aside(proto)
+        return weights.put_back(infer(light))
+
+    def _is_kept(self, value: ir.Value, *, used: bool, outputs: list[str], state: bool) -> bool:
+        """Whether a part has an input: data always, targets with the loss, state where it is read and asked for."""
+        if value.is_initializer():
+            return used and state
+        name = str(value.name)
+        target = self.loss not in outputs and name in self.settings.get("loss_inputs", [])
+        return used or (name in self.inputs and not target)
+
+    def summary(self) -> str:
+        """A table of the parameters, their shapes, elements and whether they are trained."""
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        rows = [(name, tensors[name], "trained") for name in self.parameters]
+        rows += [(name, tensors[name], "frozen") for name in self.frozen if name in tensors]
+        statistics = [n for n in self.updates if n in tensors and n not in self.parameters]
+        rows += [(name, tensors[name], "statistic") for name in statistics]
+        width = max((len(name) for name, _, _ in rows), default=9)
+        lines = [f"{'parameter':{width}}  {'shape':>16}  {'elements':>12}"]
+        counts: dict[str, int] = {}
+        for name, tensor, kind in rows:
+            elements = int(np.prod(tensor.dims)) if tensor.dims else 1
+            counts[kind] = counts.get(kind, 0) + elements
+            shape = "×".join(map(str, tensor.dims)) or "scalar"
+            lines.append(f"{name:{width}}  {shape:>16}  {elements:>12,}  {kind}")
+        total = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
+    def save(self, path: str | Path) -> None:
+        """Write the model; the file appears complete or not at all. InvalidArgumentError where it cannot be.
+
+        `TrainingGraph.load` reads everything back from this one file.
+        """
+        save_model(self.model, path)
+
+    @staticmethod
+    def load(model: ModelProto | str | Path) -> TrainingGraph:
+        """The training graph that a file, or a model, holds, as its graph or its training_info.
+
+        Errors: InvalidArgumentError when it holds none.
+        """
+        proto = load(model)
+        if proto.training_info:
+            from onnx_backprop.converters.training.training_info import (
+                from_training_info,  # which builds on this module
+            )
+
+            return from_training_info(proto)
+        text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA), None)
+        if text is None:
+            raise InvalidArgumentError(
+                "the model is no training graph. Make one with training_graph(model, loss=…, optimizer=…) and save it"
+            )
+        said = json.loads(text)
+        if said.pop("format") != _FORMAT:
+            raise InvalidArgumentError("the training graph was written by a later version. Install that one")
+        said["inputs"], said["outputs"] = tuple(said["inputs"]), tuple(said["outputs"])
+        said["frozen"] = tuple(said["frozen"])
+        return TrainingGraph(model=proto, **said)
+
+    def describe(self) -> None:
+        """Write what is known about the model into its metadata."""
+        said = {key: value for key, value in vars(self).items() if key != "model"}
+        del_keys = [entry for entry in self.model.metadata_props if entry.key != METADATA]
+        del self.model.metadata_props[:]
+        self.model.metadata_props.extend(del_keys)
+        text = json.dumps({"format": _FORMAT, **said}, ensure_ascii=False, allow_nan=False)
+        self.model.metadata_props.add(key=METADATA, value=text)
+
+
+def _prune(graph: ir.Graph) -> None:
+    """Take the nodes away that no output needs."""
+    nodes = list(graph)
+    remaining = list(nodes)
+    drop_unread(remaining, graph.outputs)
+    graph.remove(set(nodes) - set(remaining))
+
+
+def _drop_unused(proto: ModelProto) -> None:
+    """Functions and opset imports that no node needs any more."""
+    used = {node.domain for node in proto.graph.node}
+    functions = [f for f in proto.functions if f.domain not in (DOMAIN, UPDATE_DOMAIN) or f.domain in used]
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    imports = [o for o in proto.opset_import if o.domain not in (DOMAIN, UPDATE_DOMAIN) or o.domain in used]
+    del proto.opset_import[:]
+    proto.opset_import.extend(imports)

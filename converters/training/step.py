@@ -1,0 +1,312 @@
+"""The update of a training step: clipping, accumulation, the optimizer's functions, running means of the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+from onnx import FunctionProto, ModelProto
+
+from onnx_backprop.converters.prepare.selection import select
+from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
+from onnx_backprop.converters.reverse.builder import Builder, element_type
+from onnx_backprop.converters.training.optimizer_function import (
+    UPDATE_DOMAIN,
+    UpdateFunctions,
+    update_function,
+    work_type,
+)
+from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
+
+OPTIMIZER_METADATA = "onnx_backprop.optimizer"
+NORM_EPSILON = 1e-6  # added to the norm that gradients are scaled by, as torch does
+LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
+
+
+@dataclass
+class State:
+    """What a step carries over: for each input that it renews, the new value and what it starts from.
+
+    fill: the number that a tensor of state is full of at the start; copies: state that starts as another input's value.
+    """
+
+    new: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    fill: dict[str, float] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+
+    def add(self, op: Builder, name: str, dtype: ir.DataType, shape: ir.Shape | None, fill: float = 0) -> ir.Value:
+        """A new graph input that holds state."""
+        value = ir.Value(name=op.unique(name), type=ir.TensorType(dtype), shape=shape)
+        self.fill[str(value.name)] = fill
+        return value
+
+
+class StepWriter:
+    """Writes the update of all parameters behind their gradients."""
+
+    def __init__(self, op: Builder, graph: ir.Graph, optimizer: Optimizer, opset: int) -> None:
+        self.op, self.graph, self.optimizer = op, graph, optimizer
+        self.functions = UpdateFunctions()
+        self.state = State()
+        self._opset = opset
+        self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+        self._numbers: dict[str, ir.Value] = {}
+
+    def attach(self, model: ir.Model) -> None:
+        """Put the functions that the update calls into the model."""
+        model.opset_imports[UPDATE_DOMAIN] = 1
+        for function in self.functions.functions:
+            parsed = ir.serde.deserialize_function(function)
+            model.functions[parsed.identifier()] = parsed
+
+    def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
+        """√Σ g² of every gradient g, float32."""
+        op = self.op
+        found = [op.Reshape(op.ReduceL2(self._widened(x, g), keepdims=0), op.ints([1])) for x, g in gradients.items()]
+        return op.Concat(*(op.Cast(norm, to=ir.DataType.FLOAT.value) for norm in found), axis=0)
+
+    def write(self, gradients: dict[ir.Value, ir.Value]) -> None:
+        """Emit the update along the gradients and fill `state`."""
+        op, state, optimizer = self.op, self.state, self.optimizer
+        op.prefix = "optimizer"
+        if any(element_type(x) == ir.DataType.DOUBLE for x in gradients):
+            self.rate.dtype = ir.DataType.DOUBLE
+        wide = {x: self._widened(x, g) for x, g in gradients.items()}
+        step = state.add(op, STEP, ir.DataType.INT64, ir.Shape([]))
+        slots = {
+            x: [
+                state.add(op, f"{x.name}.{slot}", work_type(element_type(x)), x.shape, fill)
+                for slot, fill in optimizer.slots().items()
+            ]
+            for x in gradients
+        }
+        means = {x: self._mean_input(x) for x in gradients} if optimizer.ema is not None else {}
+        kept = [step, *gradients, *(s for of_x in slots.values() for s in of_x), *means.values()]
+        if optimizer.accumulate == 1:
+            new = self._update(op, wide, step, slots, means)
+        else:
+            new = self._accumulated(wide, step, slots, means, kept)
+        for value in kept:
+            state.new[value] = new[value]
+
+    def _widened(self, x: ir.Value, g: ir.Value) -> ir.Value:
+        own = element_type(x)
+        wide = work_type(own)
+        return g if own == wide else _typed(self.op.Cast(g, to=wide.value), wide, x.shape)
+
+    def _mean_input(self, x: ir.Value) -> ir.Value:
+        value = self.state.add(self.op, f"{x.name}.ema", work_type(element_type(x)), x.shape)
+        del self.state.fill[str(value.name)]
+        self.state.copies[str(value.name)] = str(x.name)
+        return value
+
+    def _accumulated(
+        self,
+        gradients: dict[ir.Value, ir.Value],
+        step: ir.Value,
+        slots: dict[ir.Value, list[ir.Value]],
+        means: dict[ir.Value, ir.Value],
+        kept: Sequence[ir.Value],
+    ) -> dict[ir.Value, ir.Value]:
+        """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays."""
+        op, state, count = self.op, self.state, self.optimizer.accumulate
+        micro = state.add(op, MICRO_STEP, ir.DataType.INT64, ir.Shape([]))
+        one = op.constant(np.array(1))
+        due = op.GreaterOrEqual(op.Add(micro, one), op.constant(np.array(count)))
+        sums: dict[ir.Value, ir.Value] = {}
+        totals: dict[ir.Value, ir.Value] = {}
+        for x, g in gradients.items():
+            sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
+            total = op.Add(sums[x], op.Mul(g, op.scalar(1 / count, sums[x])))
+            totals[x] = _typed(total, element_type(sums[x]), x.shape)
+        renewed = [*kept, micro, *sums.values()]
+        branches: list[ir.Graph] = []
+        for branch in ("then", "else"):
+            inner = op.inside()
+            inner.prefix = f"optimizer/{branch}"
+            if branch == "then":
+                new = self._update(inner, totals, step, slots, means)
+                new[micro] = inner.constant(np.array(0))
+                for x, accumulated in sums.items():
+                    new[accumulated] = inner.zeros(inner.shape(x), accumulated)
+            else:
+                new = {value: inner.Identity(value) for value in kept}
+                new[micro] = inner.Add(micro, inner.constant(np.array(1)))
+                for x, accumulated in sums.items():
+                    new[accumulated] = inner.Identity(totals[x])
+            outputs = [inner.Identity(new[value]) if branch == "then" else new[value] for value in renewed]
+            for output, value in zip(outputs, renewed, strict=True):
+                output.type, output.shape = value.type, value.shape
+            branches.append(ir.Graph([], outputs, nodes=inner.nodes, name=inner.unique(f"optimizer/{branch}")))
+        attributes = {"then_branch": branches[0], "else_branch": branches[1]}
+        results = op.emit("If", [due], attributes, outputs=len(renewed))
+        for result, value in zip(results, renewed, strict=True):
+            result.type, result.shape = value.type, value.shape
+        new = dict(zip(renewed, results, strict=True))
+        for value in (micro, *sums.values()):
+            state.new[value] = new[value]
+        return new
+
+    def _update(
+        self,
+        op: Builder,
+        gradients: dict[ir.Value, ir.Value],
+        step: ir.Value,
+        slots: dict[ir.Value, list[ir.Value]],
+        means: dict[ir.Value, ir.Value],
+    ) -> dict[ir.Value, ir.Value]:
+        """Every value of the state after one update."""
+        optimizer = self.optimizer
+        new: dict[ir.Value, ir.Value] = {step: op.Add(step, op.constant(np.array(1)))}
+        count = op.Cast(new[step], to=ir.DataType.DOUBLE.value)
+        rate = op.Cast(self.rate, to=ir.DataType.DOUBLE.value)
+        clipped = self._clipped(op, gradients)
+        for index, members in self._groups(list(gradients)):
+            group = None if index is None else optimizer.groups[index]
+            decay = optimizer.weight_decay if group is None or group.weight_decay is None else group.weight_decay
+            names = [*optimizer.hyper, *(["weight_decay"] if decay else [])]
+            values = [self._number(name, getattr(optimizer, name)) for name in optimizer.hyper]
+            if decay:
+                own = group is not None and group.weight_decay is not None
+                values.append(self._number(f"group{index}.weight_decay" if own else "weight_decay", decay))
+            group_rate = rate
+            if group is not None and group.rate != 1:
+                group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
+            tensors = [tensor for x in members for tensor in (x, clipped[x], *slots[x])]
+            function = update_function(
+                optimizer.name,
+                names,
+                [element_type(x) for x in members],
+                list(optimizer.slots()),
+                optimizer.update,
+                self._opset,
+            )
+            results = iter(self._call(op, function, [group_rate, count, *values, *tensors]))
+            for x in members:
+                for value in (x, *slots[x]):
+                    new[value] = next(results)
+                    new[value].type, new[value].shape = value.type, value.shape
+        for x, mean in means.items():
+            new[mean] = self._running_mean(op, new[x], x, mean)
+        return new
+
+    def _call(self, op: Builder, function: FunctionProto, inputs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        overload = self.functions.overload(function)
+        outputs = op.emit(function.name, inputs, {}, outputs=len(function.output), domain=UPDATE_DOMAIN)
+        op.nodes[-1].overload = overload
+        return outputs
+
+    def _number(self, name: str, value: float) -> ir.Value:
+        """A number of the optimizer: 0-D float64, an input of the graph with this default."""
+        if name not in self._numbers:
+            tensor = ir.tensor(np.array(value, np.float64), name=self.op.unique(f"optimizer.{name}"))
+            number = ir.Value(name=tensor.name, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([]))
+            number.const_value = tensor
+            self.graph.register_initializer(number)
+            self.graph.inputs.append(number)
+            self._numbers[name] = number
+        return self._numbers[name]
+
+    def _groups(self, parameters: list[ir.Value]) -> list[tuple[int | None, list[ir.Value]]]:
+        """The parameters by the index of the group that takes them, None for those that no group takes."""
+        rest = {str(x.name): x for x in parameters}
+        result: list[tuple[int | None, list[ir.Value]]] = []
+        for index, group in enumerate(self.optimizer.groups):
+            if group.frozen:
+                continue
+            names = select(f"groups[{index}].parameters", group.parameters, [str(x.name) for x in parameters])
+            members = [rest.pop(name) for name in names if name in rest]
+            if members:
+                result.append((index, members))
+        return [(None, list(rest.values())), *result] if rest else result
+
+    def _clipped(self, op: Builder, gradients: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+        optimizer, result = self.optimizer, dict(gradients)
+        if optimizer.clip_value is not None:
+            for x, g in result.items():
+                limits = (op.scalar(sign * optimizer.clip_value, g) for sign in (-1, 1))
+                result[x] = _typed(op.Clip(g, *limits), element_type(g), x.shape)
+        if optimizer.clip_norm is not None:
+            double = ir.DataType.DOUBLE.value
+            squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=double) for g in result.values()]
+            norm = op.Sqrt(op.Sum(*squares))
+
+            def number(value: float) -> ir.Value:
+                return op.constant(np.array(value, np.float64))
+
+            factor = op.Div(self._number("clip_norm", optimizer.clip_norm), op.Add(norm, number(NORM_EPSILON)))
+            factor = op.Min(factor, number(1.0))
+            for x, g in result.items():
+                scale = op.Cast(factor, to=element_type(g).value)
+                result[x] = _typed(op.Mul(g, scale), element_type(g), x.shape)
+        return result
+
+    def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
+        """m + (1 - d)·(x - m)."""
+        assert self.optimizer.ema is not None
+        kind = element_type(mean)
+        if element_type(x) != kind:
+            value = op.Cast(value, to=kind.value)
+        share = op.scalar(1 - self.optimizer.ema, mean)
+        return _typed(op.Add(mean, op.Mul(share, op.Sub(value, mean))), kind, x.shape)
+
+
+def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
+    """Make inputs of everything in the state and outputs `<x>_new` of its new values; {input: output}.
+
+    Numbers of the optimizer come last among the inputs, `first` in front of the state.
+    """
+    numbers = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    for value in numbers:
+        graph.inputs.remove(value)
+    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])
+    op.prefix = "optimizer"
+    updates: dict[str, str] = {}
+    for x, new in state.new.items():
+        output = op.Identity(new) if new.producer() not in op.nodes or new in graph.outputs else new
+        output.name = op.unique(f"{x.name}_new")
+        output.type, output.shape = x.type, x.shape
+        graph.outputs.append(output)
+        updates[str(x.name)] = str(output.name)
+    return updates
+
+
+def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.DataType, Sequence[int]]]) -> ModelProto:
+    """The update alone as a model: inputs `<p>`, `<p>_grad`, the learning rate and the state; outputs `<x>_new`.
+
+    Its metadata tell what the state starts from: "fill" and "copies" of `TrainingGraph`, as JSON.
+    """
+    graph = ir.Graph([], [], nodes=[], name="optimizer", opset_imports={"": MIN_OPSET})
+    op = Builder(set())
+    gradients: dict[ir.Value, ir.Value] = {}
+    for name, (dtype, shape) in parameters.items():
+        x, g = (
+            ir.Value(name=op.unique(n), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            for n in (name, f"{name}_grad")
+        )
+        graph.inputs.extend([x, g])
+        gradients[x] = g
+    writer = StepWriter(op, graph, optimizer, MIN_OPSET)
+    writer.write(gradients)
+    updates = write_outputs(op, graph, writer.state, [writer.rate])
+    graph.extend(op.nodes)
+    model = ir.Model(graph, ir_version=MIN_IR_VERSION, producer_name="onnx-backprop")
+    writer.attach(model)
+    proto = ir.to_proto(model)
+    about = {
+        "updates": updates,
+        "learning_rate": writer.rate.name,
+        "fill": writer.state.fill,
+        "copies": writer.state.copies,
+    }
+    proto.metadata_props.add(key=OPTIMIZER_METADATA, value=json.dumps(about))
+    return proto
+
+
+def _typed(value: ir.Value, dtype: ir.DataType, shape: ir.Shape | None) -> ir.Value:
+    value.type, value.shape = ir.TensorType(dtype), shape
+    return value

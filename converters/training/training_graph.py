@@ -1,0 +1,341 @@
+"""`training_graph`: a forward model in, one graph that computes its loss, its gradients and the update out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.converters.prepare.load import infer, pick, prepare
+from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish, used_names
+from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path
+from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
+from onnx_backprop.converters.training.modes import draw_masks, no_parameters, renew_statistics, train
+from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
+from onnx_backprop.opset.functions.use_kernels import check_kernels
+
+
+def training_graph(
+    model: ModelProto | str | Path,
+    *,
+    loss: AnyLoss = None,
+    trainable: Patterns | None = None,
+    frozen: Patterns | None = None,
+    optimizer: Optimizer | str | None = None,
+    kernels: str = DEFAULT_KERNELS,
+    prediction: str | None = None,
+    training_mode: bool = False,
+    gradient_norms: bool = False,
+    carry_state: bool = False,
+    straight_through: bool = False,
+    progress: Progress = iter,
+) -> TrainingGraph:
+    """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
+
+    Args:
+        model: a ModelProto or the path of one; it is not changed.
+        loss: None for a model whose output is its loss already; or a name or object of `losses`: with y the
+            prediction and t the target,
+            "mse": mean((y - t)²);
+            "l1": mean(|y - t|), derivative 0 where y = t;
+            "huber": mean of d²/2 where |d| <= 1, else |d| - 1/2, d = y - t;
+            "bce_with_logits": mean(max(y, 0) - y·t + log(1 + exp(-|y|)));
+            "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions, classes along axis 1;
+            or a callable `loss(op, outputs)` that emits nodes with op, a `LossBuilder` (`op.Sub(a, b)`,
+            `op.input("t", like)`), from the model's outputs by name, and returns a value of one element.
+        trainable: initializers to differentiate by: names, globs (`layer1.*`) or regular expressions (`re:…`).
+            Default: every float initializer that influences the loss, but for running statistics of BatchNormalization
+            and ratios of Dropout.
+        frozen: initializers to leave out of that. No gradient is computed for them or for what lies before them alone.
+        optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
+        kernels: how the operators of our domain run, see `use_kernels`.
+        prediction: the output that the loss reads. Default: the only float output.
+        training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
+            an inference model is then fine-tuned with its running statistics as constants.
+        gradient_norms: with an optimizer, a further output `gradient_norms`, ‖`<p>_grad`‖₂ of every parameter before
+            clipping, float32 in the order of `parameters`.
+        carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
+        straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
+        progress: wraps the list of nodes while they are walked, for a progress bar.
+
+    Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
+    int64, of the prediction's shape (N, C, d1, …) less its axis 1. When the model already uses that name, a number
+    is put behind it; the result's `target` holds the name. Symbolic dimensions stay symbolic, and feeding a target
+    of another shape than the prediction's, or a label outside 0 … C - 1, fails the run.
+
+    The loss is a 0-D tensor of the prediction's type, but float32 for float16 and bfloat16, which are widened before
+    it; gradients have their parameter's type. With loss=None the output that is the loss moves to the front.
+
+    With an optimizer: inputs `learning_rate` (0-D, float64 if a parameter is, else float32), the parameters and the
+    state; outputs `<x>_new` for each of them, see `TrainingGraph.updates`. The numbers of the optimizer are inputs
+    `optimizer.<number>` with defaults. A number that is 0 leaves no trace.
+
+    Raises: InvalidArgumentError (unknown names with near misses, a name both trainable and frozen, a loss of more
+    than one element, several outputs to choose from), and what `backward` raises.
+    """
+    check_kernels(kernels)
+    chosen = check_loss(loss)
+    updater = check_optimizer(optimizer)
+    original = prepare(model)
+    ir_model = ir.from_proto(original)
+    outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
+    if training_mode:
+        train(ir_model.graph)
+    _check_names(ir_model.graph, trainable, frozen)
+    inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
+    ir_model, loss_name, targets = _add_loss(ir_model, chosen, prediction)
+    graph = ir_model.graph
+    others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
+    wanted, left_out, frozen_names = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
+    op = LossBuilder(used_names(graph))
+    stateful = carry_state or updater is not None
+    state = renew_statistics(graph, op) if stateful else {}
+    masks = draw_masks(graph, op) if stateful else None
+    graph.inputs.extend(x for x in state if not x.is_graph_input())
+    if masks is not None:
+        graph.inputs.append(masks)
+    ir_model = _typed(ir_model)
+    graph = ir_model.graph
+    end = len(graph.outputs)
+    parameters = Differentiation(
+        ir_model,
+        wrt=wanted,
+        of=[loss_name],
+        without=left_out,
+        argument="trainable",
+        straight_through=straight_through,
+        progress=progress,
+    ).emit()
+    known: dict[str, Any] = {}
+    if stateful:
+        named = {str(old.name): str(new.name) for old, new in state.items()}
+        known = _add_update(ir_model, updater, parameters, end, named, masks, norms=gradient_norms)
+    proto = finish(ir_model, original, kernels)
+    result = TrainingGraph(
+        model=proto,
+        loss=loss_name,
+        inputs=(*inputs, *targets),
+        target=targets[0] if targets else None,
+        parameters=parameters,
+        outputs=outputs,
+        frozen=tuple(name for name in frozen_names if name not in parameters),
+        settings={
+            "loss": _settings(chosen),
+            "optimizer": _settings(updater),
+            "loss_inputs": targets,
+            "training_mode": training_mode,
+        },
+        **known,
+    )
+    result.describe()
+    return result
+
+
+def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns | None) -> None:
+    """Names that are written out exist, are not repeated and are not in both lists."""
+    names = [str(v.name) for v in graph.initializers.values()]
+    plain: list[set[str]] = []
+    for argument, patterns in (("trainable", trainable), ("frozen", frozen)):
+        if patterns is not None and (patterns or argument == "trainable"):
+            select(argument, patterns, names)
+        plain.append({p for p in patterns or () if isinstance(p, str) and p in names})
+    both = [name for name in trainable or () if name in plain[0] & plain[1]]
+    if both:
+        raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
+
+
+def _choose(
+    graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns
+) -> tuple[list[str] | None, list[str], list[str]]:
+    """What to differentiate by, None for the default; what that leaves out; and what could be trained but is not."""
+    excluded = no_parameters(graph)
+    floats = [v for v in graph.initializers.values() if is_float(v)]
+    of = [value for value in graph.outputs if value.name == loss]
+    path = find_path(graph, of, floats)
+    reached = [str(v.name) for v in floats if v in path.active and v not in excluded]
+    names = [str(v.name) for v in graph.initializers.values()]
+    frozen_names = select("frozen", frozen, names) if frozen else []
+    left_out = [*frozen_names, *(str(v.name) for v in excluded)]
+    if trainable is None:
+        return None, left_out, [name for name in reached if name in frozen_names]
+    chosen = select("trainable", trainable, reached, exact=names) if _any_pattern(trainable, names) else list(trainable)
+    written_out = [pattern for pattern in trainable if isinstance(pattern, str)]
+    chosen = [name for name in chosen if name in written_out or name not in frozen_names]
+    for name in chosen:
+        if name in {str(v.name) for v in excluded}:
+            raise InvalidArgumentError(
+                f"trainable: {name!r} is a running statistic of BatchNormalization or a ratio of Dropout. "
+                "Leave it out of trainable"
+            )
+    if not chosen:
+        raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
+    unreached = [v for v in floats if str(v.name) in chosen and v not in path.active]
+    if unreached:
+        raise explain_unreached(str(unreached[0].name), [loss], path, argument="trainable")
+    return [str(name) for name in chosen], left_out, [name for name in reached if name not in chosen]
+
+
+def _any_pattern(patterns: Patterns, names: Sequence[str]) -> bool:
+    return any(not isinstance(p, str) or (p not in names and is_pattern(p)) for p in patterns)
+
+
+def _add_loss(
+    ir_model: ir.Model, loss: Loss | LossFunction | None, prediction: str | None
+) -> tuple[ir.Model, str, list[str]]:
+    """Emit the loss and make it the first output; the model, the name of the loss and those of its new inputs."""
+    graph = ir_model.graph
+    if loss is None:
+        y = _prediction(graph, prediction)
+        require_one_element(y)
+        graph.outputs.remove(y)
+        graph.outputs.insert(0, y)
+        return ir_model, str(y.name), []
+    op = LossBuilder(used_names(graph))
+    if isinstance(loss, Loss):
+        op.prefix = loss.name
+        value = loss.emit(op, _prediction(graph, prediction))
+    else:
+        op.prefix = getattr(loss, "__name__", "loss").strip("<>")
+        value = _called(op, loss, graph)
+    graph.extend(op.nodes)
+    graph.inputs.extend(op.inputs)
+    graph.outputs.insert(0, value)
+    ir_model = _typed(ir_model)
+    value = ir_model.graph.outputs[0]
+    if not isinstance(loss, Loss):
+        require_one_element(value)
+        if not is_float(value):
+            raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
+    return ir_model, str(value.name), [str(v.name) for v in op.inputs]
+
+
+def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
+    value = loss(op, {str(output.name): output for output in graph.outputs})
+    if not isinstance(value, ir.Value):
+        raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")
+    if value.producer() not in op.nodes:
+        value = op.Identity(value)
+    value.name = op.unique("loss")
+    return value
+
+
+def _typed(ir_model: ir.Model) -> ir.Model:
+    """The model with inferred types, when a node was emitted without them."""
+    if all(value.dtype is not None for node in ir_model.graph for value in node.outputs if value.name):
+        return ir_model
+    proto = ir.to_proto(ir_model)
+    for output in proto.graph.output:
+        if not output.HasField("type"):
+            known = {v.name: v for v in infer(_without_outputs(proto)).graph.value_info}
+            if output.name in known:
+                output.CopyFrom(known[output.name])
+    return ir.from_proto(infer(proto))
+
+
+def _without_outputs(proto: ModelProto) -> ModelProto:
+    """A copy without graph outputs, whose values inference then lists among the others."""
+    result = ModelProto()
+    result.CopyFrom(proto)
+    del result.graph.output[:]
+    return result
+
+
+def _add_update(
+    ir_model: ir.Model,
+    optimizer: Optimizer | None,
+    parameters: dict[str, str],
+    end: int,
+    statistics: dict[str, str],
+    masks: ir.Value | None,
+    *,
+    norms: bool,
+) -> dict[str, Any]:
+    """Put the update in the place of the gradients among the outputs; what `TrainingGraph` says about it.
+
+    Without an optimizer the gradients stay, and the new statistics and random numbers come behind them.
+    """
+    graph = ir_model.graph
+    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    produced = {str(v.name): v for node in graph for v in node.outputs}
+    gradients = {values[name]: produced[g] for name, g in parameters.items()}
+    op = Builder(used_names(graph))
+    writer = None if optimizer is None else StepWriter(op, graph, optimizer, ir_model.opset_imports[""])
+    state = State() if writer is None else writer.state
+    if writer is not None:
+        writer.write(gradients)
+        del graph.outputs[end:]
+    for name, new in statistics.items():
+        state.new[values[name]] = produced[new]
+    if masks is not None:
+        count = op.constant(np.array([0, 1]))
+        state.new[values[str(masks.name)]] = op.Add(values[str(masks.name)], count)
+        state.fill[str(masks.name)] = 0
+    known: dict[str, Any] = {"fill": state.fill, "copies": state.copies}
+    known["updates"] = write_outputs(op, graph, state, [] if writer is None else [writer.rate])
+    if writer is not None:
+        known["learning_rate"] = str(writer.rate.name)
+        if norms:
+            measured = writer.norms(gradients)
+            measured.name = op.unique("gradient_norms")
+            measured.type, measured.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
+            graph.outputs.append(measured)
+            known["gradient_norms"] = str(measured.name)
+        writer.attach(ir_model)
+    graph.extend(op.nodes)
+    return known
+
+
+def _settings(chosen: object) -> Any:
+    """What was asked for as something JSON can hold."""
+    if is_dataclass(chosen):
+        named = {f.name: _settings(getattr(chosen, f.name)) for f in fields(chosen)}
+        return {"name": getattr(chosen, "name", type(chosen).__name__), **named}
+    if chosen is None or isinstance(chosen, str | bool | int | float):
+        return chosen
+    if isinstance(chosen, np.ndarray):
+        return chosen.tolist()
+    if isinstance(chosen, Sequence):
+        return [_settings(entry) for entry in chosen]
+    return getattr(chosen, "__name__", None) or str(chosen)
+
+
+def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
+    """The output that the loss reads, or that is the loss."""
+    outputs = {str(value.name): value for value in graph.outputs}
+    if name is not None:
+        (value,) = pick([name], outputs, argument="prediction", what="a graph output")
+        if not is_float(value):
+            kind = value.dtype.name if value.dtype is not None else "unknown"
+            raise InvalidArgumentError(f"prediction: {name!r} has type {kind}; losses exist for floats only")
+        return value
+    floats = [value for value in outputs.values() if is_float(value)]
+    if not floats:
+        raise InvalidModelError(
+            f"the model has no float output to compute a loss from; it has {', '.join(outputs) or 'none'}"
+        )
+    if len(floats) > 1:
+        names = ", ".join(repr(value.name) for value in floats)
+        raise InvalidArgumentError(
+            f"prediction: the model has {len(floats)} float outputs, {names}. Name the one that the loss reads"
+        )
+    return floats[0]
+
+
+def require_one_element(value: ir.Value) -> None:
+    """Raise InvalidArgumentError unless an output has one element."""
+    shape = dims(value)
+    if shape is None or any(d != 1 for d in shape):
+        raise InvalidArgumentError(
+            f"loss: with loss=None the output {value.name!r} is the loss and must have one element, "
+            f"got shape {describe(shape)}. Name a loss, or reduce the output in the model"
+        )

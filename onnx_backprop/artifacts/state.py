@@ -1,0 +1,175 @@
+"""`CheckpointState`: what a training by onnxruntime-training's names changes, in memory and in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnxruntime
+
+from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
+
+Uri = str | os.PathLike[str]
+OrtValue = onnxruntime.OrtValue
+
+
+class ArtifactError(InvalidArgumentError, RuntimeError):
+    """What onnxruntime-training's code expects as a RuntimeError."""
+
+
+class Parameter:
+    """A parameter of a checkpoint: its values and its accumulated gradient; both can be set."""
+
+    def __init__(self, state: CheckpointState, name: str) -> None:
+        self._state = state
+        self.name = name
+
+    @property
+    def data(self) -> np.ndarray:
+        """A copy of the values."""
+        return np.array(self._state.values[self.name].numpy())
+
+    @data.setter
+    def data(self, value: np.ndarray) -> None:
+        self._state.values[self.name] = self._same_kind(value)
+
+    @property
+    def grad(self) -> np.ndarray | None:
+        """A copy of the gradient since the last reset; None before the first training step and for frozen ones."""
+        gradient = self._state.gradients.get(self.name)
+        return None if gradient is None else np.array(gradient.numpy())
+
+    @grad.setter
+    def grad(self, value: np.ndarray) -> None:
+        if not self.requires_grad:
+            raise ArtifactError(f"{self.name!r} is frozen, it has no gradient")
+        self._state.gradients[self.name] = self._same_kind(value)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained."""
+        return self._state.trained[self.name]
+
+    def _same_kind(self, value: np.ndarray) -> OrtValue:
+        old = self._state.values[self.name].numpy()
+        if np.shape(value) != old.shape:
+            raise ArtifactError(f"{self.name!r} has shape {old.shape}, got {np.shape(value)}")
+        return OrtValue.ortvalue_from_numpy(np.array(value).astype(old.dtype))
+
+
+class Parameters:
+    """The parameters by name: `parameters["w"]`; iteration gives (name, parameter)."""
+
+    def __init__(self, state: CheckpointState) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Parameter:
+        if name not in self._state.values:
+            raise KeyError(f"the checkpoint has no parameter {name!r}{near(name, self._state.values)}")
+        return Parameter(self._state, name)
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        self[name].data = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._state.values
+
+    def __len__(self) -> int:
+        return len(self._state.values)
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        return ((name, self[name]) for name in self._state.values)
+
+
+class Properties:
+    """Numbers and texts to keep with a checkpoint; iteration gives (name, value)."""
+
+    def __init__(self, values: dict[str, int | float | str]) -> None:
+        self.values = values
+
+    def __getitem__(self, name: str) -> int | float | str:
+        return self.values[name]
+
+    def __setitem__(self, name: str, value: int | float | str) -> None:
+        if not isinstance(value, (int, float, str)):
+            raise TypeError(f"a property is an int, a float or a str, got {type(value).__name__}")
+        self.values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
+        return iter(self.values.items())
+
+
+class CheckpointState:
+    """The parameters, their gradients, the optimizer's state and properties: everything that a training changes."""
+
+    def __init__(self, values: Mapping[str, np.ndarray], trained: Mapping[str, bool]) -> None:
+        self.values = {name: OrtValue.ortvalue_from_numpy(np.array(value)) for name, value in values.items()}
+        self.trained = dict(trained)
+        self.gradients: dict[str, OrtValue] = {}
+        self.optimizer: dict[str, OrtValue] = {}
+        self.nominal = False
+        self.parameters = Parameters(self)
+        self.properties = Properties({})
+
+    @classmethod
+    def of(cls, graph: TrainingGraph) -> CheckpointState:
+        """The state that a training graph starts from."""
+        values = graph.initial_values() | {n: v for n, v in graph.initial_state().items() if n not in graph.fill}
+        values |= graph.frozen_values()
+        return cls(values, {name: name in graph.parameters for name in values})
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: Uri) -> CheckpointState:
+        """Read a checkpoint, or a nominal one: its parameters are zeros until a buffer is copied to them."""
+        tensors, about = read_checkpoint(os.fspath(checkpoint_uri))
+        if "trained" not in about:
+            raise ArtifactError(f"{checkpoint_uri} is a checkpoint of Trainer. Load it with Trainer.load")
+        values = {name.removeprefix("parameter/"): v for name, v in tensors.items() if name.startswith("parameter/")}
+        for name, (kind, shape) in about.get("nominal", {}).items():
+            values[name] = np.zeros(shape, np.dtype(kind))
+        # in the order that the checkpoint was made in, which a safetensors file does not keep
+        state = cls({name: values[name] for name in about["trained"]}, about["trained"])
+        state.nominal = "nominal" in about
+        state.optimizer = {
+            name.removeprefix("optimizer/"): OrtValue.ortvalue_from_numpy(value)
+            for name, value in tensors.items()
+            if name.startswith("optimizer/")
+        }
+        state.properties = Properties(about["properties"])
+        return state
+
+    @classmethod
+    def save_checkpoint(
+        cls, state: CheckpointState, checkpoint_uri: Uri, include_optimizer_state: bool = False
+    ) -> None:
+        """Write a checkpoint; it appears complete or not at all."""
+        tensors = {f"parameter/{name}": np.array(value.numpy()) for name, value in state.values.items()}
+        if include_optimizer_state:
+            tensors |= {f"optimizer/{name}": np.array(value.numpy()) for name, value in state.optimizer.items()}
+        write_checkpoint(checkpoint_uri, tensors, {"trained": state.trained, "properties": state.properties.values})
+
+    def save_nominal(self, checkpoint_uri: Uri) -> None:
+        """Write names, types and shapes, but no values."""
+        kinds = {name: (value.numpy().dtype.name, list(value.shape())) for name, value in self.values.items()}
+        write_checkpoint(
+            checkpoint_uri, {}, {"trained": self.trained, "properties": self.properties.values, "nominal": kinds}
+        )
+
+    def __getitem__(self, name: str) -> int | float | str:
+        return self.properties[name]
+
+    def __setitem__(self, name: str, value: int | float | str) -> None:
+        self.properties[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.properties

@@ -1,0 +1,361 @@
+"""The command `onnx-backprop`: convert a model, check or explain its gradients, list operators, run the demo.
+
+Bad input ends in one line on stderr and exit code 2, an interruption in exit code 130; a result file is complete
+or not there at all. `check` and `explain` end in exit code 1 when a
+gradient is not right, or not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from onnx import ModelProto
+
+from onnx_backprop import __version__, check_gradients
+from onnx_backprop.command.train import NO_LOSS, add_train
+from onnx_backprop.converters import (
+    TrainingGraph,
+    backward,
+    expand_gradients,
+    explain_gradients,
+    save_model,
+    supported_ops,
+    training_graph,
+)
+from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.prepare.load import load
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.training.gradient_operator import has_training_nodes
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+PROGRAM = "onnx-backprop"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, like every other error of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(f"{message}. `{self.prog} --help` explains the arguments")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        parser = _parser()
+        arguments, arguments.rest = parser.parse_known_args(argv)
+        if arguments.rest and arguments.run is not _demo:
+            parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except UnsupportedOpError as e:  # a list, one operator a line
+        return _fail(str(e))
+    except OnnxBackpropError as e:
+        return _fail(" ".join(str(e).split()))
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone: nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _fail(message: str) -> int:
+    print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description="Train ONNX models in stock onnxruntime.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_convert(commands)
+    _add_check(commands)
+    _add_explain(commands)
+    add_train(commands)
+
+    ops = commands.add_parser("ops", help="list the operators of the domain and the differentiable ONNX operators")
+    ops.add_argument("--markdown", action="store_true", help="as Markdown tables")
+    ops.set_defaults(run=_ops)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a super-resolution model on photographs; needs the source tree, arguments are handed on",
+        add_help=False,
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="write a model that computes gradients as well",
+        description="Without --loss the result computes d OF / d WRT; with it, a loss and the gradients of the "
+        "parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes of "
+        "ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
+    )
+    convert.add_argument("model", metavar="IN", help="the ONNX model to read")
+    convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
+    convert.add_argument(
+        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers to differentiate by"
+    )
+    convert.add_argument("--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate")
+    convert.add_argument(
+        "--loss", choices=(*LOSSES, NO_LOSS), help=f"the loss to add; {NO_LOSS}: the model's output is its loss"
+    )
+    convert.add_argument("--prediction", metavar="NAME", help="the output that the loss reads")
+    convert.add_argument("--trainable", nargs="+", action="extend", metavar="NAME", help="initializers to train")
+    convert.add_argument("--frozen", nargs="+", action="extend", metavar="NAME", help="initializers not to train")
+    convert.add_argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)")
+    convert.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    convert.add_argument("--verbose", action="store_true", help="tell how nodes are converted")
+    convert.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    convert.set_defaults(run=_convert)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    _check_options(arguments)
+    _check_paths(Path(arguments.model), Path(arguments.output), force=arguments.force)
+    progress: Progress = iter if arguments.quiet else _progress
+    with _logging(verbose=arguments.verbose):
+        model = load(arguments.model)
+        expanded = has_training_nodes(model)
+        if expanded:
+            model = expand_gradients(model, kernels=arguments.kernels)
+        if expanded and not (arguments.loss or arguments.wrt or arguments.of):
+            result = model
+            optional = {tensor.name for tensor in result.graph.initializer}
+            inputs = [value.name for value in result.graph.input if value.name not in optional]
+            lines = [("inputs", inputs), ("outputs", [value.name for value in result.graph.output])]
+        elif arguments.loss is None:
+            result = backward(model, wrt=arguments.wrt, of=arguments.of, kernels=arguments.kernels, progress=progress)
+            optional = {tensor.name for tensor in result.graph.initializer}
+            inputs = [value.name for value in result.graph.input if value.name not in optional]
+            gradients = [value.name for value in result.graph.output[len(model.graph.output) :]]
+            lines = [("inputs", inputs), ("gradients", gradients)]
+        else:
+            graph = training_graph(
+                model,
+                loss=None if arguments.loss == NO_LOSS else arguments.loss,
+                trainable=arguments.trainable,
+                frozen=arguments.frozen,
+                prediction=arguments.prediction,
+                kernels=arguments.kernels,
+                progress=progress,
+            )
+            result = graph.model
+            lines = _training_lines(graph)
+    save_model(result, arguments.output)
+    if not arguments.quiet:
+        _print_summary(arguments, result, lines)
+    return 0
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="check the gradients of a model against differences of its outputs",
+        description="Compares <gradient, v> with differences of the model's own outputs along random directions v; "
+        "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
+    )
+    check.add_argument("model", metavar="MODEL", help="the ONNX model to check")
+    check.add_argument(
+        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
+    )
+    check.add_argument(
+        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
+    )
+    check.add_argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)")
+    check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
+    check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
+    check.add_argument("--nodes", action="store_true", help="check every node, even when the whole model is right")
+    check.add_argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)")
+    check.add_argument("--save-repro", metavar="OUT", help="write the smallest sub-model whose gradient is wrong")
+    check.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    check.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    check.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    if arguments.seed < 0:
+        raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
+    if arguments.save_repro:
+        _check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
+    report = check_gradients(
+        arguments.model,
+        wrt=arguments.wrt,
+        of=arguments.of,
+        feeds=_read_feeds(arguments.feeds),
+        seed=arguments.seed,
+        kernels=arguments.kernels,
+        tolerance=arguments.tolerance,
+        nodes=arguments.nodes,
+        progress=iter if arguments.quiet else _progress,
+    )
+    if not arguments.quiet:
+        print(report)
+    if arguments.save_repro and report.repro is not None:
+        report.save_repro(arguments.save_repro)
+        if not arguments.quiet:
+            print(f"\nwritten: {arguments.save_repro}")
+    return 0 if report.ok else 1
+
+
+def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="tell which rule serves each node, and where and why a gradient path stops",
+        description="Builds nothing. Exit code 0: every variable gets a gradient, 1: not, 2: bad input.",
+    )
+    explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
+    explain.add_argument(
+        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
+    )
+    explain.add_argument(
+        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
+    )
+    explain.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    explanation = explain_gradients(arguments.model, wrt=arguments.wrt, of=arguments.of)
+    print(explanation)
+    return 0 if explanation.ok else 1
+
+
+def _read_feeds(path: str | None) -> dict[str, np.ndarray] | None:
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise InvalidArgumentError(f"--feeds: {path} cannot be read as an .npz file: {e}") from e
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    with_loss = ("prediction", "trainable", "frozen")
+    without_loss = ("wrt", "of")
+    if arguments.loss is None:
+        stray = [name for name in with_loss if getattr(arguments, name)]
+        hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
+    else:
+        stray = [name for name in without_loss if getattr(arguments, name)]
+        hint = "do not go with --loss; use --trainable, --frozen and --prediction"
+    if stray:
+        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: {hint}")
+    if arguments.verbose and arguments.quiet:
+        raise InvalidArgumentError("--verbose and --quiet exclude each other")
+
+
+def _check_paths(source: Path, target: Path, *, force: bool) -> None:
+    """Before any long work: there is something to read and a place to write."""
+    if source.is_dir():
+        raise InvalidArgumentError(f"{source} is a folder. Name an ONNX file")
+    check_writable(target)
+    if target.exists() and not force:
+        raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
+
+
+def _progress(nodes: Sequence[Any]) -> Iterable[Any]:
+    """A progress bar where a person is watching and tqdm is there."""
+    if not sys.stderr.isatty():
+        return nodes
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return nodes
+    return tqdm(nodes, unit="node", leave=False, delay=0.5)
+
+
+@contextlib.contextmanager
+def _logging(*, verbose: bool) -> Iterator[None]:
+    """What the converters report, on stderr."""
+    logger = logging.getLogger("onnx_backprop")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = logger.level
+    if verbose:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.model.graph.initializer}
+    parameters = [f"{name} {'×'.join(map(str, sizes[name])) or 'scalar'}" for name in graph.parameters]
+    return [
+        ("inputs", list(graph.inputs)),
+        ("loss", [graph.loss]),
+        ("parameters", parameters),
+        ("gradients", list(graph.parameters.values())),
+    ]
+
+
+def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequence[tuple[str, list[str]]]) -> None:
+    ops = Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+    used = [f"{name} × {count}" for name, count in sorted(ops.items())]
+    for title, names in [*lines, (f"operators of {DOMAIN}", used)]:
+        shown = names if arguments.verbose else names[:8]
+        more = f", … ({len(names)} in all; --verbose lists them)" if len(names) > len(shown) else ""
+        print(f"{title}: {', '.join(shown) or 'none'}{more}")
+    print(f"written: {arguments.output} (kernels {arguments.kernels!r})")
+
+
+def _ops(arguments: argparse.Namespace) -> int:
+    domain = [(op.name, op.source.strip()) for op in OPS]
+    versions: dict[str, list[str]] = {}
+    for op in supported_ops():
+        name = f"{op.domain}::{op.op_type}" if op.domain else op.op_type
+        versions.setdefault(name, []).append(str(op.since_version))
+    differentiable = [(name, ", ".join(found)) for name, found in versions.items()]
+    show = _markdown if arguments.markdown else _plain
+    print(f"Operators of the domain {DOMAIN}, version {OPSET_VERSION}\n")
+    show(("operator", "source"), domain)
+    print("\nONNX operators with a gradient (older models are converted to opset 18 first)\n")
+    show(("operator", "versions"), differentiable)
+    return 0
+
+
+def _plain(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in [header, *rows])
+    for name, text in [header, ("-" * width, "-" * len(header[1])), *rows]:
+        print(f"{name:{width}}  {text}")
+
+
+def _markdown(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
+    print(f"| {header[0]} | {header[1]} |\n|---|---|")
+    for name, text in rows:
+        print(f"| `{name}` | {text} |")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "models" / "super_resolution.py").is_file():
+        raise InvalidArgumentError(
+            "the demo is a script of the source tree, models/super_resolution.py, which an installed package does not "
+            f"hold. Get the source of {PROGRAM} {__version__} and run `make demo` in its top folder"
+        )
+    # as a module, since the scripts import each other; -P, or a folder `models` where the user stands would win
+    command = [sys.executable, "-P", "-m", "models.super_resolution", *arguments.rest]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode

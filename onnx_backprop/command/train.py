@@ -1,0 +1,229 @@
+"""The command `onnx-backprop train`: a model and data in, the trained model out."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.converters import TrainingGraph, training_graph
+from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.data import Batches
+from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
+
+NO_LOSS = "none"
+SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
+
+
+def add_train(commands: Any) -> None:
+    """Add the command to a parser's sub-commands."""
+    train = commands.add_parser(
+        "train",
+        help="train a model on arrays in an .npz file",
+        description="DATA.npz holds an array for every input of the model and for the target: `target`, or `labels` "
+        "for softmax_cross_entropy; rows are examples. A checkpoint lies beside OUT while the training runs and "
+        "afterwards; --resume goes on from it. Lists of names end at the next option.",
+    )
+    train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
+    train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
+    train.add_argument(
+        "--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs"
+    )
+    train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
+    train.add_argument("--loss", choices=(*LOSSES, NO_LOSS), required=True, help=f"{NO_LOSS}: the output is the loss")
+    train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
+    train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
+    train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
+    train.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (%(default)s)")
+    train.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
+    train.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
+    train.add_argument("--momentum", type=float, help="of sgd and rmsprop")
+    train.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
+    train.add_argument("--clip-norm", type=float, help="limit of the norm of all gradients")
+    train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
+    train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
+    train.add_argument("--prediction", metavar="NAME", help="the output that the loss reads")
+    train.add_argument("--trainable", nargs="+", action="extend", metavar="NAME", help="parameters to train; globs too")
+    train.add_argument("--frozen", nargs="+", action="extend", metavar="NAME", help="parameters to leave; globs too")
+    train.add_argument(
+        "--training-mode",
+        action="store_true",
+        help="Dropout and BatchNormalization in training mode",
+    )
+    train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
+    train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
+    train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
+    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
+    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
+    train.add_argument("--force", action="store_true", help="replace OUT and the checkpoint if they are there")
+    train.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    train.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; returns the exit code."""
+    from onnx_backprop.training.trainer import Trainer  # not before: the other commands need no runtime
+
+    target = Path(arguments.output)
+    checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")
+    _check(arguments, target, checkpoint)
+    data, evaluation = (_read(path) for path in (arguments.data, arguments.evaluation))
+    graph = training_graph(
+        arguments.model,
+        loss=None if arguments.loss == NO_LOSS else arguments.loss,
+        optimizer=_optimizer(arguments),
+        trainable=arguments.trainable,
+        frozen=arguments.frozen,
+        prediction=arguments.prediction,
+        training_mode=arguments.training_mode,
+        gradient_norms=arguments.report is not None,
+    )
+    loader = _loader(graph, data, arguments, "--data")
+    assert loader is not None
+    trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
+    if arguments.resume and checkpoint.is_file():
+        trainer.load(checkpoint)
+        _say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
+    _say(arguments, graph.summary())
+    norms: dict[str, list[tuple[float, float]]] = {name: [] for name in graph.parameters}
+
+    def note(_: Trainer, record: Record) -> None:
+        for name, value in trainer.gradient_norms.items():
+            norms[name].append((float(record.step), value))
+
+    start = time.perf_counter()
+    try:
+        records = trainer.fit(
+            loader,
+            arguments.epochs,
+            schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
+            callbacks=[note] if arguments.report else [],
+            evaluation=_loader(graph, evaluation, arguments, "--evaluation"),
+            checkpoint=checkpoint,
+            every=arguments.every,
+            log=arguments.log,
+            progress=False if arguments.quiet else None,
+        )
+    except FloatingPointError as e:
+        raise InvalidArgumentError(f"the training has failed: {e}") from e
+    seconds = time.perf_counter() - start
+    trainer.export(target, ema=arguments.ema is not None)
+    facts = _facts(arguments, records, seconds, trainer.steps)
+    if arguments.report:
+        _report(arguments, trainer, loader, facts, records, norms)
+    for name, value in facts.items():
+        _say(arguments, f"{name}: {value}")
+    _say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
+    return 0
+
+
+def _check(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> None:
+    """Before any long work: there is a place to write, and nothing is replaced unasked."""
+    for path in filter(None, (target, checkpoint, arguments.log, arguments.report)):
+        check_writable(path)
+    if arguments.seed < 0 or arguments.epochs < 1:
+        raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
+    for path in (target, checkpoint):
+        if path.exists() and not (arguments.force or arguments.resume):
+            raise InvalidArgumentError(f"{path} exists. Name another file, --force to replace it, or --resume")
+    if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
+        raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
+
+
+def _read(path: str | None) -> dict[str, np.ndarray] | None:
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise InvalidArgumentError(f"{path} cannot be read as an .npz file: {e}") from e
+
+
+def _loader(
+    graph: TrainingGraph, arrays: dict[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
+) -> Batches | None:
+    if arrays is None:
+        return None
+    missing = [name for name in graph.inputs if name not in arrays]
+    if missing:
+        raise InvalidArgumentError(
+            f"{option}: expected arrays {', '.join(graph.inputs)}; {', '.join(map(repr, missing))} missing, "
+            f"there are {', '.join(arrays) or 'none'}"
+        )
+    chosen = {name: arrays[name] for name in graph.inputs}
+    return Batches(chosen, min(arguments.batch_size, len(chosen[graph.inputs[0]])), seed=arguments.seed)
+
+
+def _optimizer(arguments: argparse.Namespace) -> Optimizer:
+    given = {
+        "momentum": arguments.momentum,
+        "weight_decay": arguments.weight_decay,
+        "clip_norm": arguments.clip_norm,
+        "accumulate": arguments.accumulate,
+        "ema": arguments.ema,
+    }
+    if arguments.momentum is not None and arguments.optimizer not in ("sgd", "rmsprop"):
+        raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
+    return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
+
+
+def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
+    rate = arguments.learning_rate
+    schedule: Schedule = {
+        "constant": lambda: Constant(rate),
+        "linear": lambda: Linear(rate, steps=steps),
+        "cosine": lambda: Cosine(rate, steps=steps),
+        "step": lambda: Step(rate, every=max(1, steps // 3)),
+        "one_cycle": lambda: OneCycle(rate, steps=steps),
+    }[arguments.schedule]()
+    return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
+
+
+def _facts(arguments: argparse.Namespace, records: list[Record], seconds: float, steps: int) -> dict[str, str]:
+    facts = {"model": arguments.model, "loss": arguments.loss, "optimizer": arguments.optimizer}
+    if not records:
+        return facts | {"steps": f"{steps}, all of them before"}
+    ends = max(1, min(len(records) // 10, 100))
+    first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
+    facts["steps"] = f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each ({steps} in all)"
+    facts["training loss"] = f"{first:.6g} -> {last:.6g} (means of {ends} steps)"
+    measured = [r.evaluation for r in records if r.evaluation is not None]
+    if measured:
+        facts["evaluation loss"] = f"{measured[0]:.6g} -> {measured[-1]:.6g}"
+    return facts
+
+
+def _report(
+    arguments: argparse.Namespace,
+    trainer: Any,
+    loader: Batches,
+    facts: dict[str, str],
+    records: list[Record],
+    norms: dict[str, list[tuple[float, float]]],
+) -> None:
+    from onnx_backprop.training.profiling import profile
+    from onnx_backprop.training.report import write_report
+
+    write_report(
+        arguments.report,
+        title=f"Training of {Path(arguments.model).name}",
+        facts=facts,
+        records=read_log(arguments.log) if arguments.log else records,
+        norms=norms if records else {},
+        profile=profile(trainer, next(iter(loader))),
+        summary=trainer.graph.summary(),
+    )
+
+
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    if not arguments.quiet:
+        print(text)

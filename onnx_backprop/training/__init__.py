@@ -1,0 +1,1 @@
+"""The Trainer and what a training leaves behind: checkpoints, history, profile, report."""

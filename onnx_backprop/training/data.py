@@ -1,0 +1,55 @@
+"""Batches of arrays that lie in memory, in an order that is a function of a seed and the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+
+class Batches:
+    """Batches of rows: `for feeds in Batches({"x": x, "target": t}, size=32)`.
+
+    Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
+    an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `whole` leaves it out.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        whole: bool = False,
+    ) -> None:
+        """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
+        if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+            said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
+            raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {said}")
+        self.rows = next(iter(lengths.values()))
+        if size < 1 or (whole and size > self.rows):
+            raise InvalidArgumentError(f"size: expected 1 … {self.rows}, got {size}")
+        self.size, self.seed, self.shuffle, self.whole = size, seed, shuffle, whole
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation that the next iteration goes through."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self.rows // self.size if self.whole else -(-self.rows // self.size)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of one epoch."""
+        order = np.arange(self.rows)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, self._epoch]).permutation(self.rows)
+        for start in range(0, len(self) * self.size, self.size):
+            rows = order[start : start + self.size]
+            yield {name: array[rows] for name, array in self.arrays.items()}

@@ -1,0 +1,136 @@
+"""The training loop of `Trainer.fit`: epochs, schedules, checkpoints, the log and the progress bar."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.history import Log, Record, plot
+from onnx_backprop.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from onnx_backprop.training.trainer import Trainer
+
+Callback = Callable[["Trainer", Record], "bool | None"]
+
+
+def fit(
+    trainer: Trainer,
+    loader: Iterable[Any],
+    epochs: int,
+    *,
+    schedule: Schedule | None,
+    callbacks: tuple[Callback, ...],
+    evaluation: Iterable[Any] | None,
+    checkpoint: str | Path | None,
+    every: int,
+    log: str | Path | None,
+    picture: str | Path | None,
+    progress: bool | None,
+) -> list[Record]:
+    """See `Trainer.fit`."""
+    if epochs < 0 or every < 0:
+        raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
+    if every and checkpoint is None:
+        raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
+    if schedule is not None:
+        trainer.schedule = schedule
+    records: list[Record] = []
+    with ExitStack() as stack:
+        file = None
+        if log is not None:
+            file = Log(log, start=trainer.steps)
+            stack.callback(file.close)
+        bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
+        for record in _steps(trainer, loader, epochs, evaluation):
+            records.append(record)
+            if file is not None:
+                file.write(record)
+            bar.show(record)
+            stop = [callback(trainer, record) for callback in callbacks]
+            # behind the callbacks: a killed process goes through a step once more rather than past one
+            if checkpoint is not None and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
+                trainer.save(checkpoint)
+            if any(stop):
+                break
+    if checkpoint is not None and records:
+        trainer.save(checkpoint)
+    if picture is not None:
+        plot(records, picture)
+    return records
+
+
+def _steps(trainer: Trainer, loader: Iterable[Any], epochs: int, evaluation: Iterable[Any] | None) -> Iterator[Record]:
+    """Run step after step; the trainer's epoch and batch are those of the step to come."""
+    while trainer.epoch < epochs:
+        epoch = trainer.epoch
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
+        batches = itertools.islice(loader, trainer.batch, None)
+        batch = next(batches, None)
+        if batch is None and not trainer.batch:
+            raise InvalidArgumentError(f"the loader is empty in epoch {epoch}; expected at least one batch")
+        while batch is not None:
+            start = time.perf_counter()
+            if trainer.schedule is not None:
+                trainer.learning_rate = trainer.schedule(trainer.updates)
+            rate = trainer.learning_rate
+            loss = trainer.step(trainer.named(batch))
+            seconds = time.perf_counter() - start
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss is {loss} in step {trainer.steps} (learning rate {rate:g}). Lower the learning rate, or "
+                    "clip the gradients: clip_norm=1.0"
+                )
+            batch = next(batches, None)
+            measured = None
+            if batch is None:
+                trainer.epoch, trainer.batch = epoch + 1, 0
+                measured = None if evaluation is None else trainer.evaluate(evaluation)
+            else:
+                trainer.batch += 1
+            yield Record(trainer.steps - 1, epoch, loss, rate, seconds, measured)
+        if trainer.epoch == epoch:  # a checkpoint behind the last batch of a loader that has become shorter
+            trainer.epoch, trainer.batch = epoch + 1, 0
+
+
+class _Bar:
+    """A progress bar where a person is watching, else nothing."""
+
+    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trainer) -> None:
+        self._bar: Any = None
+        if wanted is False or (wanted is None and not sys.stderr.isatty()):
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        total = len(loader) * epochs if hasattr(loader, "__len__") else None
+        pause = 0.1 if sys.stderr.isatty() else 10  # a log file wants few lines
+        self._bar = tqdm(total=total, initial=trainer.steps, desc="training", unit="step", mininterval=pause)
+        self._mean: float | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, record: Record) -> None:
+        """Move on by one step; the loss shown is a running mean."""
+        if self._bar is None:
+            return
+        self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
+        self._bar.set_postfix_str(f"epoch {record.epoch} loss {self._mean:.4g} η {record.learning_rate:.2g}", False)
+        self._bar.update()
+
+
+__all__ = ["Callback", "fit"]

@@ -1,0 +1,127 @@
+"""What a training has been like: a record for every step, as a table in a file and as a plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. evaluation: the loss of the evaluation data, where it was measured behind this step."""
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    evaluation: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(Record))
+
+
+class Log:
+    """A file that gets a line for every record: CSV, or JSON lines where the name ends in .jsonl.
+
+    A file that is there already keeps the records of the steps before `start` and loses the others, which a training
+    resumed from an earlier checkpoint goes through once more.
+    """
+
+    def __init__(self, path: str | Path, *, start: int) -> None:
+        """Errors: InvalidArgumentError for another suffix, or a file that cannot be written or is no log."""
+        self.path = Path(path)
+        if self.path.suffix not in (".csv", ".jsonl"):
+            raise InvalidArgumentError(f"log: expected a name that ends in .csv or .jsonl, got {self.path.name}")
+        try:
+            kept = [r for r in read_log(self.path) if r.step < start] if self.path.is_file() and start else []
+            text = ("" if self._json else ",".join(COLUMNS) + "\n") + "".join(map(self._line, kept))
+            temporary = self.path.with_name(f".{self.path.name}.tmp")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as e:
+            raise InvalidArgumentError(f"cannot write the log {path}: {e.strerror or e}") from e
+
+    @property
+    def _json(self) -> bool:
+        return self.path.suffix == ".jsonl"
+
+    def _line(self, record: Record) -> str:
+        values = asdict(record)
+        if self._json:
+            return json.dumps({name: value for name, value in values.items() if value is not None}) + "\n"
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerow(["" if v is None else repr(v) for v in values.values()])
+        return buffer.getvalue()
+
+    def write(self, record: Record) -> None:
+        """Append a record; the line is with the system when this returns."""
+        self._file.write(self._line(record))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def read_log(path: str | Path) -> list[Record]:
+    """The records of a log; a last line that a killed process has left unfinished is passed over."""
+    text = Path(path).read_text(encoding="utf-8")
+    lines = text.split("\n")[:-1]
+    try:
+        if Path(path).suffix == ".jsonl":
+            return [Record(**json.loads(line)) for line in lines]
+        rows = list(csv.reader(lines))
+        if rows and tuple(rows[0]) != COLUMNS:
+            raise InvalidArgumentError(f"{path} is no log: expected the columns {', '.join(COLUMNS)}")
+        return [_parsed(row) for row in rows[1:]]
+    except (ValueError, TypeError) as e:
+        if isinstance(e, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(f"{path} is no log: {e}") from e
+
+
+def _parsed(row: list[str]) -> Record:
+    step, epoch, loss, rate, seconds, evaluation = row
+    measured = float(evaluation) if evaluation else None
+    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured)
+
+
+def plot(records: list[Record], path: str | Path) -> None:
+    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
+
+    Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise KernelError(f"the plot needs matplotlib: {e}. Install it with `pip install matplotlib`") from e
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes: Any = figure.add_subplot()
+    steps = [r.step for r in records]
+    axes.plot(steps, [r.loss for r in records], linewidth=0.8, label="loss")
+    measured = [r for r in records if r.evaluation is not None]
+    if measured:
+        axes.plot([r.step for r in measured], [r.evaluation for r in measured], "o-", markersize=3, label="evaluation")
+    if records and min(r.loss for r in records) > 0:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    rates: Any = axes.twinx()
+    rates.plot(steps, [r.learning_rate for r in records], color="grey", linewidth=0.8, linestyle="--")
+    rates.set_ylabel("learning rate")
+    axes.legend(loc="upper right")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as e:
+        raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e

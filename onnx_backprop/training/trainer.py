@@ -1,0 +1,356 @@
+"""`Trainer`: runs a training graph step by step in stock onnxruntime, with its state kept where the session has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, TensorProto, helper
+
+from onnx_backprop.converters import TrainingGraph, save_model
+from onnx_backprop.converters.prepare.files import without_initializers
+from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.ort_ops import default_options, native_kernels_work, session
+from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
+from onnx_backprop.training.fitting import Callback, fit
+from onnx_backprop.training.history import Record
+from onnx_backprop.training.schedules import Schedule, described, restored
+
+Feeds = Mapping[str, Any]
+OrtValue = onnxruntime.OrtValue
+
+
+class Trainer:
+    """Trains a graph that `training_graph` has made with an optimizer.
+
+        trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="adamw"))
+        for x, target in batches:
+            loss = trainer.step(x=x, target=target)
+        trainer.export("trained.onnx")
+
+    The state (parameters, optimizer, running statistics, random numbers) stays in buffers of onnxruntime: a step reads
+    one set of them and writes another, and the two change places when the step has succeeded. A step that fails, as
+    for a target of another shape, leaves the state as it was.
+
+    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph | ModelProto | str | Path,
+        *,
+        learning_rate: float = 1e-3,
+        seed: int = 0,
+        kernels: str | None = "numba",
+        session_options: onnxruntime.SessionOptions | None = None,
+    ) -> None:
+        """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
+
+        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
+        they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
+
+        session_options: yours. Memory patterns are turned off in them: after the first step onnxruntime would allocate
+        all that a step needs once more, in one block, and keep both.
+
+        Errors: InvalidArgumentError for a graph without an optimizer.
+        """
+        self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
+        if not self.graph.updates:
+            raise InvalidArgumentError(
+                "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
+            )
+        self.learning_rate = learning_rate
+        self.steps = 0
+        self.epoch = 0
+        self.batch = 0
+        self.schedule: Schedule | None = None
+        self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
+        options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
+        options.enable_mem_pattern = False
+        self.session_options = options
+        model = without_initializers(self.graph.model, self.graph.updates)
+        if self.kernels == "numba":
+            own_convolutions(model)
+        self._session = session(model, kernels=self.kernels, session_options=options)
+        self._evaluation: onnxruntime.InferenceSession | None = None
+        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
+        state = self.graph.initial_state()
+        if RANDOM_STATE in state:
+            state[RANDOM_STATE][0] = seed
+        self._set_state(state)
+
+    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._state = {name: self._ort_value(name, value) for name, value in state.items()}
+        self._spare = {
+            name: OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
+            for name, value in self._state.items()
+        }
+        self._loss = self._output(self.graph.loss)
+        self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
+        self._bindings = [self._bound(self._state, self._spare), self._bound(self._spare, self._state)]
+
+    def _ort_value(self, name: str, value: np.ndarray) -> OrtValue:
+        if self._types[name].elem_type == TensorProto.BFLOAT16:
+            return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
+        return OrtValue.ortvalue_from_numpy(np.asarray(value))
+
+    def _output(self, name: str) -> OrtValue:
+        kind = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
+        shape = [d.dim_value for d in kind.shape.dim]
+        return OrtValue.ortvalue_from_numpy(np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+
+    def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
+        binding = self._session.io_binding()
+        for name, output in self.graph.updates.items():
+            binding.bind_ortvalue_input(name, source[name])
+            binding.bind_ortvalue_output(output, target[name])
+        binding.bind_ortvalue_output(self.graph.loss, self._loss)
+        if self.graph.gradient_norms is not None and self._norms is not None:
+            binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
+        return binding
+
+    def step(self, feeds: Feeds | None = None, /, **more: Any) -> float:
+        """Run one training step on a batch, given by the names of `graph.inputs`; return the loss before the update.
+
+        Arrays are cast within their kind (float64 to float32, int32 to int64) to what the graph takes.
+        Errors: InvalidArgumentError for names that are missing or unknown or an array of another kind; what
+        onnxruntime raises for shapes that do not fit.
+        """
+        binding = self._bindings[0]
+        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        for name, value in fed.items():
+            binding.bind_ortvalue_input(name, value)
+        rate_name = self.graph.learning_rate
+        if rate_name is not None:
+            declared = self._types[rate_name]
+            kind, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
+            rate = np.full(shape, self.learning_rate, kind)
+            binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
+        self._session.run_with_iobinding(binding)
+        self._state, self._spare = self._spare, self._state
+        self._bindings.reverse()
+        self.steps += 1
+        return float(self._loss.numpy().reshape(()))
+
+    def _checked(self, given: Feeds, names: Iterable[str]) -> dict[str, OrtValue]:
+        wanted = list(names)
+        for name in given:
+            if name not in wanted:
+                raise InvalidArgumentError(
+                    f"expected {', '.join(wanted)}, got {name!r}{near(name, wanted) or '. Leave it out'}"
+                )
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise InvalidArgumentError(f"expected {', '.join(wanted)}; {', '.join(map(repr, missing))} missing")
+        return {name: self._fed(name, given[name]) for name in wanted}
+
+    def _fed(self, name: str, value: Any) -> OrtValue:
+        if isinstance(value, OrtValue):
+            return value
+        element = self._types[name].elem_type
+        kind, array = helper.tensor_dtype_to_np_dtype(element), np.asarray(value)
+        if array.dtype != kind:
+            if array.dtype.kind != np.dtype(kind).kind and not (array.dtype.kind in "iu" and kind.kind == "f"):
+                raise InvalidArgumentError(f"{name!r} has type {kind}, got an array of {array.dtype}")
+            array = array.astype(kind)
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        if element == TensorProto.BFLOAT16:
+            return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
+        return OrtValue.ortvalue_from_numpy(array)
+
+    @property
+    def gradient_norms(self) -> dict[str, float]:
+        """‖gradient‖₂ of every parameter in the last step; InvalidArgumentError unless the graph computes them."""
+        if self._norms is None:
+            raise InvalidArgumentError("the graph has no gradient norms. Make it with gradient_norms=True")
+        return dict(zip(self.graph.parameters, map(float, self._norms.numpy()), strict=True))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of everything that a step renews."""
+        return {name: _array(value, self._types[name].elem_type) for name, value in self._state.items()}
+
+    def set_state(self, values: Mapping[str, np.ndarray]) -> None:
+        """Put values in the place of parts of the state; InvalidArgumentError for unknown names and other shapes."""
+        state = self.state()
+        for name, value in values.items():
+            if name not in state:
+                raise InvalidArgumentError(f"expected names of the state, got {name!r}{near(name, state)}")
+            if np.shape(value) != state[name].shape:
+                raise InvalidArgumentError(f"{name!r} has shape {state[name].shape}, got {np.shape(value)}")
+            state[name] = np.asarray(value).astype(state[name].dtype)
+        self._set_state(state)
+
+    def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
+        """Copies of the parameters, or of their running means."""
+        source = self._weights(ema=ema)
+        return {name: _array(source[name], self._types[name].elem_type) for name in self.graph.parameters}
+
+    def _weights(self, *, ema: bool) -> dict[str, OrtValue]:
+        """What the forward model reads: the parameters, or their running means, and the running statistics."""
+        result = {name: self._state[name] for name in self.graph.forward_state}
+        if not ema:
+            return result
+        means = {source: name for name, source in self.graph.copies.items()}
+        if not means:
+            raise InvalidArgumentError("the optimizer keeps no running means. Make it with ema=0.999")
+        for name, mean in means.items():
+            array = _array(self._state[mean], self._types[mean].elem_type)
+            kind = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
+            result[name] = self._state[mean] if array.dtype == kind else self._ort_value(name, array.astype(kind))
+        return result
+
+    def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, np.ndarray]:
+        """The outputs of the model in inference mode, the loss among them, for one batch with its target."""
+        if self._evaluation is None:
+            model = without_initializers(self.graph.eval_model(), self.graph.forward_state)
+            self._evaluation = session(model, kernels=None, session_options=self.session_options)
+        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        accepted = {value.name for value in self._evaluation.get_inputs()}
+        fed |= {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
+        names = [value.name for value in self._evaluation.get_outputs()]
+        results = self._evaluation.run_with_ort_values(names, fed)
+        return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
+
+    def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
+        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
+        if loader is None or isinstance(loader, Mapping):
+            return float(self.predict({**(loader or {}), **more}, ema=ema)[self.graph.loss].reshape(()))
+        total, rows = 0.0, 0
+        for batch in loader:
+            feeds = self.named(batch)
+            count = len(np.atleast_1d(feeds[self.graph.inputs[0]]))
+            total += count * self.evaluate(feeds, ema=ema)
+            rows += count
+        if not rows:
+            raise InvalidArgumentError("the loader is empty; expected at least one batch")
+        return total / rows
+
+    def named(self, batch: Any) -> dict[str, Any]:
+        """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
+        if isinstance(batch, Mapping):
+            return dict(batch)
+        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.graph.inputs):
+            raise InvalidArgumentError(
+                f"a batch must be a mapping or a sequence of {len(self.graph.inputs)} arrays "
+                f"({', '.join(self.graph.inputs)}), got {type(batch).__name__}"
+            )
+        return dict(zip(self.graph.inputs, batch, strict=True))
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        *,
+        schedule: Schedule | None = None,
+        callbacks: Iterable[Callback] = (),
+        evaluation: Iterable[Any] | None = None,
+        checkpoint: str | Path | None = None,
+        every: int = 0,
+        log: str | Path | None = None,
+        plot: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> list[Record]:
+        """Train until `epochs` epochs are over, those before a checkpoint that was loaded included.
+
+        Args:
+            loader: gives the batches of an epoch each time it is gone through; told the epoch by `set_epoch(n)` if it
+                has that. After a resumption in the middle of an epoch, the batches that were seen are passed over.
+            epochs: how many in all.
+            schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
+            callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
+                returns True ends the training.
+            evaluation: batches whose loss in inference mode is measured after every epoch.
+            checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch.
+            log: a file that gets a line for every step: .csv or .jsonl.
+            plot: a picture of the losses, drawn at the end.
+            progress: a progress bar. Default: where a person is watching.
+
+        Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number; the last
+        checkpoint is of a step before that.
+        """
+        return fit(
+            self,
+            loader,
+            epochs,
+            schedule=schedule,
+            callbacks=tuple(callbacks),
+            evaluation=evaluation,
+            checkpoint=checkpoint,
+            every=every,
+            log=log,
+            picture=plot,
+            progress=progress,
+        )
+
+    def end_profiling(self) -> str:
+        """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""
+        return self._session.end_profiling()
+
+    @property
+    def updates(self) -> int:
+        """How many updates there have been: steps, but for accumulation."""
+        settings = self.graph.settings.get("optimizer") or {}
+        return self.steps // int(settings.get("accumulate", 1))
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all."""
+        write_checkpoint(
+            path,
+            self.state(),
+            {
+                "steps": self.steps,
+                "epoch": self.epoch,
+                "batch": self.batch,
+                "learning_rate": self.learning_rate if math.isfinite(self.learning_rate) else None,
+                "schedule": None if self.schedule is None else described(self.schedule),
+                "settings": self.graph.settings,
+            },
+        )
+
+    def load(self, path: str | Path) -> Trainer:
+        """Go on from a checkpoint; returns the trainer.
+
+        Errors: InvalidArgumentError for a file that is no checkpoint, or one of another graph or optimizer.
+        """
+        tensors, about = read_checkpoint(path)
+        expected = {name: (value.shape(), value.data_type()) for name, value in self._state.items()}
+        for name in [*expected, *tensors]:
+            if name not in tensors or name not in expected:
+                raise InvalidArgumentError(
+                    f"{path} belongs to another training graph: {name!r} is "
+                    f"{'missing in it' if name not in tensors else 'not in the graph'}"
+                )
+            if list(tensors[name].shape) != list(expected[name][0]):
+                raise InvalidArgumentError(
+                    f"{path} belongs to another training graph: {name!r} has shape {list(tensors[name].shape)}, "
+                    f"the graph's has {list(expected[name][0])}"
+                )
+        self._set_state({name: tensors[name] for name in expected})
+        self.steps, self.epoch, self.batch = about["steps"], about["epoch"], about["batch"]
+        if about["learning_rate"] is not None:
+            self.learning_rate = about["learning_rate"]
+        self.schedule = None if about["schedule"] is None else restored(about["schedule"])
+        return self
+
+    def export(self, path: str | Path, *, ema: bool = False) -> None:
+        """Write the plain inference model with the trained weights, or with their running means.
+
+        Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
+        """
+        kinds = self._types
+        values = {name: _array(value, kinds[name].elem_type) for name, value in self._weights(ema=ema).items()}
+        save_model(self.graph.inference_model(values), path)
+
+
+def _array(value: OrtValue, element: int) -> np.ndarray:
+    """A copy of a tensor of onnxruntime."""
+    if element == TensorProto.BFLOAT16:
+        raise InvalidArgumentError("bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16")
+    return np.array(value.numpy())

@@ -1,0 +1,1 @@
+"""Operators written in standard ONNX operators, for the route "onnx"."""

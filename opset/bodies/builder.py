@@ -1,0 +1,195 @@
+"""Writing a function body in standard ONNX operators: `b.Mul(x, y)` appends a node and returns its output.
+
+A body is written for one node: its attributes are known, and of its inputs' shapes what inference found. What is known
+becomes constants, the rest is computed when the model runs. The arithmetic is float32 whatever the tensors' type; it
+is cast once on the way in and once on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, helper, numpy_helper
+
+from onnx_backprop.opset.core.shapes import Dim, Dims
+
+FLOAT, INT64, BOOL, DOUBLE = 1, 7, 9, 11  # of TensorProto
+# A length factor that no two lengths can make up for: `checked` asks for a shape of too many cells with it
+MISMATCH = 7919
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor inside a body: the name it has there and what is known of it.
+
+    `dims` is None when the rank is unknown. `value` is what an input that carries a shape, or constants, holds.
+    """
+
+    name: str
+    dims: Dims | None = None
+    value: tuple[Any, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        assert self.dims is not None, f"the rank of {self.name} is known here"
+        return len(self.dims)
+
+
+Operand = Tensor | str | None
+
+
+class Body:
+    """Collects the nodes of one function body. Every method returns the name of a tensor.
+
+    A keyword that is None is left out; an input that is None is an absent optional one; a keyword `name` names the
+    node, which is what onnxruntime shows when the node fails.
+    """
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.nodes: list[NodeProto] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._counts: dict[str, int] = {}
+
+    def __getattr__(self, op_type: str) -> Callable[..., str]:
+        if not op_type[0].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **attributes: self.emit(op_type, inputs, attributes)[0]
+
+    def emit(
+        self, op_type: str, inputs: Sequence[Operand], attributes: dict[str, Any], *, outputs: int = 1
+    ) -> list[str]:
+        """Append a node with any number of outputs."""
+        given = {k: v for k, v in attributes.items() if v is not None}
+        name = self._unique(given.pop("name", op_type))
+        results = [name if n == 0 else f"{name}_{n}" for n in range(outputs)]
+        self.nodes.append(helper.make_node(op_type, [_name(i) for i in inputs], results, name=name, **given))
+        return results
+
+    def _unique(self, name: str) -> str:
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return name if count == 1 else f"{name} {count}"
+
+    def needed(self, *outputs: str) -> list[NodeProto]:
+        """The nodes that outputs depend on, in order."""
+        wanted, result = set(outputs), []
+        for node in reversed(self.nodes):
+            if not wanted.isdisjoint(node.output):
+                result.append(node)
+                wanted.update(_reads(node))
+        return result[::-1]
+
+    def constant(self, array: np.ndarray) -> str:
+        """A constant tensor; equal ones share a node."""
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.Constant(value=numpy_helper.from_array(array))
+        return self._constants[key]
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A 1-D int64 constant."""
+        return self.constant(np.array(values, np.int64))
+
+    def int_scalar(self, value: int) -> str:
+        """A 0-D int64 constant."""
+        return self.constant(np.array(value, np.int64))
+
+    def float_scalar(self, value: float) -> str:
+        """A 0-D float32 constant."""
+        return self.constant(np.array(value, np.float32))
+
+    def doubles(self, values: Sequence[float]) -> str:
+        """A 1-D float64 constant."""
+        return self.constant(np.array(values, np.float64))
+
+    def shape(self, x: Tensor) -> str:
+        """The shape of x, 1-D int64: a constant where it is known."""
+        return self.lengths(x, 0, None)
+
+    def lengths(self, x: Tensor, start: int, end: int | None) -> str:
+        """The lengths of the axes start … end - 1 of x, 1-D int64: a constant where they are known."""
+        if x.dims is not None:
+            known = [d for d in x.dims[start:end] if isinstance(d, int)]
+            if len(known) == len(x.dims[start:end]):
+                return self.ints(known)
+        return self.Shape(x, start=start, end=end)
+
+    def other_axes(self, x: Tensor, axis: int) -> str:
+        """The axes of x but one, 1-D int64, for an x whose rank is unknown."""
+        axes = self.Range(self.int_scalar(0), self.Size(self.Shape(x)), self.int_scalar(1))
+        left_out = self.Gather(axes, self.ints([axis]))
+        return self.Compress(axes, self.Not(self.Equal(axes, left_out)), axis=0)
+
+    def stated(self, x: Tensor) -> str:
+        """What an integer input says, as 1-D int64: a constant where it is known."""
+        if x.value is not None and all(isinstance(v, int) for v in x.value):
+            return self.ints(x.value)
+        return self.Cast(x, to=INT64)
+
+    def checked(self, x: Tensor, expected: str, dims: Dims, message: str) -> Tensor:
+        """X, proven to have the shape `expected` (1-D int64, `dims` being what is known of it).
+
+        Where that is not known beforehand, a run with another shape fails in a Reshape whose name is "<operator>:
+        <message>", which onnxruntime reports together with both shapes (expected with a factor 7919 at its end).
+        """
+        if x.dims is not None and x.dims == dims and all(isinstance(d, int) for d in dims):
+            return x
+        shape = self.Shape(x) if x.dims is not None else self.entries(self.Shape(x), len(dims), message)
+        same = self.ReduceMin(self.Cast(self.Equal(shape, expected), to=INT64), keepdims=1)
+        factor = self.Sub(self.ints([MISMATCH]), self.Mul(same, self.ints([MISMATCH - 1])))
+        # an entry of 0 or below would let an empty tensor through
+        wanted = self.Where(self.Cast(same, to=BOOL), expected, self.Max(expected, self.ints([1])))
+        named = self.Reshape(x, self.Concat(wanted, factor, axis=0), allowzero=1, name=f"{self.op}: {message}")
+        return Tensor(self.Reshape(named, expected, allowzero=1), dims)
+
+    def entries(self, values: str, count: int, message: str) -> str:
+        """Values, proven to be 1-D with `count` entries; a run with another number of them fails, as above."""
+        return self.Reshape(values, self.ints([count]), name=f"{self.op}: {message}")
+
+    def require(self, condition: str, message: str) -> str:
+        """0 (1-D int64, one entry); a run where a condition (bool, any shape) does not hold everywhere fails.
+
+        It fails in a Gather whose name is "<operator>: <message>". Add the 0 to a shape that the result depends on,
+        or the check is not run.
+        """
+        bad = self.ReduceMax(self.Cast(self.Not(condition), to=INT64), keepdims=0)
+        return self.Gather(self.ints([0]), self.Reshape(bad, self.ints([1])), name=f"{self.op}: {message}")
+
+    def choose(self, condition: str, then: Callable[[Body], str], otherwise: Callable[[Body], str]) -> str:
+        """What `then` writes where the condition (bool, one entry) holds, else what `otherwise` writes: float32.
+
+        Only the one of the two that is needed runs.
+        """
+        return self.If(condition, then_branch=self._branch(then), else_branch=self._branch(otherwise))
+
+    def _branch(self, write: Callable[[Body], str]) -> GraphProto:
+        inner = Body(self.op)
+        inner._counts = self._counts  # names are unique over all levels
+        inner._constants = dict(self._constants)
+        result = write(inner)
+        output = helper.make_tensor_value_info(result, FLOAT, None)
+        return helper.make_graph(inner.needed(result), "branch", [], [output])
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """The names that a node and the graphs inside it read."""
+    yield from node.input
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            for inner in attribute.g.node:
+                yield from _reads(inner)
+
+
+def _name(operand: Operand) -> str:
+    if operand is None:
+        return ""
+    return operand.name if isinstance(operand, Tensor) else operand
+
+
+def known(dims: Sequence[Dim]) -> tuple[int, ...] | None:
+    """The dimensions as integers when all of them are, else None."""
+    result = tuple(d for d in dims if isinstance(d, int))
+    return result if len(result) == len(dims) else None

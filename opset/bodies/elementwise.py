@@ -1,0 +1,41 @@
+"""Operators on tensors of one shape: what is known of it, and its proof inside a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_backprop.opset.bodies.builder import Body, Tensor
+from onnx_backprop.opset.core.op import Arg
+from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
+
+MAX_RANK = 64  # numpy's
+
+
+def same_shape(op: str, args: Sequence[Arg | None], names: tuple[str, str], low: int, high: int) -> Dims | None:
+    """What two inputs of one shape say about it together; ShapeError when they contradict each other."""
+    dims: list[Dims] = []
+    for arg, name in zip(args[:2], names, strict=True):
+        assert arg is not None, f"{name} is required"
+        if arg.dims is not None:
+            require_rank(arg.dims, low, high, op=op, what=name)
+            if dims:
+                require_rank(arg.dims, len(dims[0]), len(dims[0]), op=op, what=name)
+            dims.append(arg.dims)
+    if len(dims) < 2:
+        return dims[0] if dims else None
+    merged: list[Dim] = []
+    for axis, (a, b) in enumerate(zip(*dims, strict=True)):
+        merged.append(merge(a, b, op=op, what=f"lengths of axis {axis} of {names[0]} and {names[1]}"))
+    return tuple(merged)
+
+
+def proven_alike(b: Body, result: str, x: Tensor, y: Tensor, message: str) -> str:
+    """The result of operators on x and y, element by element; a run in which these have different shapes fails.
+
+    Broadcasting fails, or makes a result that has more elements than x or than y, and then a Reshape named after the
+    message does. Nothing is added where the shapes are known to be equal; equal symbols are equal lengths.
+    """
+    if x.dims is not None and x.dims == y.dims and None not in x.dims:
+        return result
+    name = f"{b.op}: {message}"
+    return b.Reshape(b.Reshape(result, b.Shape(y), allowzero=1, name=name), b.Shape(x), allowzero=1, name=name)

@@ -1,0 +1,1 @@
+"""The interpolation gradients in standard ONNX operators: one matrix per axis, in the form that suits the lengths."""

@@ -1,0 +1,139 @@
+"""MaxPoolBackward in standard ONNX operators: MaxPool says who won each window, ScatterElements adds to the winners.
+
+Images and channels are merged before, for onnxruntime's MaxPool refuses a tensor without channels. Its Indices are
+positions in the whole tensor, so merging does not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.opset.bodies import convolution
+from onnx_backprop.opset.bodies import pooling as pooling_body
+from onnx_backprop.opset.bodies.builder import BOOL, INT64, Body, Tensor
+from onnx_backprop.opset.bodies.lengths import Ints, join
+from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.maths import pooling
+
+
+def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
+    """dx, from x and dy in data_format order and of any knowledge."""
+    x = convolution.ncx(b, attrs, convolution.ranked(b, attrs, src, "src"))
+    dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
+    shape, windows = convolution.shape(b, x), convolution.shape(b, dy)
+    spatial = range(2, shape.count)
+    lengths, outs = shape.take(spatial), windows.take(spatial)
+    zero = pooling_body.conditions(b, attrs, shape, windows)
+    if 0 in outs.entries:  # no window at all
+        return convolution.from_ncx(b, attrs, b.Expand(b.float_scalar(0), (shape + zero).name))
+    planes = join(b, shape.take([0, 1]).product() + zero, Ints(b, [1]))
+    image = b.Reshape(x, join(b, planes, lengths).name, allowzero=1)
+    gradient = b.Reshape(dy, join(b, planes, outs).name, allowzero=1)
+
+    def won(b: Body) -> str:
+        return _won(b, attrs, image, gradient, shape.on(b), windows.on(b))
+
+    if outs.known is None and any(d > 1 for d in pooling.dilations(attrs)):
+        # onnxruntime refuses a dilated window that is much longer than the image; then there is none
+        some = b.Greater(b.ReduceMin(outs.name, keepdims=1), b.ints([0]))
+        summed = b.choose(some, won, lambda b: b.ConstantOfShape(shape.on(b).product().name))
+    else:
+        summed = won(b)
+    return convolution.from_ncx(b, attrs, b.Reshape(summed, shape.name, allowzero=1))
+
+
+def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Ints, windows: Ints) -> str:
+    """What each cell of an image (planes, 1, in…) has won of the gradient (planes, 1, out…), 1-D."""
+    spatial = range(2, shape.count)
+    lengths, outs = shape.take(spatial), windows.take(spatial)
+    attributes, exact = _attributes(attrs, lengths, outs)
+    winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
+    if not exact:
+        winners = b.Slice(winners, b.ints([0] * len(spatial)), outs.name, b.ints(spatial))
+    reached = _reached(b, attrs, lengths, outs)
+    if reached:  # elsewhere the index means nothing
+        winners = b.Where(reached, winners, b.int_scalar(0))
+        gradient = b.Where(reached, gradient, b.float_scalar(0))
+    flat = b.ints([-1])
+    zeros = b.ConstantOfShape(shape.product().name)
+    return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
+
+
+def _attributes(attrs: Attributes, lengths: Ints, outs: Ints) -> tuple[dict[str, Any], bool]:
+    """MaxPool's attributes, and whether it then makes just the windows of diff_dst, or more of them along some axes.
+
+    Where the lengths are known the padding behind is moved to where the last window ends, so that there is nothing to
+    be rounded; where they are not, to where every window fits that begins inside, or the windows are rounded up.
+    """
+    kernel, strides, extents = attrs["kernel"], attrs["strides"], pooling_body.extents(attrs)
+    result: dict[str, Any] = {"kernel_shape": kernel, "strides": strides}
+    if any(d > 1 for d in pooling.dilations(attrs)):
+        result["dilations"] = pooling.dilations(attrs)
+    begins: list[int] = []
+    ends: list[int] = []
+    exact, up = True, False
+    for axis, (length, out) in enumerate(zip(lengths.entries, outs.entries, strict=True)):
+        pair = pooling.axis_pads(attrs, axis, length)
+        if pair is None:
+            return result | {"auto_pad": attrs["auto_pad"]}, True
+        begin, end = pair
+        begins.append(begin)
+        fitting = -1
+        if length is not None and out is not None:
+            fitting = (out - 1) * strides[axis] + extents[axis] - length - begin
+        if 0 <= fitting < kernel[axis]:
+            ends.append(fitting)
+        elif extents[axis] == kernel[axis]:
+            ends.append(kernel[axis] - 1)
+            exact = False
+        else:
+            ends.append(end)
+            exact, up = False, True
+    if any(begins + ends):
+        result["pads"] = begins + ends
+    return result | ({"ceil_mode": 1} if up else {}), exact
+
+
+def _reached(b: Body, attrs: Attributes, lengths: Ints, outs: Ints) -> str:
+    """Which windows have a cell inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
+    if all(d == 1 for d in pooling.dilations(attrs)):
+        return ""
+    if lengths.known is not None and outs.known is not None:
+        masks = [_inside(axis) for axis in pooling.axes_of(attrs, lengths.known, outs.known)]
+        if all(mask.all() for mask in masks):
+            return ""
+        vectors = [b.Cast(b.constant(mask.astype(np.uint8)), to=BOOL) for mask in masks]
+    else:
+        begin = pooling_body.pads(b, attrs, lengths)[0].known
+        assert begin is not None, "SAME has no dilations"
+        vectors = [_reached_along(b, attrs, axis, p, lengths, outs) for axis, p in enumerate(begin)]
+    return reduce(b.And, _spread(b, vectors))
+
+
+def _inside(axis: pooling.Axis) -> np.ndarray:
+    taps = np.arange(axis.kernel) * axis.dilation - axis.begin
+    places = np.arange(axis.out)[:, None] * axis.stride + taps
+    return np.any((places >= 0) & (places < axis.length), axis=1)
+
+
+def _reached_along(b: Body, attrs: Attributes, axis: int, begin: int, lengths: Ints, outs: Ints) -> str:
+    count = b.Reshape(outs.take([axis]).name, b.ints([]), allowzero=1)
+    windows = b.Mul(b.Range(b.int_scalar(0), count, b.int_scalar(1)), b.ints([attrs["strides"][axis]]))
+    dilation = pooling.dilations(attrs)[axis]
+    taps = b.ints([k * dilation - begin for k in range(attrs["kernel"][axis])])
+    places = b.Add(b.Unsqueeze(windows, b.ints([1])), taps)
+    inside = b.And(b.Greater(places, b.ints([-1])), b.Less(places, lengths.take([axis]).name))
+    return b.Cast(b.ReduceMax(b.Cast(inside, to=INT64), b.ints([1]), keepdims=0), to=BOOL)
+
+
+def _spread(b: Body, vectors: Sequence[str]) -> list[str]:
+    """Each vector along its own axis."""
+    last = len(vectors) - 1
+    return [
+        vector if axis == last else b.Unsqueeze(vector, b.ints(range(1, last - axis + 1)))
+        for axis, vector in enumerate(vectors)
+    ]

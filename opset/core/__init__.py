@@ -1,0 +1,1 @@
+"""The contract of an operator: declaration, schema, arithmetic on shapes, errors."""

@@ -1,0 +1,334 @@
+"""The contract every operator of the domain fulfils: what it is called, what shape it makes, what it computes.
+
+An operator module states an `Op`: attributes, inputs, one output or several, a `shape` function on (partly) known
+dimensions and a float64 `reference`. Everything else is derived here, once: the ONNX schema, its type and
+shape inference, validation, the reference evaluator's class and the single rounding at the end.
+`shape` runs at model checking with what is known then and again at run time with everything known, so a
+contradiction is reported by the same sentence in both places, before any arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx.defs import OpSchema
+
+from onnx_backprop.opset.core.errors import InvalidModelError, ShapeError
+from onnx_backprop.opset.core.shapes import Dims
+
+DOMAIN = "onnx_backprop"
+OPSET_VERSION = 1
+
+Array = NDArray[Any]
+Float64Array = NDArray[np.float64]
+AttributeKind = Literal["int", "float", "ints", "floats", "string"]
+
+_SCHEMA_KIND = {
+    "int": OpSchema.AttrType.INT,
+    "float": OpSchema.AttrType.FLOAT,
+    "ints": OpSchema.AttrType.INTS,
+    "floats": OpSchema.AttrType.FLOATS,
+    "string": OpSchema.AttrType.STRING,
+}
+FLOAT_TYPES = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+
+
+class NumberType(NamedTuple):
+    """A type constraint: the ONNX types, what it is for, and the type its values have in a kernel."""
+
+    types: tuple[str, ...]
+    doc: str
+    dtype: type[np.generic]
+
+
+TypeName = Literal["T1", "T2", "T3", "T4", "T5"]
+TENSORS: tuple[TypeName, ...] = ("T1", "T5")  # the others carry numbers that are read before the arithmetic
+NUMBER_TYPES: dict[TypeName, NumberType] = {
+    "T1": NumberType(
+        FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
+    ),
+    "T2": NumberType(("tensor(int32)",), "s32.", np.int32),
+    "T3": NumberType(("tensor(float)",), "f32, whatever T1 is.", np.float32),
+    "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
+    "T5": NumberType(("tensor(float)",), "f32, whatever T1 is: statistics and parameters.", np.float32),
+}
+FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute: its name in the spec, kind, meaning, and default (None: absent unless given)."""
+
+    name: str
+    kind: AttributeKind
+    doc: str
+    required: bool = False
+    default: int | float | str | None = None
+    choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] | None = None  # other spellings, lower case -> the one in `choices`
+
+    def normalise(self, value: object, op: str) -> object:
+        """Return `value` as int, str or tuple; raise InvalidModelError when kind or choice is wrong."""
+        try:
+            result = self._convert(value)
+        except (TypeError, ValueError) as e:
+            raise InvalidModelError(f"attribute {self.name}: expected {self.kind}, got {value!r}", op_type=op) from e
+        if self.choices and self.aliases and isinstance(result, str):
+            result = self.aliases.get(result.lower(), result)
+        if self.choices and result not in self.choices:
+            allowed = ", ".join(self.choices)
+            raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {result!r}", op_type=op)
+        return result
+
+    def _convert(self, value: object) -> int | float | str | tuple[int, ...] | tuple[float, ...]:
+        if self.kind == "string":
+            if isinstance(value, bytes):
+                return value.decode()
+            if not isinstance(value, str):
+                raise TypeError
+            return value
+        if self.kind == "int":
+            return _as_int(value)
+        if self.kind == "float":
+            return _as_float(value)
+        items = cast("Sequence[object]", value)
+        if isinstance(items, str | bytes):
+            raise TypeError
+        if self.kind == "ints":
+            return tuple(_as_int(v) for v in items)
+        return tuple(_as_float(v) for v in items)
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError
+    return int(value)
+
+
+def _as_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input. `type_name` is T1 or T5 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+
+    The values of a shape-only input are never read.
+    """
+
+    name: str
+    type_name: TypeName
+    doc: str
+    optional: bool = False
+    shape_only: bool = False
+
+    @property
+    def tensor(self) -> bool:
+        return self.type_name in TENSORS
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output, a tensor of type T1 or T5."""
+
+    name: str
+    doc: str
+    type_name: TypeName = "T1"
+
+
+class Attributes(Mapping[str, Any]):
+    """The attributes of one node, validated and completed with their defaults.
+
+    An optional list given as [] counts as absent, so that a model-local function can forward it.
+    """
+
+    def __init__(self, op: Op, given: Mapping[str, object]) -> None:
+        known = {a.name: a for a in op.attributes}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise InvalidModelError(
+                f"unknown attribute {', '.join(unknown)}; it takes {', '.join(known)}", op_type=op.name
+            )
+        self.op = op.name
+        self._values: dict[str, Any] = {}
+        for name, attribute in known.items():
+            value = given.get(name)
+            if value is None and attribute.required:
+                raise InvalidModelError(f"required attribute {name} is missing", op_type=op.name)
+            if value is None:
+                self._values[name] = attribute.default
+                continue
+            value = attribute.normalise(value, op.name)
+            self._values[name] = None if value == () and not attribute.required else value
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """What is known about one input: its dimensions and, for an input that carries numbers, its value.
+
+    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None. The value of a T3
+    input is in `numbers`.
+    """
+
+    dims: Dims | None = None
+    value: Dims | None = None
+    numbers: tuple[float, ...] | None = None
+
+
+Given = Array | tuple[int, ...] | None
+ShapeFunction = Callable[[Attributes, Sequence["Arg | None"]], "Dims | Sequence[Dims | None] | None"]
+ReferenceFunction = Callable[..., "Array | Sequence[Array]"]
+BodyFunction = Callable[..., "str | Sequence[str]"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator. `reference(attributes, output_shape, *inputs)` gets validated float64 arrays.
+
+    An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
+    carries numbers as a tuple. `body(b, attributes, output_dims, *tensors)` writes the same in standard ONNX
+    operators, float32 inside, with a `Body` and one `Tensor` per input.
+
+    An operator with `more` outputs has functions that answer one shape, array or tensor per output, and are told the
+    shapes of all.
+    """
+
+    name: str
+    doc: str
+    source: str
+    attributes: tuple[Attribute, ...]
+    inputs: tuple[Input, ...]
+    output: str
+    output_doc: str
+    shape: ShapeFunction
+    reference: ReferenceFunction
+    body: BodyFunction | None = None
+    more: tuple[Output, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All outputs."""
+        return (Output(self.output, self.output_doc), *self.more)
+
+    def shapes(self, attributes: Attributes, args: Sequence[Arg | None]) -> tuple[Dims | None, ...]:
+        """What `shape` says, one entry per output."""
+        dims = self.shape(attributes, args)
+        return cast("tuple[Dims | None, ...]", tuple(dims or ()) if self.more else (dims,))
+
+    def attribute(self, name: str) -> Attribute:
+        return next(a for a in self.attributes if a.name == name)
+
+    def evaluate(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> Array:
+        """The first output, see `evaluate_all`."""
+        return self.evaluate_all(inputs, attributes)[0]
+
+    def evaluate_all(self, inputs: Sequence[Given], attributes: Mapping[str, object]) -> tuple[Array, ...]:
+        """Validate, compute in float64, round to float32 and on to the inputs' common type, as sessions do.
+
+        `inputs` may end early; a missing optional input is None; a shape-only input may be given as its shape
+        alone. Raises InvalidModelError or ShapeError.
+        """
+        bound = Attributes(self, attributes)
+        args = self._pad(inputs)
+        dtype = self._common_dtype(args)
+        values: list[object] = []
+        known: list[Arg | None] = []
+        for spec, given in zip(self.inputs, args, strict=True):
+            if given is None:
+                values.append(None)
+                known.append(None)
+            elif isinstance(given, tuple):
+                values.append(given)
+                known.append(Arg(given))
+            elif not spec.tensor:
+                value = self._numbers(spec, given)
+                values.append(value)
+                known.append(Arg(given.shape, numbers=value) if spec.type_name == "T3" else Arg(given.shape, value))
+            else:
+                if spec.type_name == "T5" and given.dtype != np.float32:
+                    raise InvalidModelError(
+                        f"input {spec.name}: expected float32, got {given.dtype}", op_type=self.name
+                    )
+                values.append(given.shape if spec.shape_only else given.astype(np.float64))
+                known.append(Arg(given.shape))
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN travel silently, as in any kernel
+            results = self._compute(bound, known, values)
+            return tuple(
+                result.astype(np.float32).astype(dtype if output.type_name == "T1" else np.float32)
+                for output, result in zip(self.outputs, results, strict=True)
+            )
+
+    def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all outputs at run time, when everything is known."""
+        result: list[tuple[int, ...]] = []
+        for output, dims in zip(self.outputs, self.shapes(bound, known), strict=True):
+            if dims is None or not all(isinstance(d, int) for d in dims):
+                raise ShapeError(f"cannot tell the shape of {output.name}", op_type=self.name)
+            shape = tuple(int(d) for d in dims if isinstance(d, int))
+            # int64 element counts: a request beyond that cannot be allocated, say so before anybody tries
+            if np.prod([float(d) for d in shape]) >= 2.0**47:
+                raise ShapeError(f"{output.name} of shape {shape} does not fit in memory", op_type=self.name)
+            result.append(shape)
+        return tuple(result)
+
+    def _compute(self, bound: Attributes, known: Sequence[Arg | None], values: Sequence[object]) -> Sequence[Array]:
+        shapes = self.run_shapes(bound, known)
+        if all(0 in shape for shape in shapes):
+            return [np.zeros(shape) for shape in shapes]
+        if self.more:
+            results = cast("Sequence[Array]", self.reference(bound, shapes, *values))
+        else:
+            results = [cast("Array", self.reference(bound, shapes[0], *values))]
+        for result, shape in zip(results, shapes, strict=True):
+            assert result.shape == shape, f"{self.name}: reference made {result.shape}, shape function said {shape}"
+        return results
+
+    def _pad(self, inputs: Sequence[Given]) -> list[Given]:
+        self.require_inputs([i is not None for i in inputs])
+        return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
+
+    def require_inputs(self, present: Sequence[bool]) -> None:
+        """Raise InvalidModelError unless every required input is there and none is too many."""
+        required = sum(not i.optional for i in self.inputs)
+        if not required <= len(present) <= len(self.inputs) or not all(present[:required]):
+            names = ", ".join(i.name + ("?" if i.optional else "") for i in self.inputs)
+            raise InvalidModelError(f"expected inputs {names}, got {sum(present)}", op_type=self.name)
+
+    def _common_dtype(self, args: Sequence[Given]) -> np.dtype[Any]:
+        floats = {
+            spec.name: given.dtype
+            for spec, given in zip(self.inputs, args, strict=True)
+            if isinstance(given, np.ndarray) and spec.type_name == "T1"
+        }
+        dtype = next(iter(floats.values()), None)
+        if dtype is None or dtype not in FLOAT_DTYPES or any(d != dtype for d in floats.values()):
+            got = ", ".join(f"{name} {d}" for name, d in floats.items())
+            raise InvalidModelError(
+                f"expected one type of float32, float16, bfloat16 for all, got {got}", op_type=self.name
+            )
+        return dtype
+
+    def _numbers(self, spec: Input, array: Array) -> tuple[Any, ...]:
+        dtype = NUMBER_TYPES[spec.type_name].dtype
+        if array.dtype != dtype or array.ndim != 1:
+            raise InvalidModelError(
+                f"input {spec.name}: expected a 1-D {np.dtype(dtype)} tensor, got {array.ndim}-D {array.dtype}",
+                op_type=self.name,
+            )
+        return tuple(array.tolist())

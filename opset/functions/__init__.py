@@ -1,0 +1,1 @@
+"""The function bodies that a model carries for each route, and `use_kernels`, which exchanges them."""

@@ -1,0 +1,52 @@
+"""The body of route "onnx": standard ONNX operators only, written for the attributes and shapes of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import FunctionProto
+
+from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
+from onnx_backprop.opset.core.errors import KernelError
+from onnx_backprop.opset.core.op import Arg, Attributes, Op
+from onnx_backprop.opset.functions.protos import function, in_its_type
+
+
+def standard_body(
+    op: Op,
+    attributes: Attributes,
+    args: Sequence[Arg | None],
+    opset: int,
+    outputs: int | None = None,
+    *,
+    single: bool = False,
+) -> FunctionProto:
+    """What is known of the inputs is checked and becomes constants; the rest is found at run time.
+
+    single: the tensors are known to be float32. No node casts them then: onnxruntime takes such a node away, but not
+    where its result is one of the graph.
+
+    Raises what the operator's shape function raises, KernelError where a body needs to know more than is known.
+    """
+    shapes = op.shapes(attributes, args)
+    if op.body is None:
+        raise KernelError("there is no body in standard operators", op_type=op.name)
+    b = Body(op.name)
+    tensors: list[Tensor | None] = []
+    for spec, arg in zip(op.inputs, args, strict=True):
+        if arg is None:
+            tensors.append(None)
+        elif spec.tensor and not spec.shape_only and not single:
+            tensors.append(Tensor(b.Cast(spec.name, to=FLOAT), arg.dims))
+        else:
+            tensors.append(Tensor(spec.name, arg.dims, arg.value if arg.numbers is None else arg.numbers))
+    written = op.body(b, attributes, shapes if op.more else shapes[0], *tensors)
+    results = [written] if isinstance(written, str) else written
+    for output, result in zip(op.outputs, results, strict=True):
+        if single:
+            b.Identity(result, name=output.name)
+        else:
+            b.nodes.append(in_its_type(op, output, result))
+    present = tuple(arg is not None for arg in args)
+    nodes = b.needed(*(output.name for output in op.outputs[:outputs]))
+    return function(op, present, nodes, overload="", opset=opset, outputs=outputs)

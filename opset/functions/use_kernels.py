@@ -1,0 +1,160 @@
+"""The bodies that make a domain node run: model-local functions, attached and exchanged by `use_kernels`.
+
+A node keeps the form its specification gives it. What executes it is a function of the same domain and name in
+the model, which onnxruntime inlines when it creates the session. Exchanging the functions switches the kernels;
+the graph stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
+from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.functions.numba import NATIVE_OPS, native_body
+from onnx_backprop.opset.functions.numpy import numpy_body
+from onnx_backprop.opset.functions.onnx import standard_body
+from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
+from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
+from onnx_backprop.opset.operators.registry import BY_NAME
+
+KERNELS = ("onnx", "numpy", "numba")  # routes
+DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
+
+MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
+MIN_IR_VERSION = 10  # function overloads
+
+
+def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
+    """Return a copy of the model whose domain nodes run on the given kernels.
+
+    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native
+    kernels compiled by Numba, "numpy" the float64 references as Python operators, and for both the session needs
+    `register_ops`.
+    Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
+    (operator, node and reason in the message), ShapeError for shapes that contradict each other.
+    """
+    check_kernels(kernels)
+    result = ModelProto()
+    result.CopyFrom(model if isinstance(model, ModelProto) else onnx.load(model))
+    kept = [f for f in result.functions if f.domain != DOMAIN]
+    del result.functions[:]
+    result.functions.extend(kept)
+    for node, _ in domain_nodes(result):
+        node.overload = ""
+    if kernels == "onnx":
+        infer_missing(result, BY_NAME)
+    bodies = _Bodies(_BUILDERS[kernels], max(_default_opset(result), MIN_BODY_OPSET))
+    for node, scope in domain_nodes(result):
+        op = check_node(node)
+        try:
+            node.overload = bodies.overload(op, node, scope)
+        except OnnxBackpropError as e:
+            raise type(e)(e.message, op_type=op.name, node=node.name) from e
+    if bodies.functions:
+        _require_opset(result)
+        for function in result.functions:
+            if any(n.domain == DOMAIN for n in function.node):
+                _import(function, DOMAIN, OPSET_VERSION)
+        result.functions.extend(bodies.functions)
+        result.ir_version = max(result.ir_version, MIN_IR_VERSION)
+        _import(result, DOMAIN, OPSET_VERSION)
+    return result
+
+
+class _Bodies:
+    """The bodies of one model, each once; nodes that need different ones call different overloads."""
+
+    def __init__(self, build: Callable[[Op, NodeProto, Scope, int], FunctionProto], opset: int) -> None:
+        self.functions: list[FunctionProto] = []
+        self._build = build
+        self._opset = opset
+        self._overloads: dict[bytes, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def overload(self, op: Op, node: NodeProto, scope: Scope) -> str:
+        """The overload that a node has to call."""
+        function = self._build(op, node, scope, self._opset)
+        key = function.SerializeToString(deterministic=True)
+        if key not in self._overloads:
+            if not function.overload:
+                count = self._counts[op.name] = self._counts.get(op.name, 0) + 1
+                function.overload = f"variant_{count}" if count > 1 else ""
+            self._overloads[key] = function.overload
+            self.functions.append(function)
+        return self._overloads[key]
+
+
+def _numpy(op: Op, node: NodeProto, _scope: Scope, opset: int) -> FunctionProto:
+    return numpy_body(op, present_inputs(op, node), opset, named_outputs(op, node))
+
+
+def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
+    tensors = [name for i, name in zip(op.inputs, node.input, strict=False) if name and i.type_name == "T1"]
+    single = all(scope.element_type(name) == TensorProto.FLOAT for name in tensors)
+    attributes = Attributes(op, attributes_of(node))
+    return standard_body(op, attributes, scope.args(op, node), opset, named_outputs(op, node), single=single)
+
+
+def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
+    present = present_inputs(op, node)
+    if op.name not in NATIVE_OPS:
+        return numpy_body(op, present, opset, named_outputs(op, node))
+    typed = all(scope.states_type(name) for name in node.output if name)
+    return native_body(op, present, opset, named_outputs(op, node), typed=typed)
+
+
+_BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}
+
+
+def check_kernels(kernels: str) -> None:
+    """Raise unless `kernels` names a route that this version has."""
+    if kernels not in KERNELS:
+        raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}")
+
+
+def check_node(node: NodeProto) -> Op:
+    """The operator of a domain node whose attributes and inputs its schema accepts."""
+    op = BY_NAME.get(node.op_type)
+    if op is None:
+        raise InvalidModelError(
+            f"no such operator in domain {DOMAIN}; it has {', '.join(BY_NAME)}",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    try:
+        Attributes(op, attributes_of(node))
+        required = sum(not i.optional for i in op.inputs)
+        given = [bool(name) for name in node.input]
+        if len(given) > len(op.inputs) or len(given) < required or not all(given[:required]):
+            names = ", ".join(i.name + ("?" if i.optional else "") for i in op.inputs)
+            raise InvalidModelError(f"expected inputs {names}, got {list(node.input)}", op_type=op.name)
+    except OnnxBackpropError as e:
+        raise InvalidModelError(e.message, op_type=op.name, node=node.name) from e
+    return op
+
+
+def _import(target: ModelProto | FunctionProto, domain: str, version: int) -> None:
+    if all(o.domain != domain for o in target.opset_import):
+        target.opset_import.append(helper.make_opsetid(domain, version))
+
+
+def _default_opset(model: ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _require_opset(model: ModelProto) -> None:
+    """Onnxruntime inlines a body under the model's own opset, whatever the function imports."""
+    version = _default_opset(model)
+    if not version:
+        _import(model, "", MIN_BODY_OPSET)
+    elif version < MIN_BODY_OPSET:
+        raise InvalidModelError(
+            f"kernel bodies need opset {MIN_BODY_OPSET} or later, got a model of opset {version}. "
+            f"Convert it with onnx.version_converter.convert_version(model, {MIN_BODY_OPSET}) first"
+        )

@@ -1,0 +1,1 @@
+"""What several operators compute: float64 references and geometry, nothing of ONNX graphs."""

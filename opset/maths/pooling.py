@@ -1,0 +1,178 @@
+"""Windows of a pool: attributes, lengths, and where each window lies. All arrays here are NCX.
+
+Window o covers the cells o·S + k·D - P of the source, k < K, along each spatial axis. How many windows there are is
+what the forward operator was told to round: down, or up but for windows that begin beyond the source and the padding
+before it. A gradient sees it from its diff_dst, so it takes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.core.op import Attribute, Attributes
+from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
+from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK, conv_same_pads
+from onnx_backprop.opset.maths.convolution_attributes import auto_pad
+from onnx_backprop.opset.maths.interpolation import Taps
+
+KERNEL = Attribute("kernel", "ints", "Lengths of the window along each spatial axis, in cells, >= 1.", required=True)
+STRIDES = Attribute(
+    "strides", "ints", "Cells from one window to the next along each spatial axis, >= 1.", required=True
+)
+PADS_BEGIN = Attribute(
+    "pads_begin",
+    "ints",
+    "Cells of padding before the first cell of each spatial axis, >= 0 and fewer than the kernel's; ignored unless "
+    "auto_pad is None. [] means none.",
+    required=True,
+)
+PADS_END = Attribute(
+    "pads_end",
+    "ints",
+    "Cells of padding after the last cell of each spatial axis, >= 0 and fewer than the kernel's; ignored unless "
+    "auto_pad is None. [] means none.",
+    required=True,
+)
+DILATIONS = Attribute(
+    "dilations", "ints", "Distance between the cells of a window along each spatial axis, >= 1. Default: all 1."
+)
+AUTO_PAD = auto_pad(
+    "with in the length of the source, total = max((ceil(in / stride) - 1)·stride + kernel - in, 0), so that "
+    "out = ceil(in / stride), for dilations of 1 only"
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The windows along one spatial axis; `begin` is the padding before the source."""
+
+    length: int
+    out: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+
+
+def first_spatial(attrs: Attributes) -> int:
+    """The first spatial axis in data_format order."""
+    return 2 if attrs["data_format"] == "NCX" else 1
+
+
+def cells(axis: Axis) -> np.ndarray:
+    """How many cells of the source lie in each dense window along an axis."""
+    first = np.arange(axis.out) * axis.stride - axis.begin
+    return np.minimum(first + axis.kernel, axis.length) - np.maximum(first, 0)
+
+
+def shares(axis: Axis, *, exclude_pad: bool) -> Taps:
+    """The cells of every dense window of an average pool and what each weighs; padding weighs nothing."""
+    places = np.arange(axis.out)[:, None] * axis.stride + np.arange(axis.kernel) - axis.begin
+    inside = (places >= 0) & (places < axis.length)
+    count = cells(axis)[:, None] if exclude_pad else axis.kernel
+    return Taps(np.clip(places, 0, axis.length - 1), inside / count, axis.length)
+
+
+def dilations(attrs: Attributes) -> tuple[int, ...]:
+    """The dilations, 1 where the node states none."""
+    return attrs.get("dilations") or (1,) * len(attrs["kernel"])
+
+
+def resolve(attrs: Attributes, source: Dims | None, windows: Dims | None) -> Dims | None:
+    """The source's dimensions (NCX), completed by those of diff_dst; None while the rank is unknown.
+
+    Raises ShapeError when anything known contradicts anything else.
+    """
+    op = attrs.op
+    rank = next((len(d) for d in (windows, source) if d is not None), None)
+    for dims, name in ((source, "src"), (windows, "diff_dst")):
+        if dims is not None and rank is not None:
+            require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
+            require_rank(dims, rank, rank, op=op, what=name)
+    _require_attributes(attrs, rank)
+    if rank is None:
+        return None
+    blank: Dims = (None,) * rank
+    source, windows = source or blank, windows or blank
+    require_at_least(source[2:], 1, op=op, what="spatial lengths of src")
+    for axis in range(rank - 2):
+        _require_windows(attrs, axis, source[axis + 2], windows[axis + 2])
+    batch = merge(source[0], windows[0], op=op, what="batch sizes of src and diff_dst")
+    channels = merge(source[1], windows[1], op=op, what="channels of src and diff_dst")
+    return (batch, channels, *source[2:])
+
+
+def _require_attributes(attrs: Attributes, rank: int | None) -> None:
+    op, kernel = attrs.op, attrs["kernel"]
+    axes = len(kernel) if rank is None else rank - 2
+    if not 1 <= axes <= MAX_RANK - 2:
+        raise ShapeError(f"attribute kernel: expected 1 to {MAX_RANK - 2} entries, got {axes}", op_type=op)
+    for name in ("kernel", "strides", "dilations", "pads_begin", "pads_end"):
+        values = attrs.get(name)
+        if values is None or (values == () and name.startswith("pads")):
+            continue
+        require_length(values, axes, op=op, what=f"attribute {name} (one per spatial axis)")
+        require_at_least(values, 0 if name.startswith("pads") else 1, op=op, what=f"attribute {name}")
+    if attrs["auto_pad"] == "None":
+        for name in ("pads_begin", "pads_end"):
+            if any(pad >= k for pad, k in zip(attrs[name], kernel, strict=False)):
+                raise ShapeError(
+                    f"attribute {name}: expected fewer cells than the kernel's {list(kernel)}, got {list(attrs[name])}",
+                    op_type=op,
+                )
+    elif attrs["auto_pad"].startswith("SAME") and any(d > 1 for d in dilations(attrs)):
+        raise ShapeError(
+            f"attribute auto_pad: expected None or VALID beside dilations {list(dilations(attrs))}, "
+            f"got {attrs['auto_pad']}; state the pads",
+            op_type=op,
+        )
+
+
+def axis_pads(attrs: Attributes, axis: int, length: Dim) -> tuple[int, int] | None:
+    """The padding before and behind one axis; None where an unknown length hides it."""
+    if attrs["auto_pad"] == "VALID":
+        return 0, 0
+    if attrs["auto_pad"] == "None":
+        begin, end = attrs["pads_begin"], attrs["pads_end"]
+        return begin[axis] if begin else 0, end[axis] if end else 0
+    upper = attrs["auto_pad"] == "SAME_UPPER"
+    return conv_same_pads(length, attrs["kernel"][axis], attrs["strides"][axis], upper=upper)
+
+
+def window_counts(length: int, extent: int, stride: int, pads: tuple[int, int]) -> tuple[int, int]:
+    """How many windows there are, rounded down and rounded up; 0 where not even one fits."""
+    room = length + sum(pads) - extent
+    down, up = room // stride + 1, -(-room // stride) + 1
+    if (up - 1) * stride >= length + pads[0]:
+        up -= 1
+    return max(down, 0), max(up, 0)
+
+
+def _require_windows(attrs: Attributes, axis: int, length: Dim, out: Dim) -> None:
+    pads = axis_pads(attrs, axis, length)
+    if not isinstance(length, int) or not isinstance(out, int) or pads is None:
+        return
+    kernel, stride, dilation = attrs["kernel"][axis], attrs["strides"][axis], dilations(attrs)[axis]
+    down, up = window_counts(length, (kernel - 1) * dilation + 1, stride, pads)
+    if out not in (down, up):
+        expected = str(down) if down == up else f"{down} or {up}"
+        raise ShapeError(
+            f"spatial axis {axis}: src length {length} with kernel {kernel}, stride {stride}, dilation {dilation}, "
+            f"pads {pads[0]} and {pads[1]} expects diff_dst length {expected}, got {out}",
+            op_type=attrs.op,
+        )
+
+
+def axes_of(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Axis]:
+    """The windows along every spatial axis, from the spatial lengths of source and diff_dst."""
+    result: list[Axis] = []
+    for axis, (length, out) in enumerate(zip(source, windows, strict=True)):
+        pads = axis_pads(attrs, axis, length)
+        assert pads is not None, "pads are known once lengths are"
+        kernel, stride, dilation = attrs["kernel"][axis], attrs["strides"][axis], dilations(attrs)[axis]
+        result.append(Axis(length, out, kernel, stride, dilation, pads[0]))
+    return result

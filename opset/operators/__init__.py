@@ -1,0 +1,1 @@
+"""The operators of the domain, one module each; `registry` lists them."""

@@ -1,0 +1,97 @@
+"""AvgPoolBackward: the gradient of average pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
+from onnx_backprop.opset.bodies.builder import Body, Tensor
+from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.maths import convolution_attributes, pooling
+from onnx_backprop.opset.maths.interpolation import Taps, apply_transpose
+from onnx_backprop.opset.operators import convolution_backward_data
+
+DOC = """
+dx[n,c,i] = Σ_{o, k: o·S + k - P = i} dy[n,c,o] / |o|,  0 <= k < K
+
+The adjoint of averages over windows: |o| is the number of cells that window o is divided by, those of it inside x with
+exclude_pad = 1, all of the window's, K per axis, with 0. dy = diff_dst, dx = diff_src; x is the pool's src, of which
+only the shape is needed, src_shape.
+
+Shapes (NCX): diff_dst (N, C, out…), src_shape (N, C, in…) -> diff_src (N, C, in…), with one to three spatial axes. With
+pads P (begin) and E (end), out is (in + P + E - K) / S + 1 rounded down or rounded up; rounded up without a window that
+would begin at or beyond in. diff_dst says which, so there is no attribute for it. src_shape is in data_format order.
+
+Edge cases: cells that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
+window that reaches beyond the padding is divided by K all the same. An empty batch or no channels give an empty result.
+
+Errors: no src_shape; a spatial length of 0; pads as long as the kernel; lengths that the geometry does not join.
+"""
+
+SRC_SHAPE_DOC = "Full shape of diff_src, in data_format order."
+
+
+def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
+    diff_dst, src_shape = args
+    if attrs["exclude_pad"] not in (0, 1):
+        raise ShapeError(f"attribute exclude_pad: expected 0 or 1, got {attrs['exclude_pad']}", op_type=attrs.op)
+    source = convolution_attributes.ncx(attrs, convolution_attributes.wanted_shape(attrs, "src_shape", src_shape))
+    windows = convolution_attributes.ncx(attrs, convolution_attributes.dims_of(diff_dst, attrs, "diff_dst"))
+    resolved = pooling.resolve(attrs, source, windows)
+    return None if resolved is None else convolution_attributes.from_ncx(attrs, resolved)
+
+
+def taps(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Taps | None]:
+    """The cells and shares of every window, per axis of data in data_format order; None for batch and channels."""
+    first = pooling.first_spatial(attrs)
+    spatial = slice(first, first + len(attrs["kernel"]))
+    axes = pooling.axes_of(attrs, source[spatial], windows[spatial])
+    result: list[Taps | None] = [None] * len(source)
+    result[spatial] = [pooling.shares(axis, exclude_pad=attrs["exclude_pad"] == 1) for axis in axes]
+    return result
+
+
+def reference(
+    attrs: Attributes, out: tuple[int, ...], diff_dst: Float64Array, _src_shape: tuple[int, ...] | None
+) -> Float64Array:
+    if 0 in diff_dst.shape:
+        return np.zeros(out)
+    dx = diff_dst
+    for axis, of_axis in enumerate(taps(attrs, out, diff_dst.shape)):
+        dx = dx if of_axis is None else apply_transpose(of_axis, dx, axis)
+    return dx
+
+
+def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, src_shape: Tensor | None) -> str:
+    """The adjoint of a convolution."""
+    return avg_pool_backward(b, attrs, diff_dst, src_shape, convolution_backward_data.OP)
+
+
+OP = Op(
+    name="AvgPoolBackward",
+    doc=DOC,
+    source="oneDNN Graph, AvgPoolBackward (src_shape as an attribute is a list of integers)",
+    attributes=(
+        pooling.STRIDES,
+        pooling.PADS_BEGIN,
+        pooling.PADS_END,
+        pooling.KERNEL,
+        Attribute("exclude_pad", "int", "1: padding is no part of an average; 0: it counts as zeros.", required=True),
+        pooling.AUTO_PAD,
+        convolution_attributes.DATA_FORMAT,
+        convolution_attributes.shape_attribute("src_shape", SRC_SHAPE_DOC),
+    ),
+    inputs=(
+        Input("diff_dst", "T1", "Gradient with respect to the pool's destination."),
+        Input("src_shape", "T4", SRC_SHAPE_DOC, optional=True),
+    ),
+    output="diff_src",
+    output_doc="Gradient with respect to the pool's source, shaped src_shape.",
+    shape=shape,
+    reference=reference,
+    body=body,
+)

@@ -1,0 +1,178 @@
+"""BatchNormTrainingBackward: the gradient of batch normalisation by the statistics of the batch itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
+from onnx_backprop.opset.bodies.elementwise import MAX_RANK, same_shape
+from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.core.layout import data_to_ncx
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
+from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
+from onnx_backprop.opset.maths import convolution_attributes
+
+DOC = """
+dx = γ·r·(dy - mean dy - z·mean(dy·z)),  dγ = Σ dy·z,  dβ = Σ dy,  z = (x - μ)·r,  r = 1/√(σ² + ε)
+
+The adjoint of y = γ·z + β in x, γ and β, where μ and σ² are the mean and the variance of x; Σ and mean run over every
+axis but the channels. x = src, dy = diff_dst, μ = mean, σ² = variance, γ = gamma; dx = diff_src, dγ = diff_gamma,
+dβ = diff_beta.
+
+Shapes: src and diff_dst (N, C, …) for NCX or (N, …, C) for NXC, rank >= 2; mean, variance, gamma (C,) -> diff_src as
+src, diff_gamma and diff_beta (C,).
+
+Edge cases: without mean, and without variance, that of src is taken: ONNX's BatchNormalization does not give them out.
+Without gamma it is 1. A batch of no elements gives zeros. Sums are taken in float32 or better, statistics in two
+passes.
+
+Errors: shapes that differ; a parameter that has not one entry per channel; an epsilon that is negative or not finite.
+"""
+
+PER_CHANNEL = ("mean", "variance", "gamma")
+
+
+def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
+    if not (math.isfinite(attrs["epsilon"]) and attrs["epsilon"] >= 0):
+        raise ShapeError(f"attribute epsilon: expected a number >= 0, got {attrs['epsilon']}", op_type=attrs.op)
+    src = same_shape(attrs.op, args, ("src", "diff_dst"), 2, MAX_RANK)
+    axis = None if src is None else data_to_ncx(attrs["data_format"], len(src))[1]
+    channels: Dim = None if src is None or axis is None else src[axis]
+    for name, arg in zip(PER_CHANNEL, args[2:], strict=True):
+        if arg is not None and arg.dims is not None:
+            require_rank(arg.dims, 1, 1, op=attrs.op, what=name)
+            channels = merge(channels, arg.dims[0], op=attrs.op, what=f"channels of src and {name}")
+    if src is not None and axis is not None:
+        src = (*src[:axis], channels, *src[axis + 1 :])
+    return src, (channels,), (channels,)
+
+
+def reference(
+    attrs: Attributes,
+    out: tuple[tuple[int, ...], ...],
+    src: Float64Array,
+    diff_dst: Float64Array,
+    mean: Float64Array | None,
+    variance: Float64Array | None,
+    gamma: Float64Array | None,
+) -> tuple[Float64Array, ...]:
+    if 0 in src.shape:
+        return tuple(np.zeros(shape) for shape in out)
+    channels = data_to_ncx(attrs["data_format"], src.ndim)[1]
+    others = tuple(axis for axis in range(src.ndim) if axis != channels)
+    per = [-1 if axis == channels else 1 for axis in range(src.ndim)]
+
+    def spread(values: Float64Array) -> Float64Array:
+        return values.reshape(per)
+
+    centre = src.mean(axis=others) if mean is None else mean
+    deviation = src - spread(centre)
+    power = (deviation * deviation).mean(axis=others) if variance is None else variance
+    rate = 1 / np.sqrt(power + np.float64(np.float32(attrs["epsilon"])))
+    z = deviation * spread(rate)
+    slope = rate if gamma is None else rate * gamma
+    along, whole = (diff_dst * z).mean(axis=others), diff_dst.mean(axis=others)
+    dx = spread(slope) * (diff_dst - spread(whole) - z * spread(along))
+    return dx, (diff_dst * z).sum(axis=others), diff_dst.sum(axis=others)
+
+
+def body(
+    b: Body,
+    attrs: Attributes,
+    _out: Sequence[Dims | None],
+    src: Tensor,
+    diff_dst: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    gamma: Tensor | None,
+) -> Sequence[str]:
+    """dx = k₁·dy + k₂·(x - μ) + k₃ with three numbers per channel, so that as few passes as possible are over x."""
+    last = attrs["data_format"] == "NXC"
+    x, dy = src.name, _alike(b, src, diff_dst)
+    if src.dims is not None:
+        channel = len(src.dims) - 1 if last else 1
+        others = b.ints([axis for axis in range(len(src.dims)) if axis != channel])
+        per = [-1, *[1] * (len(src.dims) - 1 - channel)]
+    elif last:
+        others, per = b.other_axes(src, -1), [-1]
+    else:  # (N, C, all the rest)
+        view = b.Concat(b.Shape(src, start=0, end=2), b.ReduceProd(b.Shape(src, start=2), keepdims=1), axis=0)
+        x, dy = (b.Reshape(value, view, allowzero=1) for value in (x, dy))
+        others, per = b.ints([0, 2]), [-1, 1]
+
+    def spread(values: str) -> str:
+        return values if per == [-1] else b.Reshape(values, b.ints(per))
+
+    whole = b.ReduceSum(dy, others, keepdims=0)
+    share = _share(b, src, 1 if not last else -1, x, whole)
+    parameters = zip((mean, variance, gamma), PER_CHANNEL, strict=True)
+    given = [_per_channel(b, value, name, whole) for value, name in parameters]
+    centre = given[0] or b.Mul(b.ReduceSum(x, others, keepdims=0), share)
+    deviation = b.Sub(x, spread(centre))
+    power = given[1] or b.Mul(b.ReduceSum(b.Mul(deviation, deviation), others, keepdims=0), share)
+    rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
+    dgamma = b.Mul(b.ReduceSum(b.Mul(dy, deviation), others, keepdims=0), rate)
+    slope = b.Mul(rate, given[2]) if given[2] else rate
+    level = b.Neg(b.Mul(b.Mul(slope, whole), share))
+    along = b.Neg(b.Mul(b.Mul(b.Mul(slope, rate), dgamma), share))
+    dx = b.Add(b.Add(b.Mul(dy, spread(slope)), spread(level)), b.Mul(deviation, spread(along)))
+    if x != src.name:
+        dx = b.Reshape(dx, b.Shape(src), allowzero=1)
+    return dx, dgamma, whole
+
+
+def _share(b: Body, src: Tensor, channel: int, x: str, whole: str) -> str:
+    """1/n, n the elements of a channel; finite without elements too."""
+    lengths = None if src.dims is None else [d for axis, d in enumerate(src.dims) if axis != channel % len(src.dims)]
+    known = None if lengths is None else [d for d in lengths if isinstance(d, int)]
+    if lengths is not None and known is not None and len(known) == len(lengths):
+        return b.float_scalar(1 / max(math.prod(known), 1))
+    elements, channels = b.Cast(b.Size(x), to=FLOAT), b.Cast(b.Size(whole), to=FLOAT)
+    return b.Div(channels, b.Max(elements, b.float_scalar(1)))
+
+
+def _alike(b: Body, src: Tensor, diff_dst: Tensor) -> str:
+    """diff_dst, proven to have the shape of src; a run with another one fails."""
+    if src.dims is not None and src.dims == diff_dst.dims and None not in src.dims:
+        return diff_dst.name
+    message, shape = "expected diff_dst of the shape of src", b.Shape(src)
+    zero = b.require(b.Equal(shape, b.Shape(diff_dst), name=f"{b.op}: {message}"), message)
+    return b.Reshape(diff_dst, b.Add(shape, zero), allowzero=1)
+
+
+def _per_channel(b: Body, value: Tensor | None, name: str, like: str) -> str:
+    """A parameter, proven to have one entry per channel; '' where it is absent."""
+    if value is None:
+        return ""
+    message = f"{b.op}: expected {name} of one entry per channel"
+    return b.Reshape(value, b.Shape(like), allowzero=1, name=message)
+
+
+OP = Op(
+    name="BatchNormTrainingBackward",
+    doc=DOC,
+    source="oneDNN Graph, BatchNormTrainingBackward (mean and variance may be left out, src may have rank 2)",
+    attributes=(
+        Attribute("epsilon", "float", "Added to the variance, >= 0.", required=True),
+        convolution_attributes.DATA_FORMAT,
+    ),
+    inputs=(
+        Input("src", "T1", "Source of the normalisation."),
+        Input("diff_dst", "T1", "Gradient with respect to its destination."),
+        Input("mean", "T5", "Mean of src per channel, 1-D.", optional=True),
+        Input("variance", "T5", "Variance of src per channel, 1-D, divided by the number of elements.", optional=True),
+        Input("gamma", "T5", "Scale per channel, 1-D.", optional=True),
+    ),
+    output="diff_src",
+    output_doc="Gradient with respect to src.",
+    more=(
+        Output("diff_gamma", "Gradient with respect to gamma, 1-D.", "T5"),
+        Output("diff_beta", "Gradient with respect to the bias per channel, 1-D.", "T5"),
+    ),
+    shape=shape,
+    reference=reference,
+    body=body,
+)

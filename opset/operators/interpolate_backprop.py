@@ -1,0 +1,21 @@
+"""InterpolateBackprop: InterpolateBackward under the names of the older specification."""
+
+from __future__ import annotations
+
+from onnx_backprop.opset.core.op import Op
+from onnx_backprop.opset.operators.interpolate_backward import ATTRIBUTES, Names
+
+NAMES = Names("input_forward", "output_delta")
+
+OP = Op(
+    name="InterpolateBackprop",
+    doc=NAMES.doc(),
+    source="oneDNN Graph, InterpolateBackprop-1",
+    attributes=ATTRIBUTES,
+    inputs=NAMES.inputs(),
+    output="input_delta",
+    output_doc="Gradient with respect to the input, shaped as input_forward.",
+    shape=NAMES.shape,
+    reference=NAMES.reference,
+    body=NAMES.body,
+)

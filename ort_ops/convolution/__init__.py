@@ -1,0 +1,1 @@
+"""Kernels of the convolution operators: one strategy, one folder."""

@@ -1,0 +1,44 @@
+"""What happens to a tile of a convolution between the product and the tensor: the bias. Compiled."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.convolution.parameters import BIAS
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS
+from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32
+from onnx_backprop.ort_ops.vector.rows import clear, read_run
+
+
+@njit
+def bias_address(call, p):
+    """Where the bias lies; 0 where there is none."""
+    which = load_i64(p, BIAS)
+    return load_i64(call, CALL_INPUTS + which) if which else 0
+
+
+@njit
+def bias_of(kind, bias, first, count, target):
+    """float32 target[i] = bias[first + i] for i < count; zeros where there is no bias, whose address is 0 then."""
+    if bias == 0:
+        clear(target, 0, count)
+    else:
+        read_run(kind, target, 0, bias, first, 1, count)
+
+
+@njit
+def add_to_rows(tile, row, values, rows, columns):
+    """tile[i, j] += values[i]; `row` bytes from row to row, float32."""
+    for i in range(rows):
+        value, at = load_f32(values, i), tile + i * row
+        for j in range(columns):
+            store_f32(at, j, load_f32(at, j) + value)
+
+
+@njit
+def add_to_columns(tile, row, values, rows, columns):
+    """tile[i, j] += values[j]."""
+    for i in range(rows):
+        at = tile + i * row
+        for j in range(columns):
+            store_f32(at, j, load_f32(at, j) + load_f32(values, j))

@@ -1,0 +1,1 @@
+"""Convolutions with one channel per group, and their gradients."""

@@ -1,0 +1,134 @@
+"""Bands of a gather with one channel per group: a depthwise convolution, or its data gradient. Compiled.
+
+    out[n, c, q·S' + r] = Σ_t w[c, t] · in[n, c, q·S + shift(t)]
+
+Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
+along all rows of a band, in a padded float32 copy as in `gather.planes`.
+Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `depthwise.data_transposed`.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
+from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.gather.planes import copy_planes, out_at, phase_size, row_pitch
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.vector.boxes import load3
+from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.stencil import weigh_plane
+from onnx_backprop.ort_ops.vector.tap_sums import weigh_taps
+
+_BYTES = 4 * VECTOR
+_values = stack(VECTOR)
+
+
+@njit
+def _weights(call, p, phase, channel, target):
+    """Vectors of the weights of a phase's taps, of one channel in all lanes."""
+    kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
+    table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
+    for tap in range(load_i64(phase, par.TAPS)):
+        first = channel * step + load_i64(p, table + par.TAP_WORDS * tap + par.TAP_WEIGHT)
+        scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
+
+
+@njit
+def _shifts(p, phase, stride, residue, target):
+    """Where a phase's taps start in the copy, in bytes."""
+    low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
+    for tap in range(load_i64(phase, par.TAPS)):
+        entry = p + 8 * (table + par.TAP_WORDS * tap)
+        shift, at = load3(entry, par.TAP_SHIFT_3), load_i64(entry, par.TAP_RESIDUE) * residue
+        for axis in range(3):
+            at += (shift[axis] - low[axis]) * stride[axis]
+        store_i64(target, tap, 4 * at)
+
+
+@njit
+def gather_depthwise(call, p, n, block, cell, size, scratch):
+    """All phases of one band."""
+    if load_i64(p, par.LAST):
+        gather_depthwise_cells(call, p, n, block, cell, size, scratch)
+        return
+    if load_i64(p, par.TURNED):
+        gather_depthwise_turned(call, p, n, block, cell, size, scratch)
+        return
+    weights = scratch
+    shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
+    copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
+    if load_i64(p, par.STENCIL):
+        _slide(call, p, n, block, cell, size, weights, shifts, copy)
+    else:
+        _planes(call, p, n, block, cell, size, weights, shifts, copy)
+
+
+@njit
+def _slide(call, p, n, channel, cell, size, weights, starts, table):
+    """The only phase, whose steps are one, of a band."""
+    phase, kernel = p + 8 * load_i64(p, par.PHASE_TABLE), load_i64(p, par.STENCIL)
+    entries = p + 8 * load_i64(phase, par.TAP_TABLE)
+    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
+    in_z, in_y, _ = load3(p, par.IN_3)
+    lines = size[1] + kernel - 1
+    zeros = (table + 8 * lines + 63) & -64  # what a row beyond the image is
+    clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    data += 4 * (n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C))
+    at, step = out_at(p, phase, n, channel, cell)
+    out, bias, value = load_i64(call, CALL_OUTPUT) + 4 * at, bias_address(call, p), _values()
+    if bias:
+        bias_of(F32, bias, channel, 1, value)
+    _weights(call, p, phase, channel, weights)
+    for column in range(kernel):
+        store_i64(starts, column, cell[2] + load_i64(entries, par.TAP_WORDS * column + par.TAP_SHIFT_3 + 2))
+    for z in range(size[0]):
+        place = cell[0] + low[0] + z
+        for line in range(lines):
+            y, row = cell[1] + low[1] + line, zeros - 4 * (cell[2] + low[2])
+            if 0 <= place < length[0] and 0 <= y < length[1]:
+                row = data + 4 * (place * in_z + y * in_y)
+            store_i64(table, line, row)
+        to = out + 4 * z * step[0]
+        weigh_plane(kernel, to, 4 * step[1], table, starts, weights, size[2], lines, length[2])
+        if bias:
+            for y in range(size[1]):
+                add_to_rows(to + 4 * y * step[1], 0, value, 1, size[2])
+
+
+@njit
+def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
+    kind, out = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT)
+    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
+    step_x = load_i64(p, par.STEP_3 + 2)
+    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
+    box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
+    plane = box[0] * box[1] * pitch + high[2] - low[2] + VECTOR
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    first = n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C)
+    copy_planes(p, data, first, copy, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+    result, bias, values = copy + 4 * load_i64(p, par.RESIDUES) * plane, bias_address(call, p), _values()
+    if bias:
+        bias_of(kind, bias, channel, 1, values)
+    for number in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+        own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
+        at, step = out_at(p, phase, n, channel, cell)
+        cells = (own[1] - 1) * pitch + own[2]
+        if own[1] <= 0 or own[2] <= 0:
+            continue
+        _weights(call, p, phase, channel, weights)
+        _shifts(p, phase, (box[1] * pitch, pitch, 1), plane, shifts)
+        for z in range(own[0]):
+            clear(result, 0, cells * (taps == 0))
+            source, vectors = copy + 4 * z * box[1] * pitch, (cells + VECTOR - 1) // VECTOR
+            weigh_taps(taps, result, _BYTES, source, _BYTES, shifts, weights, vectors)
+            if bias:
+                add_to_rows(result, 0, values, 1, cells)
+            for y in range(own[1]):
+                write_run(kind, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])

@@ -1,0 +1,107 @@
+"""Bands of a gather with one channel per group, of NCX data whose channels become lanes. Compiled.
+
+    out[n, c, q·S' + r] = Σ_t w[c, t] · in[n, c, q·S + shift(t)]
+
+What a band of a vector of channels reads is turned into cells of channels, with zeros around the image; the results are
+turned back. This pays where rows are short or vectors along them would not be dense: no lane is wasted, all phases are
+written as whole rows.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
+from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
+from onnx_backprop.ort_ops.convolution.gather.planes import phase_size
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import load_i64, store_i64
+from onnx_backprop.ort_ops.vector.boxes import load3, turn_box
+from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
+from onnx_backprop.ort_ops.vector.rows import clear
+
+_BYTES = 4 * VECTOR
+
+
+@njit
+def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
+    """All phases of one band of a vector of channels."""
+    kind, all_taps, channel = load_i64(p, par.KIND), load_i64(p, par.ALL_TAPS), block * VECTOR
+    count = min(VECTOR, load_i64(p, par.DEPTHWISE) - channel)
+    entries = scratch + _BYTES * all_taps
+    start = (entries + TAP_BYTES * all_taps + 63) & -64
+    results, bias = start + _BYTES, bias_address(call, p)
+    if bias:
+        bias_of(kind, bias, channel, count, start)
+        clear(start, count, VECTOR - count)
+    else:
+        start = 0
+    box = _written(p, cell, size)
+    copy = results + _BYTES * box[0] * box[1] * box[2]
+    stride = _read(call, p, n, channel, count, cell, size, copy)
+    step, out_step = load3(p, par.STEP_3), load3(p, par.OUT_STEP_3)
+    for number in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+        own, first, taps = phase_size(phase, cell, size), load3(phase, par.START_3), load_i64(phase, par.TAPS)
+        if own[2] <= 0:
+            continue
+        weights_of(call, p, phase, 0, taps, channel, count, scratch)
+        _entries(p, phase, stride, entries)
+        for z in range(own[0]):
+            for y in range(own[1]):
+                at = ((first[0] + z * out_step[0]) * box[1] + first[1] + y * out_step[1]) * box[2] + first[2]
+                source = copy + 4 * (z * step[0] * stride[0] + y * step[1] * stride[1])
+                to, to_cell, at_cell = results + _BYTES * at, _BYTES * out_step[2], _BYTES * step[2]
+                weigh_cells(
+                    own[2], VECTOR, to, to_cell, source, at_cell, taps, entries, scratch, 0, start, (0, 0), False
+                )
+    out, step = load3(p, par.OUT_3), load3(p, par.OUT_STEP_3)
+    at = n * load_i64(p, par.OUT_N) + channel * load_i64(p, par.OUT_C)
+    for axis in range(3):
+        at += cell[axis] * step[axis] * out[axis]
+    write_turned(p, load_i64(call, CALL_OUTPUT), at, out, box, count, results, VECTOR, copy)
+
+
+@njit
+def _written(p, cell, size):
+    """The lengths of the box of out cells that the phases of a band fill."""
+    step, z, y, x = load3(p, par.OUT_STEP_3), 0, 0, 0
+    for number in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+        own, start = phase_size(phase, cell, size), load3(phase, par.START_3)
+        z = max(z, start[0] + (own[0] - 1) * step[0] + 1)
+        y = max(y, start[1] + (own[1] - 1) * step[1] + 1)
+        x = max(x, start[2] + (own[2] - 1) * step[2] + 1)
+    return z, y, x
+
+
+@njit
+def _read(call, p, n, channel, count, cell, size, copy):
+    """Copy what a band reads; the strides of the axes."""
+    step, stride, apart = load3(p, par.STEP_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
+    low, high = load3(p, par.LOW_3), load3(p, par.HIGH_3)
+    at = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
+    box = (
+        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
+        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
+    )
+    data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel * apart
+    length = load3(p, par.LENGTH_3)
+    turn_box(load_i64(p, par.KIND), copy, VECTOR, data, first, count, apart, stride, at, box, length)
+    return box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR
+
+
+@njit
+def _entries(p, phase, stride, entries):
+    """Of every tap: bytes from a band's first cell in the copy, and to its weights."""
+    low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
+    for tap in range(load_i64(phase, par.TAPS)):
+        shift, at = load3(p, table + par.TAP_WORDS * tap + par.TAP_SHIFT_3), 0
+        for axis in range(3):
+            at += (shift[axis] - low[axis]) * stride[axis]
+        store_i64(entries, 2 * tap, 4 * at)
+        store_i64(entries, 2 * tap + 1, _BYTES * tap)

@@ -1,0 +1,1 @@
+"""Sums over the taps of a kernel: correlations and data gradients."""

@@ -1,0 +1,190 @@
+"""What `gather.kernel` sums: phases, the taps of each, and how far they reach. Plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
+from onnx_backprop.ort_ops.runtime.llvm import F32
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.stencil import SIZES
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A cell of the kernel, and how far from its own cell a result reads there."""
+
+    kernel: Triple
+    shift: Triple
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Out cells that the same taps reach: where they start, how many there are."""
+
+    start: Triple
+    count: Triple
+    taps: tuple[Tap, ...]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a band reads: least and greatest shift, residues of the cells modulo the step, the step."""
+
+    low: Triple
+    high: Triple
+    residues: int
+    steps: Triple
+
+    def box(self, band: Sequence[int], steps: Triple) -> list[int]:
+        """Lengths of what a band of such lengths reads."""
+        return [(b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, steps, self.low, self.high, strict=True)]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of one plan, and what decides how they are computed; `turned`: NCX data as cells."""
+
+    c: Correlation
+    head: dict[int, int]
+    phases: list[Phase]
+    turned: bool
+
+    @property
+    def outs(self) -> int:
+        """Channels of a group that are written."""
+        return self.head[par.OUTS]
+
+    @property
+    def ins(self) -> int:
+        """Channels of a group that are read."""
+        return self.head[par.INS]
+
+    @property
+    def depthwise(self) -> bool:
+        return is_depthwise(self.c)
+
+    @property
+    def cells(self) -> bool:
+        """Whether output channels, not cells, are the columns of the product."""
+        return self.c.last or self.turned
+
+    @property
+    def blocked(self) -> bool:
+        """Whether blocks of channels take the place of groups: depthwise, with channels as lanes."""
+        return self.depthwise and self.cells
+
+    @property
+    def in_place(self) -> bool:
+        """Whether nothing is copied."""
+        return self.depthwise and self.c.last and self.head[par.KIND] == F32
+
+    @property
+    def steps(self) -> Triple:
+        return _three_of(self.head, par.STEP_3)
+
+    @cached_property
+    def count(self) -> Triple:
+        """Cells of the longest phase along each axis."""
+        return cells_of(self.phases)
+
+    @cached_property
+    def all_taps(self) -> int:
+        return sum(len(phase.taps) for phase in self.phases)
+
+    @property
+    def tile(self) -> int:
+        """Output channels of a tile."""
+        return COLUMNS if self.cells else ROWS
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of the packed weights of a tile."""
+        return 4 * self.all_taps * self.ins * self.tile
+
+    @cached_property
+    def shifted(self) -> list[list[tuple[Triple, Triple]]]:
+        """(shift, residue) of the taps of every phase."""
+        return [shifts(phase, self.steps, quotients=not self.cells) for phase in self.phases]
+
+    @cached_property
+    def residues(self) -> list[Triple]:
+        return list(dict.fromkeys(residue for taps in self.shifted for _, residue in taps)) or [(0, 0, 0)]
+
+    @cached_property
+    def reach(self) -> Reach:
+        every = [shift for taps in self.shifted for shift, _ in taps]
+        return Reach(_per_axis(min, every), _per_axis(max, every), len(self.residues), self.steps)
+
+    @cached_property
+    def stencil(self) -> int:
+        """The size of the kernel, if `vector.stencil` can slide it over the planes as they lie in memory."""
+        head, steps = self.head, (*self.steps, *_three_of(self.head, par.OUT_STEP_3))
+        dense = head[par.KIND] == F32 and head[par.IN_3 + 2] == head[par.OUT_3 + 2] == 1
+        if not self.depthwise or not dense or set(steps) != {1} or head[par.LENGTH_3 + 2] >= 2**31:
+            return 0
+        (phase,) = self.phases
+        z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
+        close = len(z) == 1 and len(y) == len(x) and y == list(range(y[0], y[0] + len(y)))
+        return len(y) if close and len(y) in SIZES else 0
+
+
+def is_depthwise(c: Correlation) -> bool:
+    """One channel per group on either side."""
+    return c.s == c.d == 1 and c.groups > 1
+
+
+def cells_of(phases: Sequence[Phase]) -> Triple:
+    """How many cells the longest phase has along each axis."""
+    return _per_axis(max, [phase.count for phase in phases])
+
+
+def forward_phase(c: Correlation) -> Phase:
+    """The only one of a correlation."""
+    axes = [[(k, k * d - p) for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
+    taps = tuple(Tap((kz, ky, kx), (oz, oy, ox)) for (kz, oz), (ky, oy), (kx, ox) in product(*axes))
+    return Phase((0, 0, 0), c.out_length, taps)
+
+
+def data_phases(c: Correlation) -> list[Phase]:
+    """The source cells of equal residues, with the kernel cells that reach them."""
+    phases = []
+    for z, y, x in product(*(_axis_phases(c, axis) for axis in range(3))):
+        taps = tuple(
+            Tap((kz, ky, kx), (oz, oy, ox))
+            for (kz, oz), (ky, oy), (kx, ox) in product(z[2][::-1], y[2][::-1], x[2][::-1])  # shifts ascend
+        )
+        phases.append(Phase((z[0], y[0], x[0]), (z[1], y[1], x[1]), taps))
+    return phases
+
+
+def _axis_phases(c: Correlation, axis: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """(first source cell, number of cells, [(kernel cell, shift of the destination cell)]) per residue."""
+    stride, dilation, pad = c.strides[axis], c.dilations[axis], c.pads[axis]
+    length = c.source_length[axis]
+    result = []
+    for r in range(min(stride, length)):
+        reach = [(k, r + pad - k * dilation) for k in range(c.kernel[axis])]
+        taps = [(k, at // stride) for k, at in reach if at % stride == 0]
+        result.append((r, (length - r + stride - 1) // stride, taps))
+    return result
+
+
+def shifts(phase: Phase, steps: Triple, *, quotients: bool) -> list[tuple[Triple, Triple]]:
+    """(shift, residue) of every tap; as quotients the cells of a residue modulo the step lie in planes of their own."""
+    if not quotients:
+        return [(tap.shift, (0, 0, 0)) for tap in phase.taps]
+    pairs = [[divmod(shift, step) for shift, step in zip(tap.shift, steps, strict=True)] for tap in phase.taps]
+    return [(three([q for q, _ in tap], 0), three([r for _, r in tap], 0)) for tap in pairs]
+
+
+def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:
+    return three([choose(column) for column in zip(*triples, strict=True)] if triples else [], 0)
+
+
+def _three_of(head: dict[int, int], at: int) -> Triple:
+    return head[at], head[at + 1], head[at + 2]

@@ -1,0 +1,214 @@
+"""Bands of a gather whose product has output channels as columns: tiles of cells by channels. Compiled.
+
+The channels of a cell lie together: NXC data, in place or copied with zeros around, or NCX data turned round for it,
+which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, load3, transpose, turn_box
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.rows import clear, write_run
+
+_ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
+_values = stack(COLUMNS)
+
+
+@njit
+def _band(call, p, n, group, cell, size, band):
+    """The cells that a band reads: (address, strides of the axes), in place or copied."""
+    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
+    low, high, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.STEP_3)
+    length, stride, channel = load3(p, par.LENGTH_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
+    corner = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
+    box = (
+        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
+        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
+    )
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    first = n * load_i64(p, par.IN_N) + group * channels * channel
+    pitch = load_i64(p, par.PITCH)
+    if load_i64(p, par.TURNED):
+        turn_box(kind, band, pitch, data, first, channels, channel, stride, corner, box, length)
+    else:
+        inside = kind == F32 and 4 * stride[2] % _ALIAS != 0
+        for axis in range(3):
+            inside = inside and corner[axis] >= 0 and corner[axis] + box[axis] <= length[axis]
+        if inside:
+            start = first + corner[0] * stride[0] + corner[1] * stride[1] + corner[2] * stride[2]
+            return data + 4 * start, stride
+        copy_box_cells(kind, band, pitch, data, first, channels, stride, corner, box, length)
+    return band, (box[1] * box[2] * pitch, box[2] * pitch, pitch)
+
+
+@njit
+def _shifts(p, table, stride):
+    """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
+    low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
+    for n in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * n)
+        taps, entries = load_i64(phase, par.TAPS), load_i64(phase, par.TAP_TABLE)
+        for tap in range(taps):
+            shift, at = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3), 0
+            for axis in range(3):
+                at += (shift[axis] - low[axis]) * stride[axis]
+            store_i64(table, 0, 4 * at)
+            store_i64(table, 1, 4 * tap * channels * COLUMNS)
+            table += 16
+
+
+@njit
+def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
+    channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
+    tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
+    table = rows + 8 * ROWS
+    chosen = table + 16 * load_i64(p, par.ALL_TAPS)
+    results = chosen + 16 * load_i64(p, par.ALL_TAPS)
+    lines = results + 4 * (load_i64(p, par.CELLS) + ROWS) * COLUMNS
+    band = results
+    if load_i64(p, par.TURNED):
+        band = lines + 4 * VECTOR * (load_i64(p, par.CELLS) + VECTOR)
+    data, stride = _band(call, p, n, group, cell, size, band)
+    _shifts(p, table, stride)
+    bias = bias_address(call, p)
+    for m in range(begin, end):
+        segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0
+        if bias:
+            values = _values()
+            bias_of(load_i64(p, par.KIND), bias, group * outs + m * COLUMNS, columns, values)
+        for number in range(load_i64(p, par.PHASES)):
+            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
+            at, step = out_at(p, phase, n, group, cell)
+            at += m * COLUMNS * load_i64(p, par.OUT_C)
+            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * COLUMNS)
+            out = load_i64(call, CALL_OUTPUT)
+            places = (cell, load_i64(phase, par.TAP_TABLE), segments, chosen)
+            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
+            if load_i64(p, par.TURNED):
+                write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
+            segments += 16 * taps
+
+
+@njit
+def _reaching(p, taps, places, first, last):
+    """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
+    cell, entries, segments, chosen = places
+    step, length = load3(p, par.STEP_3), load3(p, par.LENGTH_3)
+    start, stop = (cell[0] + first[0]) * step[0], (cell[0] + last[0]) * step[0]
+    low, high = (cell[1] + first[1]) * step[1], (cell[1] + last[1]) * step[1]
+    least, most = load3(p, par.LOW_3), load3(p, par.HIGH_3)
+    inside = start + least[0] >= 0 and stop + most[0] < length[0]
+    if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
+        return segments, taps
+    count = 0
+    for tap in range(taps):
+        z, y, _ = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3)
+        reaches = stop + z >= 0 and start + z < length[0]
+        if start == stop:  # cells of one plane: of some rows
+            reaches = reaches and high + y >= 0 and low + y < length[1]
+        if reaches:
+            store_i64(chosen, 2 * count, load_i64(segments, 2 * tap))
+            store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * tap + 1))
+            count += 1
+    return chosen, count
+
+
+@njit
+def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
+    """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
+    kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
+    channels = load_i64(p, par.INS)
+    cells, vectors, place = size[0] * size[1] * size[2], 1 if columns <= VECTOR else 2, 0
+    whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
+    z = y = x = 0
+    while place < cells:
+        count, first, last = min(ROWS, cells - place), (z, y, x), (z, y, x)
+        for i in range(count):
+            last = (z, y, x)
+            at_z, at_y, at_x = z * steps[0] * stride[0], y * steps[1] * stride[1], x * steps[2] * stride[2]
+            store_i64(rows, i, 4 * (at_z + at_y + at_x))
+            z, y, x = _next(z, y, x, size)
+        for i in range(count, ROWS):
+            store_i64(rows, i, load_i64(rows, count - 1))
+        c, c_row = tile, 4 * COLUMNS
+        if turned:
+            c = results + 4 * COLUMNS * place
+        elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
+            c, c_row = out + 4 * (at + first[0] * step[0] + first[1] * step[1] + first[2] * step[2]), 4 * step[2]
+        segments, reaching = _reaching(p, taps, places, first, last)
+        if reaching * channels > 0:
+            multiply(
+                TILE_ROWS[count],
+                vectors,
+                c,
+                c_row,
+                data,
+                rows,
+                panel,
+                reaching,
+                segments,
+                channels,
+                4,
+                4 * COLUMNS,
+                0,
+            )
+        else:
+            for i in range(count):
+                clear(c + i * c_row, 0, vectors * VECTOR)
+        if values:
+            add_to_columns(c, c_row, values, count, columns)
+        if c == tile:
+            cell_z, cell_y, cell_x = first
+            for i in range(count):
+                to = at + cell_z * step[0] + cell_y * step[1] + cell_x * step[2]
+                write_run(kind, out, to, 1, tile, i * COLUMNS, columns)
+                cell_z, cell_y, cell_x = _next(cell_z, cell_y, cell_x, size)
+        place += count
+
+
+@njit
+def _next(z, y, x, size):
+    """The cell behind a cell."""
+    x += 1
+    if x == size[2]:
+        x = 0
+        y += 1
+        if y == size[1]:
+            y = 0
+            z += 1
+    return z, y, x
+
+
+@njit
+def write_turned(p, out, at, step, size, columns, results, pitch, lines):
+    """Cells by channels, `pitch` floats from cell to cell, into the output's channels by cells.
+
+    lines: scratch for a vector of channels.
+    """
+    kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
+    cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]
+    line = (cells + VECTOR - 1) // VECTOR * VECTOR
+    if step[1] == size[2] * step[2]:  # whole rows are one long row
+        runs, length = 1, size[1] * size[2]
+    for block in range(0, columns, VECTOR):
+        lanes = min(VECTOR, columns - block)
+        for i in range(0, cells, VECTOR):
+            source = results + 4 * (pitch * i + block)
+            transpose(lines + 4 * i, 4 * line, source, 4 * pitch, min(VECTOR, cells - i), lanes)
+        for lane in range(lanes):
+            to, done = at + (block + lane) * channel, lane * line
+            for z in range(size[0]):
+                for y in range(runs):
+                    write_run(kind, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
+                    done += length

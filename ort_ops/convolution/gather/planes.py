@@ -1,0 +1,227 @@
+"""Bands of a gather whose product has cells as columns: tiles of output channels by cells. NCX data. Compiled.
+
+The copy of a band holds planes of one pitch, so that all its cells are one long row that a tap shifts. With a stride
+there is a plane for every residue of the cells modulo the stride, so that its cells lie side by side.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.registers import copy_rows
+from onnx_backprop.ort_ops.vector.rows import clear, write_run
+
+_PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
+FEW_CHANNELS = (
+    64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
+)
+SEGMENTS_AT = 4 * ROWS * COLUMNS + 8 * ROWS  # bytes of scratch for a tile and for where its rows start
+_values = stack(COLUMNS)
+
+
+@njit
+def phase_size(phase, cell, size):
+    """How many cells of a band a phase has along each axis; the last one may miss one."""
+    count = load3(phase, par.COUNT_3)
+    return min(size[0], count[0] - cell[0]), min(size[1], count[1] - cell[1]), min(size[2], count[2] - cell[2])
+
+
+@njit
+def out_at(p, phase, n, group, cell):
+    """Element index in the output of a phase's first cell in a band, and the distance of its cells along each axis."""
+    start, step, out = load3(phase, par.START_3), load3(p, par.OUT_STEP_3), load3(p, par.OUT_3)
+    at = n * load_i64(p, par.OUT_N) + group * load_i64(p, par.OUTS) * load_i64(p, par.OUT_C)
+    for axis in range(3):
+        at += (start[axis] + cell[axis] * step[axis]) * out[axis]
+    return at, (step[0] * out[0], step[1] * out[1], step[2] * out[2])
+
+
+@njit
+def copy_planes(p, source, first, target, low, size, plane):
+    """For every residue and channel a plane of rows x, y, z; `first` is the image's first element.
+
+    low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
+    """
+    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
+    step, stride, length = load3(p, par.STEP_3), load3(p, par.IN_3), load3(p, par.LENGTH_3)
+    to, pitch = 0, size[2]
+    for n in range(load_i64(p, par.RESIDUES)):
+        residue = load3(p, load_i64(p, par.RESIDUE_TABLE) + par.RESIDUE_WORDS * n)
+        end = (length[2] - residue[2] + step[2] - 1) // step[2]
+        for c in range(channels):
+            channel, at = first + c * load_i64(p, par.IN_C), to
+            for z in range(size[0]):
+                cell_z = (low[0] + z) * step[0] + residue[0]
+                for y in range(size[1]):
+                    cell_y = (low[1] + y) * step[1] + residue[1]
+                    if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
+                        row = channel + cell_z * stride[0] + cell_y * stride[1] + residue[2] * stride[2]
+                        copy_row(kind, target, at, source, row, step[2] * stride[2], low[2], pitch, end)
+                    else:
+                        clear(target, at, pitch)
+                    at += pitch
+            clear(target, at, to + plane - at)
+            to += plane
+
+
+@njit
+def row_pitch(size, low, high, cell, end):
+    """The shortest row pitch: zeros behind a row serve as zeros before the next one."""
+    spread, start = high - low, cell + low
+    return max(size, size + spread - max(0, -start), min(size + spread, end - start))
+
+
+@njit
+def _in_place(p, cell, box):
+    """Whether a band is one row of the tensor itself, read without a shift or zeros."""
+    low, high, length, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3), load3(p, par.STEP_3)
+    z, y = cell[0] + low[0], cell[1] + low[1]
+    unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and high[2] == 0
+    dense = load_i64(p, par.KIND) == F32 and load_i64(p, par.IN_3 + 2) == 1 and step[0] == step[1] == step[2] == 1
+    spread = load_i64(p, par.INS) > FEW_CHANNELS and 4 * load_i64(p, par.IN_C) % _PAGE != 0
+    inside = 0 <= z < length[0] and 0 <= y < length[1] and cell[2] + box[2] <= length[2]
+    return unshifted and dense and spread and inside and box[2] > COLUMNS
+
+
+@njit
+def _shifts(p, table, plane, row, pitch):
+    """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
+    low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
+    for n in range(load_i64(p, par.PHASES)):
+        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * n)
+        taps, entries = load_i64(phase, par.TAPS), load_i64(phase, par.TAP_TABLE)
+        for tap in range(taps):
+            entry = p + 8 * (entries + par.TAP_WORDS * tap)
+            shift = load3(entry, par.TAP_SHIFT_3)
+            at = load_i64(entry, par.TAP_RESIDUE) * channels * plane
+            at += (shift[0] - low[0]) * row * pitch + (shift[1] - low[1]) * pitch + shift[2] - low[2]
+            store_i64(table, 0, 4 * tap * channels * ROWS)
+            store_i64(table, 1, 4 * at)
+            table += 16
+
+
+@njit
+def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
+    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
+    step_x, plane = load_i64(p, par.STEP_3 + 2), load_i64(p, par.IN_C)
+    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
+    box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
+    table = scratch + SEGMENTS_AT
+    band = table + 16 * load_i64(p, par.ALL_TAPS)
+    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
+    first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * plane
+    direct = _in_place(p, cell, box)
+    if direct:
+        in_z, in_y, _ = load3(p, par.IN_3)
+        band = data + 4 * (first + (cell[0] + low[0]) * in_z + (cell[1] + low[1]) * in_y + cell[2])
+    else:
+        plane = box[0] * box[1] * pitch + high[2] - low[2] + COLUMNS
+        plane = (plane + 15) // 16 * 16
+        plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
+        copy_planes(p, data, first, band, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+    _shifts(p, table, plane, box[1], pitch)
+    copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane, int(direct))
+    tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
+
+
+# ----- tiles of output channels by cells ------
+
+
+@njit
+def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
+    """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.
+
+    scratch: memory for a tile, then at SEGMENTS_AT for every tap where its weights and what it reads start. copy: what
+    a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
+    channel, and whether nothing behind the last cell may be read.
+    """
+    kind, channels, outs = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUTS)
+    rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
+    for i in range(ROWS):
+        store_i64(rows, i, 4 * i)
+    for m in range(begin, end):
+        lines, segments = min(ROWS, outs - m * ROWS), scratch + SEGMENTS_AT
+        if bias:
+            bias_of(kind, bias, group * outs + m * ROWS, lines, values)
+        for number in range(load_i64(p, par.PHASES)):
+            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
+            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
+            at, step = out_at(p, phase, n, group, cell)
+            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * ROWS)
+            target = at + m * ROWS * load_i64(p, par.OUT_C)
+            product = (panel, rows, taps, segments)
+            _tiles(call, p, target, step, own, lines, product, copy, scratch, values if bias else 0)
+            segments += 16 * taps
+
+
+@njit
+def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
+    """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
+    kind, channels, channel = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUT_C)
+    out = load_i64(call, CALL_OUTPUT)
+    panel, rows, taps, segments = product
+    band, row, from_plane, from_tile, from_channel, exact = copy
+    whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * channels > 0
+    cells = (own[1] - 1) * row + own[2]
+    if own[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
+        own, row = (own[0], min(own[1], 1), cells), cells
+    for z in range(own[0] * (own[1] > 0)):
+        for number in range((cells + COLUMNS - 1) // COLUMNS):
+            place, source = COLUMNS * number, band + z * from_plane + number * from_tile
+            if exact and place > cells - COLUMNS:
+                source -= 4 * (place - (cells - COLUMNS))
+                place = cells - COLUMNS
+            vectors = 1 if cells - place <= VECTOR else 2
+            columns = vectors * VECTOR
+            y, x = place // row, place % row
+            c, c_row = tile, 4 * COLUMNS
+            if whole and x + columns <= own[2]:
+                c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
+            if taps * channels > 0:
+                multiply(
+                    TILE_ROWS[lines],
+                    vectors,
+                    c,
+                    c_row,
+                    panel,
+                    rows,
+                    source,
+                    taps,
+                    segments,
+                    channels,
+                    4 * ROWS,
+                    from_channel,
+                    0,
+                )
+            else:
+                clear(tile, 0, ROWS * COLUMNS)
+            if values:
+                add_to_rows(c, c_row, values, lines, columns)
+            if c == tile:
+                _write_columns(kind, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
+
+
+@njit
+def _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
+    """A tile, without the cells between image rows."""
+    done = 0
+    while done < columns and y < size[1]:
+        if x < size[2]:
+            run = min(size[2] - x, columns - done)
+            at = target + y * step[1] + x * step[2]
+            if kind == F32 and step[2] == 1:
+                copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * COLUMNS, count, run)
+            else:
+                for i in range(count):
+                    write_run(kind, out, at + i * channel, step[2], tile, i * COLUMNS + done, run)
+        done += pitch - x
+        x = 0
+        y += 1

@@ -1,0 +1,179 @@
+"""From attributes and shapes of the convolution operators to the parameters of compiled loops. Plain Python.
+
+Everything is put in the terms of the correlation of `opset.correlation`: source (N, S, in…), destination (N, D, out…),
+weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, missing ones first, of length 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from onnx_backprop.opset.core.layout import Order, data_to_ncx
+from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.core.shapes import permute
+from onnx_backprop.opset.maths import convolution_attributes as spec
+from onnx_backprop.opset.maths.convolution import geometry, resolve
+from onnx_backprop.ort_ops.runtime.call import POOL_BYTES
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
+
+Triple = tuple[int, int, int]
+
+BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
+LANE_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
+_DENSE: Triple = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Batch, channel and spatial strides in elements."""
+
+    n: int
+    c: int
+    cells: Triple
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """One correlation with the layouts of its tensors; `w_out` and `w_in` are the strides of D and S/g."""
+
+    batch: int
+    groups: int
+    s: int  # channels per group
+    d: int
+    source_length: Triple
+    out_length: Triple
+    kernel: Triple
+    strides: Triple
+    dilations: Triple
+    pads: Triple
+    last: bool
+    source: Tensor
+    destination: Tensor
+    w_d: int
+    w_s: int
+    w_kernel: Triple
+
+
+def three(values: Sequence[int], fill: int) -> Triple:
+    padded = (*[fill] * (3 - len(values)), *values)
+    return padded[0], padded[1], padded[2]
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _tensor(shape: Sequence[int], order: Order) -> Tensor:
+    n, c, *cells = permute(tuple(_strides(shape)), order)
+    assert isinstance(n, int)
+    assert isinstance(c, int)
+    return Tensor(n, c, three([int(s) for s in cells if isinstance(s, int)], 0))
+
+
+def correlation(
+    attrs: Attributes,
+    source: tuple[int, ...],
+    destination: tuple[int, ...],
+    weights: tuple[int, ...],
+    order: Order,
+    *,
+    transposed: bool = False,
+    infers: bool = False,
+) -> Correlation:
+    """Shapes in the operator's own layouts, already validated; `order` takes weights to (D, S/g, k…)."""
+    x, y, w = spec.ncx(attrs, source), spec.ncx(attrs, destination), permute(weights, order)
+    resolved = resolve(
+        attrs,
+        source=x,
+        destination=None if infers else y,
+        weights=w,
+        names=("source", "destination", "weights"),
+        transposed=transposed,
+        infers_destination=infers,
+    )
+    assert resolved is not None
+    geo = geometry(attrs, resolved)
+    assert x is not None
+    assert y is not None
+    lengths = [[int(v) for v in dims if isinstance(v, int)] for dims in (x, y, w)]
+    to_ncx = data_to_ncx(attrs["data_format"], len(source))
+    w_d, w_s, *w_kernel = (int(v) for v in permute(tuple(_strides(weights)), order) if isinstance(v, int))
+    result = Correlation(
+        batch=lengths[0][0],
+        groups=geo.groups,
+        s=lengths[0][1] // geo.groups,
+        d=lengths[1][1] // geo.groups,
+        source_length=three(lengths[0][2:], 1),
+        out_length=three(lengths[1][2:], 1),
+        kernel=three(lengths[2][2:], 1),
+        strides=three(geo.strides, 1),
+        dilations=three(geo.dilations, 1),
+        pads=three(geo.pads_begin, 0),
+        last=attrs["data_format"] == "NXC",
+        source=_tensor(source, to_ncx),
+        destination=_tensor(destination, to_ncx),
+        w_d=w_d,
+        w_s=w_s,
+        w_kernel=three(w_kernel, 0),
+    )
+    return _flattened(result)
+
+
+def _flattened(c: Correlation) -> Correlation:
+    """A kernel of one cell that takes every cell to itself knows no axes."""
+    if c.kernel != _DENSE or c.strides != _DENSE or any(c.pads) or c.source_length != c.out_length:
+        return c
+    length = (1, 1, math.prod(c.source_length))
+    source = replace(c.source, cells=(0, 0, c.source.cells[2]))
+    destination = replace(c.destination, cells=(0, 0, c.destination.cells[2]))
+    return replace(c, source_length=length, out_length=length, source=source, destination=destination)
+
+
+# ----- what all plans share ------
+
+
+def three_words(at: int, values: Triple) -> dict[int, int]:
+    return {at + axis: value for axis, value in enumerate(values)}
+
+
+def words(entries: dict[int, int], size: int) -> list[int]:
+    assert max(entries) < size
+    return [entries.get(n, 0) for n in range(size)]
+
+
+def fill_lanes(channels: int) -> bool:
+    """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
+    return 4 * channels >= 3 * VECTOR
+
+
+def shared_limit(c: Correlation, kind: int) -> int:
+    """Bytes of scratch that a call may share between its threads: a pooled block and a part of what its tensors take.
+
+    Tables of a plan, which are small beside the tensors unless a kernel is as large as an image, take the rest of
+    a tenth.
+    """
+    images = c.batch * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
+    elements = c.groups * (images + c.d * c.s * math.prod(c.kernel))
+    return POOL_BYTES + ITEM_SIZE[kind] * elements // 12
+
+
+def rounds(groups: int, parts: int, part_bytes: int, limit: int) -> tuple[int, int]:
+    """(groups, parts of a group) that are done at a time: all, some groups, or some parts of one, in even shares."""
+    fit = max(1, limit // max(part_bytes, 1))
+    if fit >= parts:
+        return math.ceil(groups / math.ceil(groups / (fit // parts))), parts
+    return 1, math.ceil(parts / math.ceil(parts / fit))
+
+
+def band_of(count: Triple, floats: Callable[[list[int]], int], limit: int, least: Triple) -> tuple[Triple, int]:
+    """The largest box of at most `limit` floats, cut along the first axes first, and its floats."""
+    band = list(count)
+    for axis in range(3):
+        parts = 1
+        while floats(band) > limit and band[axis] > least[axis]:
+            parts += 1
+            band[axis] = max(least[axis], math.ceil(count[axis] / parts))
+    return three(band, 1), floats(band)

@@ -1,0 +1,1 @@
+"""Weight gradients as matrix products over the pixels."""

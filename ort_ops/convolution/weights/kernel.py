@@ -1,0 +1,365 @@
+"""Sums over the cells of an image, compiled: the weight gradient of a convolution.
+
+    dw[d, s, t] = Σ_{n, o} dy[n, d, o] · x[n, s, o·S + shift(t)]
+
+A product whose rows are scalars from one tensor and whose columns are channels of the other, which therefore must lie
+together in every cell: dy with the columns d and rows (s, t) or, turned, x with the columns s and rows d, tap by tap.
+Data NCX are transposed band by band for that. No image is unrolled.
+
+The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
+order of memory and the parts are added up in order, so that threads change nothing. Where the sums are large beside
+the images, a round makes those of some channels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import njit, types
+
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.runtime.bridge import keep
+from onnx_backprop.ort_ops.runtime.call import (
+    CALL_INPUTS,
+    CALL_OUTPUT,
+    CALL_PARAMETERS,
+    CALL_RUNTIME,
+    acquire,
+    no_memory,
+    parallel,
+    release,
+)
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.jobs import (
+    JOB_CALL,
+    JOB_GROUP,
+    JOB_PART,
+    JOB_SHARED,
+    begin,
+    begin_round,
+    new_job,
+    work_off,
+    worker,
+)
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, load3, turn_box
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.registers import transpose_part
+from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
+
+_PAGE = 4096
+_square = stack(VECTOR * VECTOR // 2)
+
+
+@njit
+def _cells(size):
+    return size[0] * size[1] * size[2]
+
+
+@njit
+def _inside(low, size, length):
+    """Whether a box does not leave the image."""
+    return (
+        low[0] >= 0
+        and low[1] >= 0
+        and low[2] >= 0
+        and low[0] + size[0] <= length[0]
+        and low[1] + size[1] <= length[1]
+        and low[2] + size[2] <= length[2]
+    )
+
+
+@njit
+def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
+    """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be."""
+    kind = load_i64(p, par.C_KIND)
+    if kind == F32 and _inside(low, size, length) and 4 * channel % _PAGE != 0:
+        start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
+        return data + 4 * start, channel, stride
+    if load_i64(p, par.C_LAST):
+        copy_box_cells(kind, copy, channels, data, first, channels, stride, low, size, length)
+        return copy, 1, (size[1] * size[2] * channels, size[2] * channels, channels)
+    plane = _cells(size)
+    plane += 16 - plane % 16
+    plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
+    copy_box_planes(kind, copy, plane, data, first, channels, channel, stride, low, size, length)
+    return copy, plane, (size[1] * size[2], size[2], 1)
+
+
+@njit
+def _columns(p, data, first, channels, channel, stride, low, size, length, columns, copy):
+    """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
+    kind = load_i64(p, par.C_KIND)
+    if load_i64(p, par.C_LAST):
+        if kind == F32 and channels == columns and _inside(low, size, length):
+            start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
+            return data + 4 * start, stride
+        copy_box_cells(kind, copy, columns, data, first, channels, stride, low, size, length)
+    else:
+        turn_box(kind, copy, columns, data, first, channels, channel, stride, low, size, length)
+    return copy, (size[1] * size[2] * columns, size[2] * columns, columns)
+
+
+@njit
+def _tile_rows(p, base, channel, stride, begin, count, rows):
+    """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
+    taps = load_i64(p, par.C_TAPS)
+    low = load3(p, par.C_LOW_3)
+    for row in range(count):
+        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * ((begin + row) % taps))
+        at = (begin + row) // taps * channel + base
+        at += (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * stride[0]
+        at += (load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]) * stride[1]
+        at += (load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]) * stride[2]
+        store_i64(rows, row, 4 * at)
+
+
+@njit
+def _segments(size, a_stride, a_step, b_stride, b_step, table):
+    """The rows of cells of a band: where each starts in either operand."""
+    for z in range(size[0]):
+        for y in range(size[1]):
+            entry = 2 * (z * size[1] + y)
+            store_i64(table, entry, 4 * (z * a_step[0] * a_stride[0] + y * a_step[1] * a_stride[1]))
+            store_i64(table, entry + 1, 4 * (z * b_step[0] * b_stride[0] + y * b_step[1] * b_stride[1]))
+
+
+@njit
+def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_step, b_step, add):
+    """All tiles of `count` rows and `columns` columns; the offsets of the rows end with some that repeat the last."""
+    column = 0
+    while column < columns:
+        vectors = 1 if columns - column <= VECTOR else 2
+        row = 0
+        while row < count:
+            rows = TILE_ROWS[min(ROWS, count - row)]
+            multiply(
+                rows,
+                vectors,
+                c + c_row * row + 4 * column,
+                c_row,
+                a,
+                a_rows + 8 * row,
+                b + 4 * column,
+                segments,
+                table,
+                length,
+                a_step,
+                b_step,
+                add,
+            )
+            row += ROWS
+        column += COLUMNS
+
+
+@njit
+def _item(job, item, scratch):
+    """One block of rows of one group over the cells of one part."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    blocks, parts, turned = load_i64(p, par.C_BLOCKS), load_i64(p, par.C_PARTS), load_i64(p, par.C_TURNED)
+    at_once, first_block = load_i64(p, par.C_ROUND_BLOCKS), load_i64(job, JOB_PART)
+    block, item = first_block + item % at_once, item // at_once
+    part, number = item % parts, item // parts
+    group = load_i64(job, JOB_GROUP) + number
+    if block >= blocks or group >= load_i64(p, par.C_GROUPS):
+        return
+    channels = load_i64(p, par.C_D) if turned else load_i64(p, par.C_S)
+    begin, end = block * channels // blocks, (block + 1) * channels // blocks
+    taps, columns = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS)
+    per_row = columns * taps if turned else columns
+    first_row = begin - first_block * channels // blocks
+    first_row = (first_row if turned else first_row * taps) + (block - first_block) * SPARE_ROWS
+    c = load_i64(job, JOB_SHARED)
+    c += 4 * ((part * load_i64(p, par.C_ROUND_GROUPS) + number) * load_i64(p, par.C_ROWS) + first_row) * per_row
+    units = load_i64(p, par.C_UNITS)
+    unit, stop, add = part * units // parts, (part + 1) * units // parts, 0
+    while unit < stop:
+        _unit(p, call, unit, group, begin, end, c, per_row, add, scratch)
+        add = 1
+        unit += 1
+
+
+@njit
+def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
+    """One band of one image."""
+    bands, size_of = load3(p, par.C_BANDS_3), load3(p, par.C_BAND_3)
+    out, step = load3(p, par.C_OUT_3), load3(p, par.C_STEP_3)
+    n, band = unit // _cells(bands), unit % _cells(bands)
+    at = (
+        band // (bands[1] * bands[2]) * size_of[0],
+        band // bands[2] % bands[1] * size_of[1],
+        band % bands[2] * size_of[2],
+    )
+    size = (min(size_of[0], out[0] - at[0]), min(size_of[1], out[1] - at[1]), min(size_of[2], out[2] - at[2]))
+    low, high = load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
+    x_low = (at[0] * step[0] + low[0], at[1] * step[1] + low[1], at[2] * step[2] + low[2])
+    x_size = (
+        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
+        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
+        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
+    )
+    taps, columns, turned = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS), load_i64(p, par.C_TURNED)
+    s, d, length = load_i64(p, par.C_S), load_i64(p, par.C_D), load3(p, par.C_LENGTH_3)
+    x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
+    dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
+    s_channel, d_channel = load_i64(p, par.C_S_C), load_i64(p, par.C_D_C)
+    s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
+    x_first = n * load_i64(p, par.C_S_N) + group * s * s_channel
+    dy_first = n * load_i64(p, par.C_D_N) + group * d * d_channel
+    count = (end - begin) if turned else (end - begin) * taps
+    rows = scratch
+    table = rows + 8 * (count + ROWS)
+    copies = (table + 16 * size[0] * size[1] + 63) & -64
+    dense = (1, 1, 1)
+    lines = size[0] * size[1]
+    if turned:
+        b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, copies)
+        copies += 4 * _cells(x_size) * columns
+        dy_first += begin * d_channel
+        a, channel, a_stride = _scalars(p, dy, dy_first, end - begin, d_channel, d_stride, at, size, out, copies)
+        for row in range(count):
+            store_i64(rows, row, 4 * row * channel)
+        _repeat_last(rows, count)
+        _segments(size, a_stride, dense, b_stride, step, table)
+        for t in range(taps):
+            tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
+            shift = (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * b_stride[0]
+            shift += (load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]) * b_stride[1]
+            shift += (load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]) * b_stride[2]
+            _product(
+                c + 4 * t * columns,
+                4 * per_row,
+                count,
+                columns,
+                a,
+                rows,
+                b + 4 * shift,
+                lines,
+                table,
+                size[2],
+                4 * a_stride[2],
+                4 * step[2] * b_stride[2],
+                add,
+            )
+        return
+    b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, copies)
+    copies += 4 * _cells(size) * columns
+    x_first += begin * s_channel
+    a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, copies)
+    _tile_rows(p, 0, channel, a_stride, 0, count, rows)
+    _repeat_last(rows, count)
+    _segments(size, a_stride, step, b_stride, dense, table)
+    a_step, b_step = 4 * step[2] * a_stride[2], 4 * b_stride[2]
+    _product(c, 4 * per_row, count, columns, a, rows, b, lines, table, size[2], a_step, b_step, add)
+
+
+@njit
+def _repeat_last(rows, count):
+    for row in range(ROWS):
+        store_i64(rows, count + row, load_i64(rows, count - 1))
+
+
+# ----- the sum of the parts -------------------------------------------------------------------
+
+
+@njit
+def _reduce(job, index):
+    """One channel of one group: add up the parts and write all its weights."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    kind, turned, blocks = load_i64(p, par.C_KIND), load_i64(p, par.C_TURNED), load_i64(p, par.C_BLOCKS)
+    s, d, taps, columns = (
+        load_i64(p, par.C_S),
+        load_i64(p, par.C_D),
+        load_i64(p, par.C_TAPS),
+        load_i64(p, par.C_COLUMNS),
+    )
+    channels, first_block = d if turned else s, load_i64(job, JOB_PART)
+    number, row = index // load_i64(p, par.C_ROUND_CHANNELS), index % load_i64(p, par.C_ROUND_CHANNELS)
+    group, channel = load_i64(job, JOB_GROUP) + number, first_block * channels // blocks + row
+    end = min(blocks, first_block + load_i64(p, par.C_ROUND_BLOCKS)) * channels // blocks
+    if channel >= end or group >= load_i64(p, par.C_GROUPS):
+        return
+    block = ((channel + 1) * blocks - 1) // channels - first_block
+    row = (row if turned else row * taps) + block * SPARE_ROWS
+    per_row = columns * taps if turned else columns
+    groups, rows = load_i64(p, par.C_ROUND_GROUPS), load_i64(p, par.C_ROWS)
+    first = load_i64(job, JOB_SHARED) + 4 * (number * rows + row) * per_row
+    w_d, w_s = load_i64(p, par.C_W_D), load_i64(p, par.C_W_S)
+    for part in range(1, load_i64(p, par.C_PARTS)):
+        add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
+    out = load_i64(call, CALL_OUTPUT)
+    if not turned and load_i64(p, par.C_DENSE):
+        _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
+        return
+    for t in range(taps):
+        place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
+        if turned:
+            place += (group * d + channel) * w_d
+            write_run(kind, out, place, w_s, first, t * columns, s)
+        else:
+            place += group * d * w_d + channel * w_s
+            write_run(kind, out, place, w_d, first, t * columns, d)
+
+
+@njit
+def _write_transposed(kind, out, at, step, source, columns, taps, count):
+    """out[at + i·step + t] = source[t, i]: all taps of a weight together, not one by one across the whole tensor."""
+    square = _square()
+    for i in range(0, count, VECTOR):
+        cells = min(VECTOR, count - i)
+        for t in range(0, taps, VECTOR):
+            rows = min(VECTOR, taps - t)
+            transpose_part(square, 4 * VECTOR, source + 4 * (t * columns + i), 4 * columns, rows, cells)
+            for cell in range(cells):
+                write_run(kind, out, at + (i + cell) * step + t, 1, square, cell * VECTOR, rows)
+
+
+_work = worker("conv_weights_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
+
+
+@njit
+def _run(call):
+    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
+    size = load_i64(p, par.C_PART_BYTES)
+    partial = acquire(runtime, size)
+    if partial == 0:
+        return no_memory(call)
+    job = new_job()
+    begin(job, call, partial)
+    status, at_once = 0, load_i64(p, par.C_ROUND_GROUPS)
+    if load_i64(p, par.C_UNITS) == 0:
+        clear(partial, 0, size // 4)
+    for group in range(0, load_i64(p, par.C_GROUPS), at_once):
+        for block in range(0, load_i64(p, par.C_BLOCKS), load_i64(p, par.C_ROUND_BLOCKS)):
+            begin_round(job, group, block)
+            if status == 0 and load_i64(p, par.C_UNITS):
+                status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
+            if status == 0:
+                status = parallel(call, load_i64(p, par.C_REDUCER), job, at_once * load_i64(p, par.C_ROUND_CHANNELS))
+    release(runtime, partial, size)
+    return status
+
+
+def _build() -> tuple[Any, Any, Any]:
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        _work(job, lane)
+
+    @exported(types.void(types.int64, types.int64))
+    def reduce(job, index):
+        _reduce(job, index)
+
+    @exported(types.int64(types.int64))
+    def run(call):
+        return _run(call)
+
+    return work, reduce, run
+
+
+@cache
+def functions() -> tuple[Any, Any, Any]:
+    """(work, reduce, run), compiled."""
+    return keep(_build())

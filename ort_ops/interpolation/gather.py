@@ -1,0 +1,265 @@
+"""Transposed interpolation, compiled: every source pixel gathers what the destination pixels that read it hold.
+
+    dx = W_0ᵀ · W_1ᵀ · … · dy
+
+Tensors are rows of columns: the last resized axis makes the columns (each with `inner` elements behind it), every axis
+before it the rows. A row of dx is first a weighted sum of rows of dy, along memory; then its columns are gathered, with
+vectors across the elements behind a column or, where there are too few, across rows, which are transposed for that.
+float32 throughout; every sum runs in the order of dy's indices, whatever the threads do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from onnx_backprop.ort_ops.interpolation.rows import (
+    AXES,
+    AXIS_LENGTH,
+    AXIS_STRIDE,
+    AXIS_TABLE,
+    AXIS_WORDS,
+    CHUNK_COUNT,
+    CHUNK_FIRST,
+    CHUNK_LENGTH,
+    CHUNK_LOW,
+    CHUNK_TABLE,
+    CHUNK_WORDS,
+    CHUNKS,
+    COLUMNS,
+    DATA,
+    ENDS,
+    ENTRIES,
+    INNER,
+    INNERMOST,
+    ITEMS,
+    KIND,
+    LANE_BYTES,
+    LIST_WORDS,
+    METHOD,
+    PATTERNS,
+    PER_ITEM,
+    PITCH,
+    ROW_COUNT,
+    STARTS,
+    STREAMED,
+    TAPS,
+    UNITS,
+    WORKER,
+    combine,
+    innermost_taps,
+    last_row,
+    row_taps,
+)
+from onnx_backprop.ort_ops.runtime.bridge import keep
+from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i64
+from onnx_backprop.ort_ops.runtime.machine import PERMUTES
+from onnx_backprop.ort_ops.vector.gemm_tile import gather_columns, stream_columns
+from onnx_backprop.ort_ops.vector.permute import ROWS, gather_windows
+from onnx_backprop.ort_ops.vector.registers import BYTES, fetch, settle, transpose_tile
+from onnx_backprop.ort_ops.vector.row_sums import SHORT
+from onnx_backprop.ort_ops.vector.rows import write_run
+
+ALONG, ACROSS, WINDOWS = range(3)  # METHOD
+_ROW = 4 * VECTOR
+_AHEAD = 4096  # bytes
+
+
+@njit
+def _along(p, call, row, chunk, scratch):
+    """One row; vectors go along the elements behind a column."""
+    kind, inner = load_i64(p, KIND), load_i64(p, INNER)
+    low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
+    first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
+    data = load_i64(call, CALL_INPUTS + load_i64(p, DATA))
+    out, at = load_i64(call, CALL_OUTPUT), (row * load_i64(p, COLUMNS) + first) * inner
+    table = scratch
+    sums = table + 8 * load_i64(p, LIST_WORDS)
+    rows = row_taps(p, row, low * inner, table)
+    if load_i64(p, STARTS) == 0:  # no resized axis but those of the rows
+        if kind == F32:
+            combine(kind, out + 4 * at, data, table, rows, count * inner)
+        else:
+            combine(kind, sums, data, table, rows, count * inner)
+            write_run(kind, out, at, 1, sums, 0, count * inner)
+        return
+    if rows == 1 and kind == F32 and load_f32(table, 2) == np.float32(1.0):
+        source = data + 4 * load_i64(table, 0)
+    else:
+        combine(kind, sums, data, table, rows, length * inner)
+        source = sums
+    source -= 4 * low * inner
+    starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
+    gathered = out + 4 * at if kind == F32 else sums + 4 * length * inner
+    streaming = kind == F32 and load_i64(p, STREAMED) and (gathered | 4 * inner) % BYTES == 0
+    if streaming:
+        stream_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
+    else:
+        gather_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
+    if kind != F32:
+        write_run(kind, out, at, 1, gathered, 0, count * inner)
+
+
+@njit
+def _across(p, call, block, chunk, scratch):
+    """As many rows as a vector has lanes; vectors go across them."""
+    kind, inner = load_i64(p, KIND), load_i64(p, INNER)
+    low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
+    first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
+    data, out = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), load_i64(call, CALL_OUTPUT)
+    row = block * VECTOR
+    rows = min(VECTOR, load_i64(p, ROW_COUNT) - row)
+    elements, results = length * inner, count * inner
+    pitch = (elements + VECTOR - 1) // VECTOR * VECTOR
+    pitch += VECTOR * (1 - pitch // VECTOR % 2)  # the rows of powers of two lie apart in the cache
+    table = scratch
+    sums = table + 8 * load_i64(p, LIST_WORDS)
+    turned = sums + 4 * VECTOR * pitch
+    gathered = turned + 4 * VECTOR * pitch
+    tile = gathered + 4 * VECTOR * ((results + VECTOR - 1) // VECTOR * VECTOR)
+    row_length = load_i64(p, COLUMNS) * inner
+    at = row * row_length + first * inner
+    start = behind = 0
+    for lane in range(rows):
+        taps = row_taps(p, row + lane, low * inner, table)
+        if lane == 0:
+            start = load_i64(table, 0)
+        behind = load_i64(table, 0)
+        combine(kind, sums + 4 * lane * pitch, data, table, taps, elements)
+    if kind == F32:  # short rows are no stream that a processor would fetch ahead
+        fetch(data + 4 * behind, 4 * min(max(0, behind - start), 4 * VECTOR * elements))
+    for i in range(0, elements, VECTOR):
+        transpose_tile(turned + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
+    starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
+    source = turned - _ROW * low * inner
+    gather_columns(gathered, _ROW * inner, source, _ROW * inner, _ROW * inner, starts, taps, count)
+    for i in range(0, results, VECTOR):
+        if kind == F32 and rows == VECTOR and i + VECTOR <= results:
+            transpose_tile(out + 4 * (at + i), 4 * row_length, gathered + _ROW * i, _ROW)
+        else:
+            transpose_tile(tile, _ROW, gathered + _ROW * i, _ROW)
+            for lane in range(rows):
+                write_run(kind, out, at + lane * row_length + i, 1, tile, lane * VECTOR, min(VECTOR, results - i))
+
+
+@njit
+def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
+    """The sums of rows of dy that some rows of dx need; most have one axis to look up, and follow one another in it."""
+    if load_i64(p, INNERMOST) == 0:
+        for r in range(rows):
+            taps = row_taps(p, row + r, base, table)
+            combine(kind, sums + 4 * r * pitch, data, table, taps, count)
+        return
+    axes = p + 8 * load_i64(p, AXIS_TABLE)
+    plane, length, step = 0, load_i64(p, ROW_COUNT), 0
+    if load_i64(p, AXES) == 2:
+        step, length = load_i64(axes, AXIS_STRIDE), load_i64(axes + 8 * AXIS_WORDS, AXIS_LENGTH)
+        plane = row // length
+    i, stride = row - plane * length, load_i64(axes + 8 * AXIS_WORDS * (load_i64(p, AXES) - 1), AXIS_STRIDE)
+    fetches = kind == F32 and count == stride and load_i64(p, COLUMNS) * load_i64(p, INNER) <= count <= SHORT
+    before = base + plane * step - stride
+    if fetches and i > 0:
+        taps = innermost_taps(p, i - 1, base + plane * step, table)
+        before = last_row(table, taps, before)
+    for r in range(rows):
+        taps = innermost_taps(p, i, base + plane * step, table)
+        if fetches:  # while this row is made, as many rows as it reads anew
+            last = last_row(table, taps, before)
+            fetch(data + 4 * last + _AHEAD, 4 * (last - before))
+            before = last
+        combine(kind, sums + 4 * r * pitch, data, table, taps, count)
+        i += 1
+        if i == length:
+            i, plane = 0, plane + 1
+
+
+def _windows_method() -> Any:
+    """The function for METHOD WINDOWS, where the processor has what it takes."""
+    if not PERMUTES:
+        return _across
+
+    @njit
+    def windows(p, call, block, chunk, scratch):
+        """A few rows; vectors go along them and are permuted."""
+        kind, inner, pitch = load_i64(p, KIND), load_i64(p, INNER), load_i64(p, PITCH)
+        low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
+        first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
+        data, out = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), load_i64(call, CALL_OUTPUT)
+        row = block * ROWS
+        rows = min(ROWS, load_i64(p, ROW_COUNT) - row)
+        row_length = load_i64(p, COLUMNS) * inner
+        at = row * row_length + first * inner
+        sums = scratch + 8 * load_i64(p, LIST_WORDS)
+        _sum_rows(p, kind, data, row, rows, low * inner, length * inner, scratch, sums, pitch)
+        results = count * inner
+        target, step = out + 4 * at, 4 * row_length
+        if kind != F32:
+            target, step = sums + 4 * ROWS * pitch, 4 * results
+        ends = p + 8 * (load_i64(p, ENDS) + first * inner // VECTOR)
+        entries, patterns = p + 8 * load_i64(p, ENTRIES), p + 8 * load_i64(p, PATTERNS)
+        streaming = kind == F32 and load_i64(p, STREAMED) and (target | step) % BYTES == 0
+        gather_windows(rows, target, step, sums, 4 * pitch, ends, entries, patterns, results, streaming)
+        if kind != F32:
+            for r in range(rows):
+                write_run(kind, out, at + r * row_length, 1, target, r * results, results)
+
+    return windows
+
+
+_windows = _windows_method()
+
+
+@njit
+def _item(job, item, scratch):
+    """Units of work that lie one behind the other: a chunk of columns of one row, or of one block of rows."""
+    call = load_i64(job, JOB_CALL)
+    p = load_i64(call, CALL_PARAMETERS)
+    chunks, method, each = load_i64(p, CHUNKS), load_i64(p, METHOD), load_i64(p, PER_ITEM)
+    block, n = item * each // chunks, item * each % chunks
+    for _ in range(min(load_i64(p, UNITS) - item * each, each)):
+        chunk = p + 8 * (load_i64(p, CHUNK_TABLE) + CHUNK_WORDS * n)
+        if method == WINDOWS:
+            _windows(p, call, block, chunk, scratch)
+        elif method == ACROSS:
+            _across(p, call, block, chunk, scratch)
+        else:
+            _along(p, call, block, chunk, scratch)
+        n += 1
+        if n == chunks:
+            block, n = block + 1, 0
+    settle()
+
+
+_work = worker("interpolation_gather_work", _item, ITEMS, LANE_BYTES)
+
+
+@njit
+def _run(call):
+    p = load_i64(call, CALL_PARAMETERS)
+    job = new_job()
+    begin(job, call, 0)
+    return work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
+
+
+def _build() -> tuple[Any, Any]:
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        _work(job, lane)
+
+    @exported(types.int64(types.int64))
+    def run(call):
+        return _run(call)
+
+    return work, run
+
+
+@cache
+def functions() -> tuple[Any, Any]:
+    """(work, run), compiled."""
+    return keep(_build())

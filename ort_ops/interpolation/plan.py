@@ -1,0 +1,194 @@
+"""The parameters of `interpolation.gather` from the taps of every axis. Plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx_backprop.opset.maths.interpolation import Taps
+from onnx_backprop.ort_ops.interpolation import rows as par
+from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, WINDOWS, functions
+from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
+from onnx_backprop.ort_ops.runtime.bridge import Call, Plan
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.machine import PERMUTES, last_level_cache, processors
+from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
+
+# elements of a row of dy that a chunk of columns reads, about
+_CHUNK = {ALONG: 4096, ACROSS: 512, WINDOWS: 1024}
+_MOST_ENTRIES = 16  # of a block, on average; beyond that it is quicker to turn rows round
+_PARTS = 32  # of the work for every processor: large ones, as what one fetches ahead the next part writes
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Wᵀ of one axis by rows: taps starts[i] to starts[i + 1] of source pixel i, destination indices and weights."""
+
+    starts: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray
+
+
+def _by_pixel(taps: Taps) -> _Column:
+    """Taps that fall together are added up, those that weigh nothing are left out."""
+    outs = np.repeat(np.arange(len(taps.indices)), taps.indices.shape[1])
+    pairs = taps.indices.reshape(-1) * max(len(taps.indices), 1) + outs
+    unique, place = np.unique(pairs, return_inverse=True)
+    weights = np.bincount(place, taps.weights.reshape(-1), len(unique)).astype(np.float32)
+    unique, weights = unique[weights != 0], weights[weights != 0]
+    pixels, indices = np.divmod(unique, max(len(taps.indices), 1))
+    counts = np.bincount(pixels, minlength=taps.length)
+    return _Column(np.concatenate([[0], np.cumsum(counts)]), indices, weights)
+
+
+def _copies(column: _Column, out: int) -> bool:
+    """Whether Wᵀ is the identity."""
+    count = len(column.starts) - 1
+    if not out == count == len(column.indices):
+        return False
+    one_each = (column.starts == np.arange(count + 1)).all()
+    return bool(one_each and (column.indices == np.arange(count)).all() and (column.weights == 1).all())
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of dx and dy, or several that are kept and lie side by side."""
+
+    length: int
+    out: int
+    column: _Column | None
+
+
+def _axes(lengths: Sequence[int], outs: Sequence[int], taps: Sequence[Taps | None]) -> list[_Axis]:
+    """The axes from the first on, neighbours that are kept as one."""
+    result: list[_Axis] = []
+    for length, out, of_axis in zip(lengths, outs, taps, strict=True):
+        column = None if of_axis is None else _by_pixel(of_axis)
+        if column is not None and _copies(column, out):
+            column = None
+        if column is None and result and result[-1].column is None:
+            result[-1] = _Axis(result[-1].length * length, result[-1].out * out, None)
+        elif column is not None or length != 1:
+            result.append(_Axis(length, out, column))
+    return result
+
+
+def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Plan:
+    """Taps per axis of the output, None for an axis that is kept; `data` is which input holds dy.
+
+    An empty dy, for which no taps can be told, gives zeros.
+    """
+    outs = call.inputs[data]
+    assert outs is not None
+    work, run = functions()
+    if 0 in outs:
+        count = math.prod(call.output)
+        axes = [_Axis(count, 0, _Column(np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)))]
+    else:
+        axes = _axes(call.output, outs, taps())
+    inner = 1
+    if axes and axes[-1].column is None and len(axes) > 1:
+        inner = axes.pop().length
+    column = axes.pop() if axes else _Axis(1, 1, None)
+    tables: list[np.ndarray] = []
+    table_at = par.WORDS + par.AXIS_WORDS * len(axes)
+
+    def place(table: np.ndarray) -> int:
+        nonlocal table_at
+        tables.append(table)
+        table_at += len(table)
+        return table_at - len(table)
+
+    stride, entries, most = column.out * inner, [], 1
+    for axis in reversed(axes):
+        entry = [axis.length, stride, 0, 0]
+        if axis.column is not None:
+            entry[2:] = [place(axis.column.starts), place(_words(axis.column))]
+            most *= max(1, int(np.diff(axis.column.starts).max(initial=0)))
+        entries.append(entry)
+        stride *= axis.out
+    rows = math.prod(a.length for a in axes)
+    method, table = _method(column, inner)
+    chunks = _chunks(column, inner, _CHUNK[method])
+    read, made = int(chunks[:, par.CHUNK_LENGTH].max()) * inner, int(chunks[:, par.CHUNK_COUNT].max()) * inner
+    pitch = -(-(read + WINDOW) // VECTOR) * VECTOR
+    floats, at_once = {
+        ALONG: (read + made, 1),
+        ACROSS: (VECTOR * (2 * (read + 2 * VECTOR) + made + 2 * VECTOR), VECTOR),
+        WINDOWS: (ROWS * (pitch + made), ROWS),
+    }[method]
+    units = math.ceil(rows / at_once) * len(chunks)
+    per_item = max(1, units // (_PARTS * processors()))
+    head = {
+        par.WORKER: work.address,
+        par.KIND: call.element_type,
+        par.DATA: data,
+        par.AXES: len(axes),
+        par.AXIS_TABLE: par.WORDS,
+        par.ROW_COUNT: rows,
+        par.COLUMNS: column.length,
+        par.INNER: inner,
+        par.STARTS: 0 if column.column is None else place(column.column.starts),
+        par.TAPS: 0 if column.column is None else place(_words(column.column)),
+        par.CHUNKS: len(chunks),
+        par.CHUNK_TABLE: place(chunks.reshape(-1)),
+        par.LIST_WORDS: 2 * most,
+        par.LANE_BYTES: 16 * most + 4 * floats,
+        par.METHOD: method,
+        par.UNITS: units,
+        par.PER_ITEM: per_item,
+        par.ITEMS: math.ceil(units / per_item),
+        par.PITCH: pitch,
+        par.STREAMED: int(4 * (math.prod(outs) + math.prod(call.output)) > last_level_cache()),
+        par.INNERMOST: int([axis.column is not None for axis in axes] in ([True], [False, True])),
+    }
+    if table is not None:
+        per_chunk = -(-chunks[:, par.CHUNK_COUNT] * inner // VECTOR)
+        head[par.ENDS] = place(table.ends)
+        head[par.ENTRIES] = place(table.entries(np.repeat(chunks[:, par.CHUNK_LOW] * inner, per_chunk)))
+        head[par.PATTERNS] = place(np.frombuffer(table.patterns.tobytes(), np.int64))
+    blocks = [np.array([head.get(n, 0) for n in range(par.WORDS)]), *(np.array(e) for e in reversed(entries)), *tables]
+    parameters = np.concatenate([b.astype(np.int64) for b in blocks])
+    return Plan(run.address, parameters, lane=head[par.LANE_BYTES])
+
+
+def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:
+    """How columns are gathered, and the tables of windows if that is the way."""
+    if axis.column is None or inner >= VECTOR:
+        return ALONG, None
+    if PERMUTES and len(axis.column.indices):
+        table = windows(axis.column.starts, axis.column.indices, axis.column.weights, inner)
+        if len(table.bases) <= _MOST_ENTRIES * (len(table.ends) - 1):
+            return WINDOWS, table
+    return ACROSS, None
+
+
+def _words(column: _Column) -> np.ndarray:
+    """A tap as one word: index, an int32, and weight, a float32."""
+    pairs = np.empty((len(column.indices), 2), np.int32)
+    pairs[:, 0], pairs[:, 1] = column.indices, column.weights.view(np.int32)
+    return pairs.view(np.int64).reshape(-1)
+
+
+def _chunks(axis: _Axis, inner: int, limit: int) -> np.ndarray:
+    """Rows (first and count in dx, first and count in dy)."""
+    if axis.column is None:
+        size = max(1, limit // inner)
+        firsts = np.arange(0, axis.length, size)
+        counts = np.minimum(size, axis.length - firsts)
+        return np.stack([firsts, counts, firsts, counts], axis=1)
+    # What is written has to come into the cache first, and more than is read: reductions go by smaller chunks.
+    per_cell = axis.out / axis.length if axis.out >= axis.length else 4.0
+    size = max(1, int(limit / (per_cell * inner)))
+    size = max(VECTOR, size // VECTOR * VECTOR)
+    result = []
+    starts, indices = axis.column.starts, axis.column.indices
+    for first in range(0, axis.length, size):
+        count = min(size, axis.length - first)
+        touched = indices[starts[first] : starts[first + count]]
+        low = int(touched.min(initial=axis.out)) if len(touched) else 0
+        result.append((first, count, low, int(touched.max(initial=-1)) + 1 - low if len(touched) else 0))
+    return np.array(result, np.int64)

@@ -1,0 +1,1 @@
+"""Kernels of the gradients of bias, ReLU and max pooling."""

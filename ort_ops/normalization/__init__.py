@@ -1,0 +1,1 @@
+"""Kernels of the gradients of normalisations and of softmax."""

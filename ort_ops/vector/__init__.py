@@ -1,0 +1,1 @@
+"""Register kernels: vector code that several families of operators share."""

@@ -1,0 +1,163 @@
+"""Copies of boxes of an image in float32, zeros where a box leaves the image: as planes, as cells, or turned. Compiled.
+
+An image is an address and the element index of its first cell, with a stride per channel and per axis; `low` and
+`size` are three first cells and lengths of the box, `length` the lengths of the image.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack
+from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
+from onnx_backprop.ort_ops.vector.rows import clear, read_run
+
+_square = stack(VECTOR * VECTOR // 2)
+
+
+@njit
+def load3(block, at):
+    """Three entries of a block."""
+    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
+
+
+@njit
+def copy_row(kind, target, to, source, first, step, low, count, end):
+    """target[to + i] = source[first + (low + i)·step] for i < count, 0 where low + i is not in [0, end)."""
+    start, stop = min(max(0, -low), count), max(min(count, end - low), 0)
+    stop = max(start, stop)
+    clear(target, to, start)
+    read_run(kind, target, to + start, source, first + (low + start) * step, step, stop - start)
+    clear(target, to + stop, count - stop)
+
+
+@njit
+def copy_box_planes(kind, target, plane, source, first, channels, channel, stride, low, size, length):
+    """[channel][z][y][x], `plane` elements from channel to channel."""
+    for c in range(channels):
+        at = c * plane
+        for z in range(size[0]):
+            for y in range(size[1]):
+                cell_z, cell_y = low[0] + z, low[1] + y
+                if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
+                    row = first + c * channel + cell_z * stride[0] + cell_y * stride[1]
+                    copy_row(kind, target, at, source, row, stride[2], low[2], size[2], length[2])
+                else:
+                    clear(target, at, size[2])
+                at += size[2]
+
+
+@njit
+def copy_box_cells(kind, target, columns, source, first, channels, stride, low, size, length):
+    """[z][y][x][channel] of channels that lie together; `columns` elements from cell to cell, zeros at their end."""
+    at = 0
+    for z in range(size[0]):
+        for y in range(size[1]):
+            cell_z, cell_y = low[0] + z, low[1] + y
+            inside = 0 <= cell_z < length[0] and 0 <= cell_y < length[1]
+            row = first + cell_z * stride[0] + cell_y * stride[1]
+            for x in range(size[2]):
+                cell = low[2] + x
+                if inside and 0 <= cell < length[2]:
+                    read_run(kind, target, at, source, row + cell * stride[2], 1, channels)
+                    clear(target, at + channels, columns - channels)
+                else:
+                    clear(target, at, columns)
+                at += columns
+
+
+@njit
+def copy_box_within(kind, target, source, first, channels, stride, low, size, length):
+    """The part of a box within the image, [z][y][x][channel] of channels that lie together.
+
+    Answers the address that the image's first cell would have beside it and the strides of the axes, as if the copy
+    were of the whole image.
+    """
+    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
+    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
+    rows, cells = max(end[1] - begin[1], 0), max(end[2] - begin[2], 0)
+    at, step = 0, (rows * cells * channels, cells * channels, channels)
+    for z in range(begin[0], end[0]):
+        for y in range(begin[1], end[1]):
+            row = first + z * stride[0] + y * stride[1] + begin[2] * stride[2]
+            if stride[2] == channels:
+                read_run(kind, target, at, source, row, 1, cells * channels)
+            else:
+                for x in range(cells):
+                    read_run(kind, target, at + x * channels, source, row + x * stride[2], 1, channels)
+            at += cells * channels
+    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+
+
+@njit
+def turn_box_within(kind, target, columns, source, first, channels, channel, stride, low, size, length):
+    """As `copy_box_within`, of channels that lie apart: `columns` elements, whole vectors, from cell to cell."""
+    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
+    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
+    box = (max(end[0] - begin[0], 0), max(end[1] - begin[1], 0), max(end[2] - begin[2], 0))
+    turn_box(kind, target, columns, source, first, channels, channel, stride, begin, box, length)
+    step = (box[1] * box[2] * columns, box[2] * columns, columns)
+    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+
+
+@njit
+def reached(shift, at, size, step, length):
+    """Which i < size have 0 <= (at + i)·step + shift < length: a first one and an end, alike where there are none."""
+    first, last = -(shift + at * step), length - (shift + at * step)
+    begin = min(max(-(-first // step), 0), size)
+    return begin, max(min(-(-last // step), size), begin)
+
+
+@njit
+def turn_box(kind, target, columns, source, first, channels, channel, stride, low, size, length):
+    """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise, `columns` whole vectors."""
+    rows, count, end = size[1], size[2], length[2]
+    whole = low[2] == 0 and count == end and stride[1] == count * stride[2]
+    if whole and low[1] >= 0 and low[1] + rows <= length[1]:  # they are one long row
+        rows, count, end = 1, rows * count, rows * count
+    at = 0
+    for z in range(size[0]):
+        for y in range(rows):
+            cell_z, cell_y = low[0] + z, low[1] + y
+            if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
+                start = min(max(0, -low[2]), count)
+                stop = max(start, min(count, end - low[2]))
+                row = first + cell_z * stride[0] + cell_y * stride[1] + (low[2] + start) * stride[2]
+                clear(target, at, start * columns)
+                to = at + start * columns
+                turn_row(kind, target, to, columns, source, row, channels, channel, stride[2], stop - start)
+                clear(target, at + stop * columns, (count - stop) * columns)
+            else:
+                clear(target, at, count * columns)
+            at += count * columns
+
+
+@njit
+def turn_row(kind, target, to, columns, source, first, channels, channel, step, count):
+    """target[to + i·columns + c] = source[first + c·channel + i·step], 0 for the columns from `channels` on."""
+    direct, c = kind == F32 and step == 1, 0
+    while c < channels:
+        rows, i = min(VECTOR, channels - c), 0
+        while i < count:
+            cells, place = min(VECTOR, count - i), target + 4 * (to + i * columns + c)
+            if direct:
+                start = source + 4 * (first + c * channel + i)
+                transpose(place, 4 * columns, start, 4 * channel, rows, cells)
+            else:
+                square = _square()
+                for lane in range(rows):
+                    start = first + (c + lane) * channel + i * step
+                    read_run(kind, square, lane * VECTOR, source, start, step, cells)
+                transpose(place, 4 * columns, square, 4 * VECTOR, rows, cells)
+            i += VECTOR
+        c += VECTOR
+
+
+@njit
+def transpose(target, target_row, source, source_row, rows, columns):
+    """As `transpose_part`, of 1 to a vector's length of rows and columns."""
+    if rows == VECTOR and columns == VECTOR:
+        transpose_tile(target, target_row, source, source_row)
+    else:
+        transpose_part(target, target_row, source, source_row, rows, columns)

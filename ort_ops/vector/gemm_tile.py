@@ -1,0 +1,225 @@
+"""The product that all convolutions end in, as vector code: c[i, j] (+)= Σ_e Σ_k a[i, e, k] · b[e, k, j].
+
+Rows i are scalars that are broadcast, columns j fill whole vector registers; every accumulator stays in a register
+until the sum is complete. The sum runs over a table of segments e, each a start in a and one in b, and within a
+segment over k with a constant step in either. Written as LLVM IR, since no loop of Numba's is turned into this.
+Nothing is reassociated: the order of each sum is that of the table, one fused multiply-add after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.machine import REGISTERS, VECTOR
+from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
+
+# Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
+ROWS = 12 if REGISTERS >= 32 else 6
+VECTORS = 2
+COLUMNS = VECTORS * VECTOR
+_ROW_CHOICES = tuple(r for r in (1, 2, 4, 6, 8, 10, 12) if r <= ROWS)
+
+Value = Any
+
+
+def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
+    return pointer(b, b.add(address, I64(ITEM * VECTOR * j)))
+
+
+def _tile(module: ir.Module, rows: int, vectors: int) -> ir.Function:
+    """The function of one tile size; its arguments are those of `multiply`."""
+    name = f"onnx_backprop_tile_{rows}_{vectors}"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 11), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
+    entry, load, outer, inner, after, leave = (
+        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "load", "outer", "inner", "after", "leave")
+    )
+    cells = [(i, j) for i in range(rows) for j in range(vectors)]
+
+    a_at = [entry.add(a, entry.load(pointer(entry, entry.add(a_rows, I64(8 * i)), I64))) for i in range(rows)]
+    c_at = [entry.add(c, entry.mul(c_row, I64(i))) for i in range(rows)]
+    for i, j in cells:  # the sum takes longer than it takes to fetch what it is written to
+        prefetch(entry, entry.add(c_at[i], I64(ITEM * VECTOR * j)), writing=True)
+    entry.cbranch(entry.icmp_signed("!=", add, I64(0)), load.block, outer.block)
+
+    before = {(i, j): load.load(_vector(load, c_at[i], j), align=ITEM) for i, j in cells}
+    load.branch(outer.block)
+
+    segment = outer.phi(I64)
+    sums = {cell: outer.phi(VEC) for cell in cells}
+    place = outer.add(table, outer.shl(segment, I64(4)))
+    a_start = outer.load(pointer(outer, place, I64))
+    b_start = outer.add(b, outer.load(pointer(outer, outer.add(place, I64(8)), I64)))
+    outer.branch(inner.block)
+
+    left, a_index, b_at = inner.phi(I64), inner.phi(I64), inner.phi(I64)
+    running = {cell: inner.phi(VEC) for cell in cells}
+    columns = [inner.load(_vector(inner, b_at, j), align=ITEM) for j in range(vectors)]
+    result = {}
+    for i in range(rows):
+        scalar = splat(inner, inner.load(pointer(inner, inner.add(a_at[i], a_index), FLOAT)))
+        for j in range(vectors):
+            result[i, j] = fma(inner, scalar, columns[j], running[i, j])
+    fewer = inner.sub(left, I64(1))
+    steps = [(left, count, fewer), (a_index, a_start, inner.add(a_index, a_step))]
+    steps += [(b_at, b_start, inner.add(b_at, b_step))]
+    steps += [(running[cell], sums[cell], result[cell]) for cell in cells]
+    for phi, first, following in steps:
+        phi.add_incoming(first, outer.block)
+        phi.add_incoming(following, inner.block)
+    inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
+
+    following = after.add(segment, I64(1))
+    zero = ir.Constant(VEC, [0.0] * VECTOR)
+    for block, start in ((entry.block, I64(0)), (load.block, I64(0)), (after.block, following)):
+        segment.add_incoming(start, block)
+    for cell in cells:
+        sums[cell].add_incoming(zero, entry.block)
+        sums[cell].add_incoming(before[cell], load.block)
+        sums[cell].add_incoming(result[cell], after.block)
+    after.cbranch(after.icmp_signed("<", following, segments), outer.block, leave.block)
+
+    for i, j in cells:
+        leave.store(result[i, j], _vector(leave, c_at[i], j), align=ITEM)
+    leave.ret_void()
+    return function
+
+
+def _dispatch(module: ir.Module) -> ir.Function:
+    """(rows, vectors, …) -> the tile function; `rows` is one that `tile_rows` answered."""
+    name = "onnx_backprop_tile"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 13), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    rows, vectors, *rest = function.args
+    code = b.add(b.mul(rows, I64(VECTORS + 1)), vectors)
+    default = function.append_basic_block("default")
+    switch = b.switch(code, default)
+    for r in _ROW_CHOICES:
+        for v in range(1, VECTORS + 1):
+            case = ir.IRBuilder(function.append_basic_block(f"case_{r}_{v}"))
+            case.call(_tile(module, r, v), rest)
+            case.ret_void()
+            switch.add_case(I64(r * (VECTORS + 1) + v), case.block)
+    ir.IRBuilder(default).ret_void()
+    return function
+
+
+@intrinsic
+def multiply(_context, rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+    """One tile of c, float32. All arguments are int64; steps and starts are in bytes.
+
+    rows, vectors: size of the tile, `rows` one of TILE_ROWS. c: address of its first element, c_row: from row to row.
+    a_rows: address of one start per row, added to a. table: address of `segments` pairs of starts in a and b; a
+    segment has `count` >= 1 steps. add: whether c is added to (else overwritten).
+    """
+
+    def generate(target, builder, _signature, args):
+        builder.call(_dispatch(builder.module), args)
+        return target.get_dummy_value()
+
+    return types.void(*[types.int64] * 13), generate
+
+
+def _row_table() -> tuple[int, ...]:
+    return tuple(next((r for r in _ROW_CHOICES if r >= n), ROWS) for n in range(ROWS + 1))
+
+
+TILE_ROWS = _row_table()  # how many rows the tile for n rows has
+SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a tile may write beyond the last
+
+
+def _gather(module: ir.Module, *, streaming: bool) -> ir.Function:
+    """The function behind `gather_columns` and `stream_columns`: column after column, and the vectors of each."""
+    name = f"onnx_backprop_gather_{streaming}"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), name)
+    function.linkage = "internal"
+    target, step, source, scale, width, starts, taps, count = function.args
+    entry, column, vector, tap, store, further, leave = (
+        ir.IRBuilder(function.append_basic_block(n))
+        for n in ("entry", "column", "vector", "tap", "store", "further", "leave")
+    )
+    final = entry.sub(width, I64(ITEM * VECTOR))  # where the last vector starts, which may overlap the one before
+    entry.cbranch(entry.icmp_signed(">", count, I64(0)), column.block, leave.block)
+
+    i, place = column.phi(I64), column.phi(I64)
+    start = column.add(starts, column.shl(i, I64(3)))
+    first = column.load(pointer(column, start, I64))
+    last = column.load(pointer(column, column.add(start, I64(8)), I64))
+    zero, some = ir.Constant(VEC, [0.0] * VECTOR), column.icmp_signed("<", first, last)
+    column.branch(vector.block)
+
+    offset = vector.phi(I64)
+    begin = vector.add(source, offset)
+    vector.cbranch(some, tap.block, store.block)
+
+    t, total = tap.phi(I64), tap.phi(VEC)
+    at = tap.add(taps, tap.shl(t, I64(3)))
+    index = tap.sext(tap.load(pointer(tap, at, I32)), I64)
+    weight = splat(tap, tap.load(pointer(tap, tap.add(at, I64(4)), FLOAT)))
+    value = tap.load(pointer(tap, tap.add(begin, tap.mul(index, scale)), VEC), align=ITEM)
+    more = fma(tap, weight, value, total)
+    following = tap.add(t, I64(1))
+    for phi, initial, later in ((t, first, following), (total, zero, more)):
+        phi.add_incoming(initial, vector.block)
+        phi.add_incoming(later, tap.block)
+    tap.cbranch(tap.icmp_signed("<", following, last), tap.block, store.block)
+
+    result = store.phi(VEC)
+    result.add_incoming(zero, vector.block)
+    result.add_incoming(more, tap.block)
+    to = store.add(place, offset)
+    if streaming:
+        stream(store, result, to)
+    else:
+        store.store(result, pointer(store, to, VEC), align=ITEM)
+    behind = store.add(offset, I64(ITEM * VECTOR))
+    behind = store.select(store.icmp_signed("<", behind, final), behind, final)
+    offset.add_incoming(I64(0), column.block)
+    offset.add_incoming(behind, store.block)
+    store.cbranch(store.icmp_signed("<", offset, final), vector.block, further.block)
+
+    next_i, next_place = further.add(i, I64(1)), further.add(place, step)
+    for phi, initial, later in ((i, I64(0), next_i), (place, target, next_place)):
+        phi.add_incoming(initial, entry.block)
+        phi.add_incoming(later, further.block)
+    further.cbranch(further.icmp_signed("<", next_i, count), column.block, leave.block)
+    leave.ret_void()
+    return function
+
+
+@intrinsic
+def gather_columns(_context, target, step, source, scale, width, starts, taps, count):
+    """Column i of target = Σ_t weight(t) · column index(t) of source, t from starts[i] to starts[i + 1], in order.
+
+    Columns are `width` bytes, a vector or more; addresses, step and scale are bytes from column to column. A tap is a
+    word: index, an int32, and weight, a float32.
+    """
+    return _gather_caller(streaming=False)
+
+
+@intrinsic
+def stream_columns(_context, target, step, source, scale, width, starts, taps, count):
+    """As `gather_columns`, stored past the caches: target, step and width are multiples of a vector's bytes."""
+    return _gather_caller(streaming=True)
+
+
+def _gather_caller(*, streaming: bool) -> Any:
+    def generate(target_context, builder, _signature, args):
+        builder.call(_gather(builder.module, streaming=streaming), args)
+        return target_context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate

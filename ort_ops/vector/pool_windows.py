@@ -1,0 +1,202 @@
+"""Who wins each window of a pool, as vector code: the first greatest of some elements, for many windows at once.
+
+Windows lie side by side, `step` elements apart, and all have the same cells, relative to their own. The champions and
+their cells stay in registers until all taps have competed. Written as LLVM IR: no loop of Numba's is turned into this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, compiled
+from onnx_backprop.ort_ops.runtime.llvm import (
+    BF16,
+    F16,
+    F32,
+    intrinsic,
+    load_bf16,
+    load_f16,
+    load_f32,
+    load_i64,
+    store_i32,
+)
+
+_I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
+_ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
+_NAMES = {F32: "f32", F16: "f16", BF16: "bf16"}
+WIDTHS = tuple(w for w in (16, 8, 4) if w <= max(VECTOR, 4))
+Value = Any
+
+
+def _pointer(b: ir.IRBuilder, address: Value, kind: ir.Type) -> Value:
+    return b.inttoptr(address, kind.as_pointer())
+
+
+def _splat(b: ir.IRBuilder, scalar: Value, width: int) -> Value:
+    kind = ir.VectorType(scalar.type, width)
+    nothing = ir.Constant(kind, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(_I32, width), [0] * width)
+    return b.shuffle_vector(b.insert_element(nothing, scalar, _I32(0)), nothing, lanes)
+
+
+def _widened(b: ir.IRBuilder, value: Value, kind: int, width: int) -> Value:
+    """A vector of elements as float32."""
+    if kind == F32:
+        return value
+    wide = ir.VectorType(_FLOAT, width)
+    if kind == F16:
+        return b.fpext(value, wide)
+    integers = ir.VectorType(_I32, width)
+    return b.bitcast(b.shl(b.zext(value, integers), ir.Constant(integers, [16] * width)), wide)
+
+
+def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, width: int) -> Value:
+    """Elements 0, step, 2·step … from an address; nothing beyond the last one is read. A step of 0 stands for any."""
+    element, size = _ELEMENTS[kind]
+    vector = ir.VectorType(element, width)
+    if step == 1:
+        return b.load(_pointer(b, address, vector), align=size)
+    if step == 2:
+        low = b.load(_pointer(b, address, vector), align=size)
+        high = b.load(_pointer(b, b.add(address, _I64(size * (width - 1))), vector), align=size)
+        even = [*range(0, width, 2), *range(width + 1, 2 * width, 2)]
+        return b.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, width), even))
+    result = ir.Constant(vector, ir.Undefined)
+    for lane in range(width):
+        place = b.add(address, b.mul(stride, _I64(size * lane)))
+        result = b.insert_element(result, b.load(_pointer(b, place, element), align=size), _I32(lane))
+    return result
+
+
+def _function(module: ir.Module, kind: int, step: int, width: int) -> ir.Function:
+    """The function behind `winners`, for windows a known step apart and some of them at once."""
+    name = f"onnx_backprop_winners_{_NAMES[kind]}_{step}_{width}"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 7), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    owner, source, table, taps, stride, owner_step, count = function.args
+    entry, block, tap, done, leave = (
+        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "block", "tap", "done", "leave")
+    )
+    size, integers = _ELEMENTS[kind][1], ir.VectorType(_I32, width)
+    last = entry.sub(count, _I64(width))
+    iota = ir.Constant(integers, list(range(width)))
+    apart = entry.mul(_splat(entry, entry.trunc(owner_step, _I32), width), iota)
+    entry.branch(block.block)
+
+    # the last block overlaps the one before where the windows do not fill it
+    i = block.phi(_I64)
+    begin = block.add(source, block.mul(i, block.mul(stride, _I64(size))))
+
+    def entrant(b: ir.IRBuilder, place: Value) -> tuple[Value, Value]:
+        """The values of a tap, and its cell."""
+        offset = b.load(_pointer(b, place, _I64))
+        cell = b.trunc(b.load(_pointer(b, b.add(place, _I64(8)), _I64)), _I32)
+        values = _load(b, b.add(begin, b.mul(offset, _I64(size))), step, stride, kind, width)
+        return _widened(b, values, kind, width), _splat(b, cell, width)
+
+    first, first_cell = entrant(block, table)
+    block.cbranch(block.icmp_signed(">", taps, _I64(1)), tap.block, done.block)
+
+    t, best, held = tap.phi(_I64), tap.phi(first.type), tap.phi(integers)
+    value, cell = entrant(tap, tap.add(table, tap.shl(t, _I64(4))))
+    wins = tap.fcmp_ordered(">", value, best)
+    better, holder = tap.select(wins, value, best), tap.select(wins, cell, held)
+    following = tap.add(t, _I64(1))
+    for phi, initial, later in ((t, _I64(1), following), (best, first, better), (held, first_cell, holder)):
+        phi.add_incoming(initial, block.block)
+        phi.add_incoming(later, tap.block)
+    tap.cbranch(tap.icmp_signed("<", following, taps), tap.block, done.block)
+
+    winner = done.phi(integers)
+    winner.add_incoming(first_cell, block.block)
+    winner.add_incoming(holder, tap.block)
+    shift = _splat(done, done.trunc(done.mul(i, owner_step), _I32), width)
+    place = done.add(owner, done.shl(i, _I64(2)))
+    done.store(done.add(winner, done.add(shift, apart)), _pointer(done, place, integers), align=4)
+    further = done.add(i, _I64(width))
+    short = done.icmp_signed(">", further, last)
+    following_i = done.select(short, last, further)
+    i.add_incoming(_I64(0), entry.block)
+    i.add_incoming(following_i, done.block)
+    done.cbranch(done.icmp_signed("<", i, last), block.block, leave.block)
+    leave.ret_void()
+    return function
+
+
+def _intrinsic(kind: int, step: int, width: int) -> Any:
+    @intrinsic
+    def one_kind(_context, owner, source, table, taps, stride, owner_step, count):
+        def generate(target, builder, _signature, args):
+            builder.call(_function(builder.module, kind, step, width), args)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), generate
+
+    return one_kind
+
+
+def _of_kind(kind: int, load: Any) -> Any:
+    """`winners` for one type of element."""
+    by_width = [[_intrinsic(kind, step, width) for step in range(3)] for width in WIDTHS]
+    widest, narrowest = WIDTHS[0], WIDTHS[-1]
+    middle = WIDTHS[len(WIDTHS) // 2]
+    (wide_any, wide_1, wide_2), (narrow_any, narrow_1, narrow_2) = by_width[0], by_width[-1]
+    middle_any, middle_1, middle_2 = by_width[len(WIDTHS) // 2]
+
+    @compiled(f"winners_{_NAMES[kind]}")
+    def winners(owner, source, table, taps, stride, owner_step, count):
+        if count >= widest:
+            if stride == 1:
+                wide_1(owner, source, table, taps, stride, owner_step, count)
+            elif stride == 2:
+                wide_2(owner, source, table, taps, stride, owner_step, count)
+            else:
+                wide_any(owner, source, table, taps, stride, owner_step, count)
+        elif count >= middle:
+            if stride == 1:
+                middle_1(owner, source, table, taps, stride, owner_step, count)
+            elif stride == 2:
+                middle_2(owner, source, table, taps, stride, owner_step, count)
+            else:
+                middle_any(owner, source, table, taps, stride, owner_step, count)
+        elif count >= narrowest:
+            if stride == 1:
+                narrow_1(owner, source, table, taps, stride, owner_step, count)
+            elif stride == 2:
+                narrow_2(owner, source, table, taps, stride, owner_step, count)
+            else:
+                narrow_any(owner, source, table, taps, stride, owner_step, count)
+        else:
+            for i in range(count):
+                best, cell = load(source, load_i64(table, 0) + i * stride), load_i64(table, 1)
+                for t in range(1, taps):
+                    value = load(source, load_i64(table, 2 * t) + i * stride)
+                    if value > best:
+                        best, cell = value, load_i64(table, 2 * t + 1)
+                store_i32(owner, i, cell + i * owner_step)
+
+    return winners
+
+
+_winners_f32, _winners_f16 = _of_kind(F32, load_f32), _of_kind(F16, load_f16)
+_winners_bf16 = _of_kind(BF16, load_bf16)
+
+
+@njit
+def winners(kind, owner, source, table, taps, stride, owner_step, count):
+    """int32 owner[i] = cell(t) + i·owner_step, t the tap whose source[element(t) + i·stride] is the first greatest.
+
+    Addresses. A tap is two words, element and cell; there is at least one. A later tap wins only if it is greater.
+    """
+    if kind == F16:
+        _winners_f16(owner, source, table, taps, stride, owner_step, count)
+    elif kind == BF16:
+        _winners_bf16(owner, source, table, taps, stride, owner_step, count)
+    else:
+        _winners_f32(owner, source, table, taps, stride, owner_step, count)

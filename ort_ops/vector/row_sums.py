@@ -1,0 +1,102 @@
+"""Weighted sums of rows, as vector code: target[i] = Σ_t weight(t) · row(t)[i]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.vector.registers import (
+    FLOAT,
+    I64,
+    ITEM,
+    MASK,
+    Value,
+    below,
+    caller,
+    fma,
+    load,
+    load_masked,
+    pointer,
+    prefetch,
+    splat,
+    store,
+    store_masked,
+    vectors,
+)
+
+_AHEAD = 4096  # bytes
+# Short rows lie one behind the other: read one after the other they are one stream, which the processor itself fetches
+# ahead; several at a time they would be several short ones. Who sums them fetches them for longer sums.
+SHORT, _FEW = 512, 7  # elements, taps
+
+
+def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
+    def make(function: ir.Function) -> None:
+        target, source, table, count, add = function.args
+        head = ir.IRBuilder(function.append_basic_block("head"))
+        rows, weights = [], []
+        for t in range(taps):
+            index = head.load(pointer(head, head.add(table, I64(16 * t)), I64))
+            rows.append(head.add(source, head.mul(index, I64(ITEM))))
+            weights.append(splat(head, head.load(pointer(head, head.add(table, I64(16 * t + 8)), FLOAT))))
+        whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+        before = head.select(head.icmp_signed("!=", add, I64(0)), whole, nothing)
+
+        def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
+            offset = b.mul(done, I64(ITEM))
+            to, mask = b.add(target, offset), before if left is None else b.and_(before, below(b, left))
+            total = load_masked(b, to, mask)
+            for row, weight in zip(rows, weights, strict=True):
+                at = b.add(row, offset)
+                value = load(b, at) if left is None else load_masked(b, at, below(b, left))
+                total = fma(b, weight, value, total)
+            for row in rows[-2:] if fetching else ():
+                prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)), level=2)
+            if left is None:
+                store(b, total, to)
+            else:
+                store_masked(b, total, to, below(b, left))
+
+        head.branch(vectors(function, count, body))
+
+    return make
+
+
+def _combine_function(taps: int, fetching: bool) -> Any:
+    @intrinsic
+    def combine(_context, target, source, table, count, add):
+        return caller(f"combine_{taps}_{fetching}", 5, _combine(taps, fetching))
+
+    return combine
+
+
+_combine_4_long = _combine_function(4, fetching=True)
+_combine_4, _combine_2, _combine_1 = (_combine_function(taps, fetching=False) for taps in (4, 2, 1))
+
+
+@njit
+def combine_rows(target, source, table, taps, count):
+    """A row of `count` float32. table: two words per tap, the index in source of its row and its weight."""
+    t = 0
+    if taps <= _FEW and count <= SHORT:
+        while t < taps:
+            _combine_1(target, source, table + 16 * t, count, t)
+            t += 1
+    while t < taps:
+        if taps - t >= 4 and count > SHORT:
+            _combine_4_long(target, source, table + 16 * t, count, t)
+            t += 4
+        elif taps - t >= 4:
+            _combine_4(target, source, table + 16 * t, count, t)
+            t += 4
+        elif taps - t >= 2:
+            _combine_2(target, source, table + 16 * t, count, t)
+            t += 2
+        else:
+            _combine_1(target, source, table + 16 * t, count, t)
+            t += 1

@@ -1,0 +1,215 @@
+"""Sums over the taps of a kernel with one channel, as vector code.
+
+    dot:   sums[t] += Σ_{l, i} a[l, i] · b[l, i + shift(t)]       the weights' gradient
+    weigh: target[i] = Σ_t weights[t] · source[i + shift(t)]      the correlation, or its data gradient
+
+Every element is a vector: cells of a row or channels of a cell, of which the last few may be fewer than a vector holds.
+As many taps as registers hold are done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba import njit
+
+from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.vector.registers import (
+    BYTES,
+    I64,
+    MASK,
+    VEC,
+    ZERO,
+    Value,
+    below,
+    caller,
+    fma,
+    function_of,
+    load,
+    load_masked,
+    pointer,
+    prefetch,
+    store,
+)
+
+Make = Callable[[ir.Function], None]
+_AT_ONCE = 9, 3, 1  # taps
+_PART, _FETCHING = 16, 32  # added to these: elements of fewer lanes than a vector's, what comes next is fetched
+
+
+def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
+    return [b.load(pointer(b, b.add(shifts, I64(8 * t)), I64)) for t in range(taps)]
+
+
+def _lanes(entry: ir.IRBuilder, lanes: Value, whole: bool) -> Value | None:
+    """The mask of the lanes of an element; None where they are all of a vector's."""
+    return None if whole else below(entry, lanes)
+
+
+def _load(b: ir.IRBuilder, address: Value, mask: Value | None) -> Value:
+    return load(b, address) if mask is None else load_masked(b, address, mask)
+
+
+def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
+    """All lines of some taps."""
+
+    def make(function: ir.Function) -> None:
+        sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead = function.args
+        entry, outer, inner, after, leave = (
+            ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "outer", "inner", "after", "leave")
+        )
+        places, mask = _places(entry, shifts, taps), _lanes(entry, lanes, whole)
+        entry.branch(outer.block)
+        line, a_start, b_start = (outer.phi(I64) for _ in range(3))
+        before = [outer.phi(VEC) for _ in range(taps)]
+        outer.branch(inner.block)
+        left, a_at, b_at = (inner.phi(I64) for _ in range(3))
+        running = [inner.phi(VEC) for _ in range(taps)]
+        value = _load(inner, a_at, mask)
+        if fetching:
+            prefetch(inner, inner.add(a_at, a_ahead), level=2)
+            prefetch(inner, inner.add(b_at, b_ahead), level=2)
+        result = [
+            fma(inner, value, _load(inner, inner.add(b_at, place), mask), total)
+            for place, total in zip(places, running, strict=True)
+        ]
+        fewer = inner.sub(left, I64(1))
+        steps = [
+            (left, count, fewer),
+            (a_at, a_start, inner.add(a_at, a_step)),
+            (b_at, b_start, inner.add(b_at, b_step)),
+        ]
+        steps += list(zip(running, before, result, strict=True))
+        for phi, first, following in steps:
+            phi.add_incoming(first, outer.block)
+            phi.add_incoming(following, inner.block)
+        inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
+        rest = after.sub(line, I64(1))
+        steps = [
+            (line, lines, rest),
+            (a_start, a, after.add(a_start, a_line)),
+            (b_start, b, after.add(b_start, b_line)),
+        ]
+        steps += [(total, ZERO, more) for total, more in zip(before, result, strict=True)]
+        for phi, first, following in steps:
+            phi.add_incoming(first, entry.block)
+            phi.add_incoming(following, after.block)
+        after.cbranch(after.icmp_signed(">", rest, I64(0)), outer.block, leave.block)
+        for t, total in enumerate(result):
+            place = leave.add(sums, I64(BYTES * t))
+            store(leave, leave.fadd(load(leave, place), total), place)
+        leave.ret_void()
+
+    return make
+
+
+def _weigh(taps: int) -> Make:
+    """A row of some taps; the weights stay in registers."""
+
+    def make(function: ir.Function) -> None:
+        target, target_step, source, source_step, shifts, weights, count, add = function.args
+        entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
+        places = _places(entry, shifts, taps)
+        factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
+        every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+        before = entry.select(entry.icmp_signed("!=", add, I64(0)), every, nothing)
+        entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
+        left, to, at = (loop.phi(I64) for _ in range(3))
+        total = load_masked(loop, to, before)
+        for place, factor in zip(places, factors, strict=True):
+            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
+        store(loop, total, to)
+        fewer = loop.sub(left, I64(1))
+        for phi, first, following in (
+            (left, count, fewer),
+            (to, target, loop.add(to, target_step)),
+            (at, source, loop.add(at, source_step)),
+        ):
+            phi.add_incoming(first, entry.block)
+            phi.add_incoming(following, loop.block)
+        loop.cbranch(loop.icmp_signed(">", fewer, I64(0)), loop.block, leave.block)
+        leave.ret_void()
+
+    return make
+
+
+def _choice(name: str, choices: dict[int, Make]) -> Make:
+    """A function whose first argument is the number of the one that it calls with the others."""
+
+    def make(function: ir.Function) -> None:
+        number, *rest = function.args
+        entry, nothing = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "nothing"))
+        switch = entry.switch(number, nothing.block)
+        for n, chosen in choices.items():
+            case = ir.IRBuilder(function.append_basic_block(f"case_{n}"))
+            case.call(function_of(function.module, f"{name}_{n}", len(rest), chosen), rest)
+            case.ret_void()
+            switch.add_case(I64(n), case.block)
+        nothing.ret_void()
+
+    return make
+
+
+_DOTS = (
+    {taps: _dot(taps, whole=True, fetching=False) for taps in _AT_ONCE}
+    | {taps + _PART: _dot(taps, whole=False, fetching=False) for taps in _AT_ONCE}
+    | {_AT_ONCE[0] + _FETCHING: _dot(_AT_ONCE[0], whole=True, fetching=True)}
+)
+_WEIGHS = {taps: _weigh(taps) for taps in _AT_ONCE}
+
+
+@intrinsic
+def _dot_some(_context, which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
+    """One of _DOTS."""
+    return caller("dot", 14, _choice("dot", _DOTS))
+
+
+@intrinsic
+def _weigh_some(_context, which, target, target_step, source, source_step, shifts, weights, count, add):
+    """One of _WEIGHS."""
+    return caller("weigh", 9, _choice("weigh", _WEIGHS))
+
+
+@njit
+def _at_once(taps):
+    """How many of so many taps are done next."""
+    for n in _AT_ONCE:
+        if taps >= n:
+            return n
+    return 0
+
+
+@njit
+def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
+    """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
+    dot_taps_of(VECTOR, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, 0, 0)
+
+
+@njit
+def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
+    """The same of elements of so many lanes; others are not read, and count as zero.
+
+    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, if that is not 0.
+    """
+    t = 0
+    while t < taps:
+        to, table, some = sums + 4 * VECTOR * t, shifts + 8 * t, _at_once(taps - t)
+        which = some
+        if lanes < VECTOR:
+            which += _PART
+        elif a_ahead and some == _AT_ONCE[0]:
+            which += _FETCHING
+        _dot_some(which, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
+        t += some
+
+
+@njit
+def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
+    """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
+    t = 0
+    while t < taps:
+        table, factors, some = shifts + 8 * t, weights + 4 * VECTOR * t, _at_once(taps - t)
+        _weigh_some(some, to, to_step, at, step, table, factors, count, t)
+        t += some

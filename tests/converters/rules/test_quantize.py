@@ -1,0 +1,183 @@
+"""The straight-through estimator, against differences of the function it differentiates: a clip."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, parser
+
+import onnx_backprop as ob
+from tests.support.gradient_checks import Case, Oracle, case, check_case, retyped, session_run
+from tests.support.rule_checks import symbolic
+
+SEED = 23
+RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535)}
+
+
+def quantized(kind: str, scale: list[float], zero: list[int] | None, axis: int, *, opset: int = 21) -> ModelProto:
+    shape = f"[{len(scale)}]" if len(scale) > 1 else ""
+    values = ", ".join(map(str, scale))
+    point = f", {kind}{shape} z = {{{', '.join(map(str, zero))}}}" if zero else ""
+    z = ", z" if zero else ""
+    return parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : {opset}]>
+        g (float[3,4] x) => (float[3,4] y) <float{shape} s = {{{values}}}{point}> {{
+            [round] q = QuantizeLinear <axis = {axis}> (x, s{z})
+            [back] y = DequantizeLinear <axis = {axis}> (q, s{z}) }}"""
+    )
+
+
+def data(scale: list[float], zero: list[int] | None, axis: int, kind: str) -> tuple[np.ndarray, ...]:
+    """x around the whole range and beyond it, and the scale, zero point and range aligned with it."""
+    rng = np.random.default_rng(SEED)
+    shape = [1, 1]
+    if len(scale) > 1:
+        shape[axis] = len(scale)
+    s, z = np.reshape(scale, shape), np.reshape(zero or [0], shape if zero and len(zero) > 1 else [1, 1])
+    low, high = RANGES[kind]
+    places = rng.uniform(low - (high - low) / 3, high + (high - low) / 3, (3, 4))
+    return ((places - z) * s).astype(np.float32), s, z
+
+
+CASES = [  # type, scale, zero point, axis
+    ("int8", [0.5], [3], 1),
+    ("uint8", [0.25], [100], 1),
+    ("uint8", [0.125], None, 1),
+    ("int8", [0.5, 0.25, 2.0, 1.0], [0, 5, -7, 100], 1),
+    ("uint8", [0.5, 0.25, 2.0], [0, 5, 128], 0),
+    ("int8", [0.5, 0.25, 2.0, 1.0], [0, 5, -7, 100], -1),
+    ("uint16", [0.125], [1000], 1),
+    ("int16", [0.5], [-20], 1),
+]
+
+
+@pytest.mark.parametrize("form", ["static", "symbolic"])
+@pytest.mark.parametrize("opset", [21, 24])
+@pytest.mark.parametrize(("kind", "scale", "zero", "axis"), CASES)
+def test_the_gradient_is_that_of_a_clip(
+    kind: str, scale: list[float], zero: list[int] | None, axis: int, opset: int, form: str
+) -> None:
+    """1 within the range of the integers, 0 beyond; and by the scale what rounding and clipping leave over."""
+    model = quantized(kind, scale, zero, axis, opset=opset)
+    x, s, z = data(scale, zero, axis, kind)
+    dy = np.random.default_rng(SEED + 1).uniform(-1, 1, x.shape).astype(np.float32)
+    training = ob.backward(symbolic(model) if form == "symbolic" else model, wrt=["x", "s"], straight_through=True)
+    y, dx, ds = session_run(training)({"x": x, "s": np.float32(scale).reshape(model_scale_shape(scale)), "y_grad": dy})
+    low, high = RANGES[kind]
+    places = np.round(x / s) + z
+    inside = (places >= low) & (places <= high)
+    assert 0.2 < inside.mean() < 0.9
+    np.testing.assert_array_equal(y, ((np.clip(places, low, high) - z) * s).astype(np.float32))
+    np.testing.assert_allclose(dx, dy * inside, rtol=1e-6)
+    by_scale = dy * np.where(inside, places - z - x / s, np.clip(places, low, high) - z)
+    others = tuple(n for n in range(2) if s.shape[n] == 1)
+    np.testing.assert_allclose(ds, by_scale.sum(others).reshape(ds.shape), rtol=1e-4, atol=1e-3)
+
+
+def model_scale_shape(scale: list[float]) -> tuple[int, ...]:
+    return (len(scale),) if len(scale) > 1 else ()
+
+
+def test_half() -> None:
+    model = retyped(quantized("int8", [0.5], [3], 1, opset=21), 10)
+    x, _, _ = data([0.5], [3], 1, "int8")
+    training = ob.backward(model, wrt=["x"], straight_through=True)
+    _, dx = session_run(training)({"x": x.astype(np.float16), "y_grad": np.ones((3, 4), np.float16)})
+    assert dx.dtype == np.float16
+    places = np.round(x.astype(np.float16) / np.float16(0.5)) + 3
+    np.testing.assert_array_equal(dx, (places >= -128) & (places <= 127))
+
+
+def test_the_scale_of_stored_integers_needs_no_estimator() -> None:
+    """y = (q - z) s is linear in s."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (int8[2,3] q) => (float[2,3] y)
+        <float[3] s = {0.5, 1.0, 2.0}, int8[3] z = {1, 0, -4}> { y = DequantizeLinear(q, s, z) }"""
+    )
+    q, dy = np.int8([[1, -2, 3], [100, -128, 7]]), np.float32([[1, 2, 3], [-1, 0.5, 4]])
+    _, ds = session_run(ob.backward(model, wrt=["s"]))({"q": q, "y_grad": dy})
+    np.testing.assert_allclose(ds, (dy * (q.astype(np.float64) - np.array([1, 0, -4]))).sum(0), rtol=1e-6)
+
+
+def test_without_the_option_rounding_is_refused_by_name() -> None:
+    for wrt in (["x"], ["s"], None):
+        with pytest.raises(ob.UnsupportedError, match=r"QuantizeLinear 'round': .*straight_through=True"):
+            ob.backward(quantized("int8", [0.5], [3], 1), wrt=wrt)
+
+
+def test_training_graph_takes_the_option() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[N, 2] x) => (float[N, 3] y)
+        <float[2,3] w = {0.3, -0.7, 1.2, 0.4, 9.0, -0.2}, float s = {0.03125}, int8 z = {0}> {
+            [round] q = QuantizeLinear(w, s, z)  v = DequantizeLinear(q, s, z)  y = MatMul(x, v) }"""
+    )
+    with pytest.raises(ob.UnsupportedError, match="QuantizeLinear 'round'"):
+        ob.training_graph(model, loss="mse", trainable=["w"])
+    training = ob.training_graph(model, loss="mse", trainable=["w"], straight_through=True)
+    x = np.float32([[1, 2], [3, 4]])
+    outputs = dict(
+        zip(
+            [o.name for o in training.model.graph.output],
+            session_run(training.model)({"x": x, "target": np.zeros((2, 3), np.float32)}),
+            strict=True,
+        )
+    )
+    want = x.T @ (outputs["y"] * 2 / 6)
+    want[1, 1] = 0  # 9 is beyond the range
+    np.testing.assert_allclose(outputs["w_grad"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ("q = QuantizeLinear <block_size = 2, axis = 1> (x, b)  y = DequantizeLinear <block_size = 2, axis = 1> (q, b)",
+         "block_size of 0 only; got 2|scale of rank 0 or 1"),
+        ("q = QuantizeLinear(x, s, f)  y = DequantizeLinear(q, s, f)", "output type of INT8, .*got 'FLOAT8E4M3FN'"),
+    ],
+)  # fmt: skip
+def test_refused(node: str, message: str) -> None:
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[2,4] x, float[2,2] b, float s, float8e4m3fn f)
+        => (float[2,4] y) {{ {node} }}"""
+    )
+    with pytest.raises(ob.UnsupportedError, match=message):
+        ob.backward(model, wrt=["x"], straight_through=True)
+
+
+DYNAMIC = [
+    case(
+        "q, y, z = DynamicQuantizeLinear(x)",
+        op="DynamicQuantizeLinear",
+        x=np.float32(x),
+        oracle=Oracle("onnxruntime", 2.0**-6, 1e-4),
+        skips=["half"],
+    )
+    for x in ([[0.5, -2, 3], [1, 2.5, -1]], [[1, 2, 4]], [[-1, -5], [-2, -1]], [3.0], [[-1.5, 4]])
+]
+
+
+@pytest.mark.parametrize("variant", ["static", "symbolic", "unranked"])
+@pytest.mark.parametrize("case", DYNAMIC, ids=str)
+def test_the_dynamic_scale_needs_no_estimator(case: Case, variant: str) -> None:
+    check_case(case, variant)
+
+
+@pytest.mark.parametrize("x", [[[0.5, -2, 3], [1, 2.5, -1]], [[4, 1, 4], [2, 3, 0]], [[-1, -2, -3], [-3, -1, -3]]])
+def test_the_dynamic_estimator(x: list) -> None:
+    """y = s (q - z) with dq = dx / s: dx = dy, and what s adds at the ends of the range."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[2,3] x) => (float[2,3] y) '
+        "{ q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"
+    )
+    with pytest.raises(ob.UnsupportedError, match="DynamicQuantizeLinear .*straight_through=True"):
+        ob.backward(model, wrt=["x"])
+    point = np.float32(x)
+    dy = np.float32([[1, -2, 3], [0.5, 4, -1]])
+    y, got = session_run(ob.backward(model, wrt=["x"], straight_through=True))({"x": point, "y_grad": dy})
+    low, high = min(point.min(), 0), max(point.max(), 0)
+    share = float((dy * (y - point)).sum()) / (high - low)  # ds / 255: dy (q - z - x / s) summed, over the range
+    want = np.array(dy, np.float64)
+    for end, sign in ((high, 1), (low, -1)):
+        ties = (point == end) & (point != 0)
+        want[ties] += sign * share / max(ties.sum(), 1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,135 @@
+"""onnx-backprop train: what it writes, resuming, the report, and what it refuses."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onnx_backprop.__main__ import main
+from onnx_backprop.training.history import read_log
+from tests.support.training_models import classifier, data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(classifier(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", **data())
+    return tmp_path
+
+
+def train(folder: Path, *more: str, epochs: int = 3) -> int:
+    """The command with what every test needs; a later option overrides an earlier one."""
+    given = ["--data", str(folder / "data.npz"), "--loss", "softmax_cross_entropy", "--training-mode"]
+    given += ["--epochs", str(epochs), "--batch-size", "10", "--learning-rate", "0.02"]
+    return main(["train", str(folder / "model.onnx"), "-o", str(folder / "out.onnx"), *given, *more])
+
+
+def accuracy(path: Path) -> float:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    y = np.asarray(session.run(["y"], {"x": data()["x"]})[0])
+    return float(np.mean(y.argmax(axis=1) == data()["labels"]))
+
+
+def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--evaluation", str(folder / "data.npz"), epochs=30) == 0
+    assert accuracy(folder / "out.onnx") > 0.85
+    said = capsys.readouterr().out
+    assert "5 parameters trained, 0 frozen" in said
+    assert re.search(r"steps: 180 in [\d.]+ s, [\d.]+ ms each \(180 in all\)", said)
+    match = re.search(r"training loss: ([\d.]+) -> ([\d.]+)", said)
+    assert match is not None
+    assert float(match[2]) < 0.5 * float(match[1])
+    assert re.search(r"evaluation loss: [\d.]+ -> [\d.]+", said)
+    assert f"written: {folder / 'out.onnx'}" in said
+
+
+def test_resumed_is_the_same_as_uninterrupted(folder: Path) -> None:
+    arguments = ["--schedule", "constant", "--momentum", "0.9", "--optimizer", "sgd", "--quiet"]
+    assert train(folder, *arguments, "--log", str(folder / "whole.csv"), epochs=4) == 0
+    whole = (folder / "out.onnx").read_bytes()
+    for name in ("out.onnx", "out.onnx.checkpoint.safetensors"):
+        (folder / name).unlink()
+    assert train(folder, *arguments, "--log", str(folder / "log.csv"), epochs=2) == 0
+    assert (folder / "out.onnx").read_bytes() != whole
+    assert train(folder, *arguments, "--log", str(folder / "log.csv"), "--resume", epochs=4) == 0
+    assert (folder / "out.onnx").read_bytes() == whole
+    expected, got = ([(r.step, r.epoch, r.loss) for r in read_log(folder / n)] for n in ("whole.csv", "log.csv"))
+    assert got == expected
+
+
+class Page(html.parser.HTMLParser):
+    """Counts elements, and collects what a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.references += [f"{name}={value}" for name, value in attrs if name in ("src", "href")]
+
+
+def test_report(folder: Path) -> None:
+    arguments = ["--evaluation", str(folder / "data.npz"), "--schedule", "cosine", "--ema", "0.9", "--quiet"]
+    assert train(folder, *arguments, "--report", str(folder / "report.html")) == 0
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.references == []
+    assert "http" not in text
+    assert page.counts["svg"] == 3
+    # loss and evaluation, the rate, and a norm for each of five parameters
+    assert page.counts["polyline"] == 2 + 1 + 5
+    for words in ("Time of one step, by operator", "Gemm", "w1", "‖gradient‖₂", "training loss"):
+        assert words in text
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", text.split("by node")[0])]
+    assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_every_option(folder: Path) -> None:
+    more = ["--optimizer", "rmsprop", "--momentum", "0.5", "--weight-decay", "0.01", "--clip-norm", "1"]
+    more += ["--accumulate", "2", "--warmup", "3", "--schedule", "one_cycle", "--frozen", "w1", "b1", "--seed", "3"]
+    assert train(folder, *more, "--every", "2", "--prediction", "y", "--quiet", "--log", str(folder / "l.jsonl")) == 0
+    trained = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(folder / "out.onnx").graph.initializer}
+    before = {t.name: onnx.numpy_helper.to_array(t) for t in classifier().graph.initializer}
+    np.testing.assert_array_equal(trained["w1"], before["w1"])
+    assert not np.array_equal(trained["w2"], before["w2"])
+    assert len(read_log(folder / "l.jsonl")) == 18
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "data": (["--data", "missing.npz"], "missing.npz cannot be read as an .npz file"),
+    "momentum": (["--momentum", "0.9"], "--momentum: goes with sgd and rmsprop, not with adamw"),
+    "names": (["--loss", "mse"], "--data: expected arrays x, target; 'target' missing, there are x, labels"),
+    "epochs": (["--epochs", "0"], "--seed, --epochs: expected 0 or more, and 1 or more"),
+    "log": (["--log", "log.txt"], "--log: expected a name that ends in .csv or .jsonl"),
+    "frozen": (["--frozen", "w3"], "frozen: expected the name of an initializer, got 'w3'. Did you mean"),
+    "rate": (["--learning-rate", "1e30", "--optimizer", "sgd"], "the training has failed: the loss is"),
+    "folder": (["--report", "no/report.html"], "there is no folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(folder: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    arguments, message = REFUSED[case]
+    assert train(folder, "--quiet", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("onnx-backprop: error: ")
+    assert error.count("\n") == 1
+    assert not (folder / "out.onnx").exists()
+
+
+def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--quiet", epochs=1) == 0
+    assert train(folder, "--quiet", epochs=1) == 2
+    assert "exists. Name another file, --force to replace it, or --resume" in capsys.readouterr().err
+    assert train(folder, "--quiet", "--force", epochs=1) == 0

@@ -1,0 +1,308 @@
+"""Trainer: steps, evaluation, fitting, checkpoints, export."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors.numpy
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
+
+import onnx_backprop as ob
+import onnx_backprop.training.trainer
+from models import fsrcnn
+from onnx_backprop.converters.training.optimizers import SGD, AdamW
+from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.profiling import profile
+from onnx_backprop.training.schedules import Cosine, Step, Warmup
+from tests.support.training_models import classifier, data, training
+
+
+def batches(**arguments: Any) -> ob.Batches:
+    return ob.Batches(data(), 7, seed=3, **arguments)
+
+
+def test_steps_are_those_of_the_graph() -> None:
+    """Beside a plain loop that feeds every output back through NumPy."""
+    graph = training()
+    trainer = ob.Trainer(graph, learning_rate=0.02, seed=5)
+    values = graph.initial_state()
+    values["random_state"][0] = 5
+    session = ob.session(graph.model)
+    names = [graph.loss, *graph.updates.values()]
+    for batch in batches():
+        expected, *new = session.run(names, batch | values | {"learning_rate": np.array(0.02, np.float32)})
+        values = dict(zip(values, new, strict=True))
+        assert trainer.step(batch) == float(np.asarray(expected))
+    got = trainer.state()
+    assert list(got) == list(values)
+    for name, value in values.items():
+        np.testing.assert_array_equal(got[name], value, strict=True, err_msg=name)
+    assert (trainer.steps, trainer.updates) == (9, 4)
+
+
+def test_a_path_serves_as_well(tmp_path: Path) -> None:
+    graph = training()
+    graph.save(tmp_path / "training.onnx")
+    batch = next(iter(batches()))
+    assert ob.Trainer(tmp_path / "training.onnx").step(**batch) == ob.Trainer(graph).step(**batch)
+
+
+def test_other_kernels() -> None:
+    """A convolution, whose gradients are operators of our domain, on the references in NumPy."""
+    graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
+    low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
+    batch = {graph.inputs[0]: low, graph.inputs[1]: np.ones((1, 1, 15, 12), np.float32)}
+    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, "numpy", "onnx", "numba")]
+    for _ in range(3):
+        one, *others = (trainer.step(batch) for trainer in trainers)
+        assert others == pytest.approx([one] * 3, rel=1e-5)
+
+
+def profiled_operators(trainer: ob.Trainer) -> set[str]:
+    low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
+    target = np.ones((1, 1, 15, 12), np.float32)
+    return {t.name for t in profile(trainer, dict(zip(trainer.graph.inputs, (low, target), strict=True))).operators}
+
+
+def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
+    graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
+    trainer, plain = ob.Trainer(graph), ob.Trainer(graph, kernels=None)
+    assert (trainer.kernels, plain.kernels) == ("numba", None)
+    assert not trainer.session_options.enable_mem_pattern
+    native = "OnnxBackprop_ConvolutionBackwardWeights"
+    assert native in profiled_operators(trainer)
+    assert native not in profiled_operators(plain)
+
+
+def test_without_native_kernels_the_graph_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
+    monkeypatch.setattr(onnx_backprop.training.trainer, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    with caplog.at_level(logging.WARNING, "onnx_backprop"):
+        trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd"))
+    assert "no such symbol" in caplog.text
+    assert trainer.kernels is None
+    assert not any("OnnxBackprop" in name for name in profiled_operators(trainer))
+
+
+def test_the_seed_chooses_the_masks() -> None:
+    batch = next(iter(batches()))
+    losses = {seed: ob.Trainer(training(), seed=seed).step(batch) for seed in (0, 1)}
+    assert losses[0] != losses[1]
+
+
+def test_training_learns() -> None:
+    trainer = ob.Trainer(training(AdamW(ema=0.95)), learning_rate=0.02)
+    before = trainer.evaluate(**data())
+    records = trainer.fit(batches(), 20, progress=False)
+    assert len(records) == 180
+    after = trainer.evaluate(data())
+    assert after < 0.35 * before
+    assert trainer.evaluate(data(), ema=True) < 0.5 * before
+    predicted = trainer.predict(data())["y"].argmax(axis=1)
+    assert np.mean(predicted == data()["labels"]) > 0.85
+
+
+def test_evaluation_of_a_loader_is_that_of_all_rows() -> None:
+    trainer = ob.Trainer(training())
+    assert trainer.evaluate(batches()) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
+    tuples = [(batch["x"], batch["labels"]) for batch in batches()]
+    assert trainer.evaluate(tuples) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
+
+
+def test_a_failed_step_leaves_the_state() -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    trainer = ob.Trainer(training(), session_options=options)
+    batch = next(iter(batches()))
+    trainer.step(batch)
+    before = trainer.state()
+    with pytest.raises((RuntimeError, state.Fail, state.InvalidArgument), match="Out of range"):
+        trainer.step(x=batch["x"], labels=np.full(7, 3))
+    for name, value in trainer.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    assert trainer.steps == 1
+    other = ob.Trainer(training())
+    other.step(batch)
+    assert trainer.step(batch) == other.step(batch)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": ({"x": np.zeros((2, 4))}, "expected x, labels; 'labels' missing"),
+    "unknown": ({"x": np.zeros((2, 4)), "label": [0, 1]}, "expected x, labels, got 'label'. Did you mean 'labels'"),
+    "kind": ({"x": np.zeros((2, 4)), "labels": [0.5, 1]}, "'labels' has type int64, got an array of float64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_feeds(case: str) -> None:
+    feeds, message = REFUSED[case]
+    with pytest.raises(ob.InvalidArgumentError, match=message):
+        ob.Trainer(training()).step(feeds)
+
+
+def test_a_graph_without_an_optimizer() -> None:
+    with pytest.raises(ob.InvalidArgumentError, match="the graph has no optimizer"):
+        ob.Trainer(ob.training_graph(classifier(), loss="softmax_cross_entropy"))
+
+
+def fitted(epochs: int, trainer: ob.Trainer | None = None, **arguments: Any) -> tuple[ob.Trainer, list[Record]]:
+    trainer = trainer or ob.Trainer(training(), seed=2)
+    return trainer, trainer.fit(batches(), epochs, progress=False, **arguments)
+
+
+SCHEDULE = Warmup(Cosine(0.05, steps=12), steps=3)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9, 13, 26])
+def test_resumed_training_is_the_same_bit_for_bit(tmp_path: Path, stop: int) -> None:
+    whole, expected = fitted(3, schedule=SCHEDULE)
+    fitted(3, schedule=SCHEDULE, checkpoint=tmp_path / "c", callbacks=[lambda t, _: t.steps == stop])
+    resumed = ob.Trainer(training()).load(tmp_path / "c")
+    assert resumed.steps == stop
+    _, rest = fitted(3, resumed)
+    assert [(r.step, r.epoch, r.loss, r.learning_rate) for r in rest] == [
+        (r.step, r.epoch, r.loss, r.learning_rate) for r in expected[stop:]
+    ]
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], value, err_msg=name)
+
+
+def test_checkpoints_are_safetensors(tmp_path: Path) -> None:
+    trainer, _ = fitted(1)
+    trainer.schedule = Step(0.1, every=2)
+    trainer.save(tmp_path / "state.safetensors")
+    arrays = safetensors.numpy.load_file(tmp_path / "state.safetensors")
+    for name, value in trainer.state().items():
+        np.testing.assert_array_equal(arrays[name], value, strict=True)
+    with safetensors.safe_open(tmp_path / "state.safetensors", "np") as file:
+        about = json.loads(file.metadata()["onnx_backprop"])
+    assert (about["steps"], about["epoch"], about["batch"]) == (9, 1, 0)
+    assert about["schedule"] == {"name": "Step", "rate": 0.1, "every": 2, "factor": 0.1}
+    assert about["settings"]["optimizer"]["name"] == "AdamW"
+    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_files_that_are_no_checkpoint_of_this_graph(tmp_path: Path) -> None:
+    trainer = ob.Trainer(training())
+    with pytest.raises(ob.InvalidArgumentError, match="cannot read the checkpoint"):
+        trainer.load(tmp_path / "missing")
+    (tmp_path / "text").write_text("no tensors at all")
+    with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint of onnx-backprop"):
+        trainer.load(tmp_path / "text")
+    ob.Trainer(training(SGD())).save(tmp_path / "sgd")
+    with pytest.raises(
+        ob.InvalidArgumentError, match=r"another training graph: 'micro_step' is missing in it|'w1.mean'"
+    ):
+        trainer.load(tmp_path / "sgd")
+    trainer.save(tmp_path / "adamw")
+    content = (tmp_path / "adamw").read_bytes()
+    (tmp_path / "cut").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint"):
+        trainer.load(tmp_path / "cut")
+    with pytest.raises(ob.InvalidArgumentError, match="cannot write the checkpoint"):
+        trainer.save(tmp_path / "no folder" / "c")
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_log_and_plot(tmp_path: Path, name: str) -> None:
+    log = tmp_path / name
+    _, records = fitted(2, schedule=SCHEDULE, log=log, evaluation=batches(), plot=tmp_path / "loss.png")
+    assert read_log(log) == records
+    assert [r.step for r in records] == list(range(18))
+    assert [r.step for r in records if r.evaluation is not None] == [8, 17]
+    assert [r.learning_rate for r in records] == [SCHEDULE(t // 2) for t in range(18)]
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_a_resumed_log_has_every_step_once(tmp_path: Path, name: str) -> None:
+    log, checkpoint = tmp_path / name, tmp_path / "c"
+    fitted(2, checkpoint=checkpoint, every=4, log=log, callbacks=[lambda t, _: t.steps == 8])
+    trainer = ob.Trainer(training())
+    trainer.load(checkpoint)
+    for extra in (8, 9):  # steps behind the checkpoint, which a killed process had logged, and half a line
+        with log.open("a") as file:
+            file.write(f"{extra},0,9.0,0.1,0.1,\n" if name.endswith("csv") else "")
+    with log.open("a") as file:
+        file.write('{"step": 8, "epo' if name.endswith("jsonl") else "8,0,0.")
+    fitted(2, trainer, log=log)
+    assert [r.step for r in read_log(log)] == list(range(18))
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    trainer = ob.Trainer(training(SGD()), learning_rate=1e30)
+    with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf) in step \d+ \(learning rate 1e\+30\)"):
+        trainer.fit(batches(), 3, progress=False, checkpoint=tmp_path / "c")
+
+
+def test_empty_loader() -> None:
+    with pytest.raises(ob.InvalidArgumentError, match="the loader is empty in epoch 0"):
+        ob.Trainer(training()).fit([], 1)
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_export_is_the_plain_model_with_the_trained_weights(tmp_path: Path, ema: bool) -> None:
+    trainer, _ = fitted(3)
+    trainer.export(tmp_path / "trained.onnx", ema=ema)
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    assert [v.name for v in session.get_inputs()] == ["x"]
+    assert [v.name for v in session.get_outputs()] == ["y"]
+    y = np.asarray(session.run(None, {"x": data()["x"]})[0])
+    np.testing.assert_allclose(y, trainer.predict(data(), ema=ema)["y"], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(y, trainer.predict(data(), ema=not ema)["y"])
+
+
+def test_running_means_need_an_optimizer_that_keeps_them() -> None:
+    with pytest.raises(ob.InvalidArgumentError, match="keeps no running means"):
+        ob.Trainer(training(SGD())).evaluate(data(), ema=True)
+
+
+def test_set_state() -> None:
+    trainer = ob.Trainer(training())
+    trainer.set_state({"b2": [1, 2, 3]})
+    np.testing.assert_array_equal(trainer.parameters()["b2"], [1, 2, 3])
+    with pytest.raises(ob.InvalidArgumentError, match=r"'b2' has shape \(3,\), got \(2,\)"):
+        trainer.set_state({"b2": [1, 2]})
+    with pytest.raises(ob.InvalidArgumentError, match="expected names of the state, got 'b3'. Did you mean"):
+        trainer.set_state({"b3": [1, 2, 3]})
+
+
+def test_gradient_norms() -> None:
+    arguments: dict[str, Any] = {"loss": "softmax_cross_entropy", "optimizer": "sgd"}
+    trainer = ob.Trainer(ob.training_graph(classifier(), **arguments, gradient_norms=True), learning_rate=1.0)
+    before = trainer.parameters()
+    trainer.step(data())
+    after = trainer.parameters()
+    for name, norm in trainer.gradient_norms.items():
+        assert norm == pytest.approx(np.linalg.norm(after[name] - before[name]), rel=1e-3)
+    with pytest.raises(ob.InvalidArgumentError, match="the graph has no gradient norms"):
+        print(ob.Trainer(ob.training_graph(classifier(), **arguments)).gradient_norms)
+
+
+def test_batches() -> None:
+    loader = batches()
+    loader.set_epoch(1)
+    first, again = list(loader), list(loader)
+    assert len(first) == len(loader) == 9
+    assert [len(batch["x"]) for batch in first] == [7] * 8 + [4]
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+    rows = np.concatenate([batch["x"] for batch in first])
+    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(data()["x"], axis=0))
+    loader.set_epoch(2)
+    assert not np.array_equal(next(iter(loader))["x"], first[0]["x"])
+    assert [len(batch["x"]) for batch in batches(whole=True)] == [7] * 8
+    np.testing.assert_array_equal(next(iter(batches(shuffle=False)))["x"], data()["x"][:7])
+    with pytest.raises(ob.InvalidArgumentError, match="one number of rows, got 'a': 2, 'b': 3"):
+        ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
+    with pytest.raises(ob.InvalidArgumentError, match="size: expected 1 … 2, got 0"):
+        ob.Batches({"a": np.zeros(2)}, 0)

@@ -1,0 +1,310 @@
+"""Type and shape inference in onnx: what is known survives, what is unknown stays open."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import TensorProto
+
+import onnx_backprop as ob
+from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.opset.core.inference_models import AVG_POOL, CONV, CONVT, DATA, INTERPOLATE, MAX_POOL, NCX, RESAMPLE, model
+from tests.support.checks import infer, inferred, one_node_model
+
+STATIC = [
+    (
+        "(float[2,3,4,5] src, float[2,3,8,9] dy) => (dx)",
+        'dx = $InterpolateBackward <mode = "linear", data_format = "NCX"> (src, dy)',
+        [2, 3, 4, 5],
+    ),
+    (
+        "(float16[2,4,5,3] src, float16[2,8,9,3] dy) => (dx)",
+        'dx = $InterpolateBackprop <mode = "nearest", sizes = [8, 9]> (src, dy)',
+        [2, 4, 5, 3],
+    ),
+    (
+        "(float[8,9] dy) => (dx)",
+        f"dx = $ResampleGrad <{RESAMPLE}, output_sizes = [4, 5]> (dy)",
+        [4, 5],
+    ),
+    (
+        "(float16[2,8,9] dy, float16[2,4,3] x) => (dx)",
+        "s = Constant <value = float[2] {3.0, 2.0}> () dx = $ResizeGrad <axes = [-1, 1]> (dy, x, , s)",
+        [2, 4, 3],
+    ),
+    (
+        "(float16[2,4,9,9] x, float16[6,2,3,2] w, float16[6] b) => (y)",
+        f"y = $Convolution <{CONV}, groups = 2> (x, w, b)",
+        [2, 6, 5, 8],
+    ),
+    (
+        "(float[2,6,5,8] dy, float[6,2,3,2] w) => (dx)",
+        f"dx = $ConvolutionBackwardData <{CONV}, groups = 2, dst_shape = [2, 4, 9, 9]> (dy, w)",
+        [2, 4, 9, 9],
+    ),
+    (
+        "(float[2,4,9,9] x, float[2,6,5,8] dy) => (dw)",
+        f"dw = $ConvolutionBackwardWeights <{CONV}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
+        [6, 2, 3, 2],
+    ),
+    (
+        "(bfloat16[2,4,9,9] dy, bfloat16[6,2,3,2] w) => (dx)",
+        f"dx = $ConvTransposeBackwardData <{CONVT}, groups = 2> (dy, w)",
+        [2, 6, 5, 8],
+    ),
+    (
+        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
+        f"dw = $ConvTransposeBackwardWeights <{CONVT}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
+        [6, 2, 3, 2],
+    ),
+    (
+        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
+        'dw = $ConvTransposeBackpropFilters <filter_format = "OIX", filter_shape = [2, 6, 3, 2], groups = 2,'
+        f"{CONV.rpartition(',')[0]}> (x, dy)",
+        [2, 6, 3, 2],
+    ),
+    (
+        "(float16[2,6,9,8] x, float16[2,6,5,4] dy) => (dx)",
+        "dx = $MaxPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
+        'data_format = "NCX"> (x, dy)',
+        [2, 6, 9, 8],
+    ),
+    (
+        "(float16[2,5,4,6] dy) => (dx)",
+        "dx = $AvgPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
+        "exclude_pad = 1, src_shape = [2, 9, 8, 6]> (dy)",
+        [2, 9, 8, 6],
+    ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
+        'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
+        [2, 6, 5],
+    ),
+    (
+        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy, float[6,5] g) => (dx)",
+        "dx, dg, db = $LayerNormBackward <begin_norm_axis = 1> (x, dy, , , g)",
+        [2, 6, 5],
+    ),
+    ("(float16[2,6] dy, float16[2,6] y) => (dx)", "dx = $SoftMaxBackward (dy, y)", [2, 6]),
+    ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
+    ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
+]
+
+
+@pytest.mark.parametrize(("signature", "body", "dims"), STATIC)
+def test_static_shapes_and_types(signature: str, body: str, dims: list[int]) -> None:
+    m = model(signature, body)
+    assert inferred(m) == dims
+    result = infer(m).graph.output[0].type.tensor_type.elem_type
+    assert result == m.graph.input[0].type.tensor_type.elem_type
+
+
+def test_static_models_cover_every_operator() -> None:
+    assert {body.partition("$")[2].split()[0] for _, body, _ in STATIC} == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "dims"),
+    [
+        # names stay; a number known on either side replaces the name
+        ("(float[N,C,H,W] src, float[N,C,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", ["N", "C", "H", "W"]),
+        ("(float[N,C,H,W] src, float[2,3,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", [2, 3, "H", "W"]),
+        ("(float[?,3,H,W] src, float[N,C,P,Q] dy) => (dx)", f"{INTERPOLATE} (src, dy)", ["N", 3, "H", "W"]),
+        (
+            "(float[N,H,W,C] src, float[2,P,Q,3] dy) => (dx)",
+            'dx = $InterpolateBackward <mode = "linear"> (src, dy)',
+            [2, "H", "W", 3],
+        ),
+        ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
+        ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
+            f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
+            [2, 3, "L"],
+        ),
+        (
+            "(float[N,C,L] x, float[2,D,L] dy, float[M,3] mean, float[8] gamma) => (dx)",
+            "dx = $LayerNormBackward (x, dy, mean, , gamma)",
+            [2, 3, 8],
+        ),
+        ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
+        ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
+        ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
+        (
+            "(float[N,4,H,W] x, float[2,C,P,Q] dy) => (dx)",
+            f"s = Shape (x) {AVG_POOL} (dy, s)",
+            [2, 4, "H", "W"],
+        ),
+        ("(float[2,C,P,Q] dy, int64[4] s) => (dx)", f"{AVG_POOL} (dy, s)", [2, "C", None, None]),
+        ("(float[2,C,P,Q] dy, int64[K] s) => (dx)", f"{AVG_POOL} (dy, s)", [2, "C", None, None]),
+        # channels follow from the weights, lengths of the input from those of the output where they are numbers
+        (
+            "(float[N,C,9,W] dy, float[6,2,3,2] w) => (dx)",
+            f"dx = $ConvTransposeBackwardData <{CONVT}, groups = 2> (dy, w)",
+            ["N", 6, 5, None],
+        ),
+        (
+            "(float[N,C,9,9] dy, float[I,2,K,2] w) => (dx)",
+            f"dx = $ConvTransposeBackwardData <{CONVT}> (dy, w)",
+            ["N", "I", None, 8],
+        ),
+        ("(float[N,C,9,W] x, float[O,2,3,2] w, float[6] b) => (y)", f"y = $Convolution <{CONV}> (x, w, b)", ["N", 6, 5, None]),
+        # a shape that is an attribute, an initializer, a constant, or comes from Shape
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"dx = $ConvolutionBackwardData <{CONV}, dst_shape = [2, 4, 9, 9]> (dy, w)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx) <int32[4] s = {2, 4, 9, 9}>",
+            f"{DATA} (dy, w, s)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[N,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"s = Constant <value = int32[4] {{2, 4, 9, 9}}> () {DATA} (dy, w, s)",
+            [2, 4, 9, 9],
+        ),
+        (
+            "(float[M,4,H,W] x, float[N,C,P,Q] dy, float[6,I,3,2] w) => (dx)",
+            f"s64 = Shape (x) s = Cast <to = 6> (s64) {DATA} (dy, w, s)",
+            ["M", 4, "H", "W"],
+        ),
+        (
+            "(float[M,I,3,2] w, float[N,4,H,W] x, float[N,6,P,Q] dy) => (dw)",
+            f"s64 = Shape (w) s = Cast <to = 6> (s64) dw = $ConvolutionBackwardWeights <{CONV}> (x, dy, s)",
+            [6, 4, 3, 2],
+        ),
+        (
+            "(float[H,W] x, float[P,Q] dy) => (dx)",
+            f"s64 = Shape (x) s = Cast <to = 6> (s64) dx = $ResampleGrad <{RESAMPLE}> (dy, s)",
+            ["H", "W"],
+        ),
+        # a shape input of unknown value: the rank, and what the other tensors say
+        ("(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[4] s) => (dx)", f"{DATA} (dy, w, s)", [2, 4, None, None]),
+        ("(float[2,C,P,Q] dy, float[6,4,3,2] w, int32[K] s) => (dx)", f"{DATA} (dy, w, s)", [2, 4, None, None]),
+        (
+            "(float[N,4,H,W] x, float[N,6,P,Q] dy, int32[4] s) => (dw)",
+            f"dw = $ConvolutionBackwardWeights <{CONV}> (x, dy, s)",
+            [6, 4, None, None],
+        ),
+        ("(float[P,Q] dy, int32[2] s) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)", [None, None]),
+        ("(float[P,Q] dy, int32[K] s) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}> (dy, s)", [None, None]),
+    ],
+)  # fmt: skip
+def test_partly_known_shapes(signature: str, body: str, dims: list[int | str | None]) -> None:
+    assert inferred(model(signature, body)) == dims
+
+
+UNKNOWN = ', "other" : 1'
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "dims"),
+    [
+        # the type itself is unknown: nothing is claimed, nothing fails
+        ("(float[N,3,H,W] x, float[N,3,P,Q] dy) => (dx)", f"src = other.Op (x) {INTERPOLATE} (src, dy)", None),
+        (
+            "(float[N,3,H,W] src, float[N,3,P,Q] x) => (dx)",
+            f"dy = other.Op (x) {INTERPOLATE} (src, dy)",
+            ["N", 3, "H", "W"],
+        ),
+        (
+            "(float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
+            f"s = other.Op (w) {DATA} (dy, w, s)",
+            [2, 4, None, None],
+        ),
+        (
+            "(float[6,4,3,2] x) => (dx)",
+            f"dy = other.Op (x) w = other.Op (x) s = other.Op (x) {DATA} (dy, w, s)",
+            None,
+        ),
+        ("(float[6,4,3,2] x) => (db)", "dy = other.Op (x) db = $BiasAddBackward (dy)", None),
+    ],
+)
+def test_unknown_types(signature: str, body: str, dims: list[int | str | None] | None) -> None:
+    assert inferred(model(signature, body, imports=UNKNOWN)) == dims
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs", "dims"),
+    [
+        ("InterpolateBackward", {"mode": "linear"}, [None, ["N", "H", "W", 3]], None),
+        ("InterpolateBackward", {"mode": "linear"}, [["N", "H", "W", 3], None], ["N", "H", "W", 3]),
+        ("ResampleGrad", {"output_sizes": [4, 5]}, [None], [4, 5]),
+        ("ResampleGrad", {}, [None, ["K"]], None),
+        ("ResampleGrad", {}, [None, [3]], [None, None, None]),
+        ("BiasAddBackward", {}, [None], [None]),
+        ("MaxPoolBackward", {}, [None, None], None),
+        ("ReLUBackward", {}, [None, None], None),
+        ("SoftMaxBackward", {}, [None, None], None),
+        ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
+        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
+        ("LayerNormBackward", {"use_affine": 0}, [None, None], None),
+        ("LayerNormBackward", {}, [None, None, None, None, [4]], None),
+        ("LayerNormBackward", {}, [None, None, ["N", 3], None, [None]], ["N", 3, None]),
+        ("LayerNormBackward", {"begin_norm_axis": 1}, [None, None, ["N"], [2], [3, 4]], [2, 3, 4]),
+        ("LayerNormBackward", {"begin_norm_axis": 2}, [None, None, None, None, [3]], [None, None, 3]),
+        ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
+        ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
+        ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [None, ["K"]], None),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [None, [4]], [None, None, None, None]),
+        ("AvgPoolBackward", {"exclude_pad": 1}, [[2, 3, 4, 5], None], [2, None, None, 5]),
+        ("AvgPoolBackward", {"exclude_pad": 0, "src_shape": [2, 6, 8, 5]}, [None], [2, 6, 8, 5]),
+        ("ConvTransposeBackwardData", {}, [None, None], None),
+        ("ConvTransposeBackwardData", {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [None, 6, None, None]),
+        ("ConvolutionBackwardData", {"dst_shape": [1, 5, 5, 2]}, [None, None], [1, 5, 5, 2]),
+        ("ConvolutionBackwardWeights", {}, [None, None, [4]], [None, None, None, None]),
+    ],
+)
+def test_unknown_ranks(op: str, attributes: dict[str, object], inputs: list, dims) -> None:
+    """A tensor without a shape: onnx knows its type only."""
+    pair = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
+    empty = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
+    if "Pool" in op:
+        pair = {**{k: v for k, v in pair.items() if k != "dilations"}, "kernel": [2, 2]}
+    base = pair if "Conv" in op or "Pool" in op else empty if op == "ResampleGrad" else {}
+    m = one_node_model(op, base | attributes, [i or [] for i in inputs])
+    for value, given in zip(m.graph.input, inputs, strict=True):
+        if given is None:
+            value.type.tensor_type.ClearField("shape")
+    result = infer(m).graph.output[0].type.tensor_type
+    assert result.elem_type == TensorProto.FLOAT
+    got = [d.dim_value or d.dim_param for d in result.shape.dim] if result.HasField("shape") else None
+    assert (got and [None if str(d).startswith("unk__") else d or None for d in got]) == dims
+
+
+def test_attributes_of_an_enclosing_function() -> None:
+    m = model(
+        "(float[N,3,4] src, float[N,3,7] dy) => (dx)",
+        'dx = local.Up <how = "linear", to = [7]> (src, dy)',
+        imports=', "local" : 1',
+        functions="""<opset_import: ["onnx_backprop" : 1], domain: "local"> Up <how, to> (src, dy) => (dx) {
+            dx = onnx_backprop.InterpolateBackward <mode: string = @how, sizes: ints = @to, data_format = "NCX"> (src, dy)
+        }""",
+    )
+    assert inferred(m) == ["N", 3, 4]
+    m.graph.node[0].attribute[1].ints[:] = [8]
+    with pytest.raises(
+        ob.ShapeError, match="the spatial shape of diff_dst and attribute sizes must agree, got 7 and 8"
+    ):
+        infer(m)
+
+
+def test_nodes_in_a_subgraph() -> None:
+    m = model(
+        "(bool c, float[N,3,4] a, float[N,3,7] dy) => (dx)",
+        """dx = If (c) <
+            then_branch = t () => (one) { one = $InterpolateBackward <mode = "linear", data_format = "NCX"> (a, dy) },
+            else_branch = e () => (two) { two = Identity (a) }>""",
+    )
+    assert inferred(m) == ["N", 3, 4]
+
+
+def test_inference_leaves_the_model_alone() -> None:
+    """Validation has no side effects on what it reads."""
+    m = model("(float[N,3,4] src, float[N,3,7] dy) => (dx)", f"{INTERPOLATE} (src, dy)")
+    before = m.SerializeToString(deterministic=True)
+    infer(m)
+    assert m.SerializeToString(deterministic=True) == before

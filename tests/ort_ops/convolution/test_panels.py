@@ -1,0 +1,89 @@
+"""Convolutions whose taps all read the cell itself, copied tile by tile: which ones, and that they are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
+from onnx_backprop.ort_ops.convolution.problem import correlation
+from onnx_backprop.ort_ops.runtime.llvm import F16, F32
+from tests.support import single_op
+from tests.support.checks import evaluate
+
+f32 = np.float32
+
+# batch, groups, channels and outputs of a group, lengths, kernel, strides, pads at the beginning and at the end
+CASES = [
+    (2, 1, 5, 7, (56,), (2,), (2,), (0,), (0,)),
+    (1, 2, 9, 60, (40, 71), (2, 2), (2, 2), (0, 0), (1, 2)),  # cells that the kernel does not reach
+    (2, 1, 8, 13, (24, 66), (2, 3), (2, 3), (0, 0), (0, 0)),
+    (1, 3, 6, 8, (10, 9), (1, 1), (1, 1), (2, 1), (0, 3)),  # one cell, and pads
+    (1, 1, 6, 25, (9, 200), (1, 1), (2, 3), (0, 0), (0, 0)),  # cells that no output reads
+    (1, 1, 5, 24, (5, 30, 65), (2, 3, 2), (2, 3, 2), (0, 0, 0), (1, 0, 1)),
+    (1, 1, 5, 24, (3, 7, 64), (2, 2, 2), (2, 2, 2), (1, 0, 0), (1, 0, 0)),
+    (1, 1, 3, 12, (300, 230), (1, 1), (1, 1), (0, 0), (0, 0)),  # more than a band
+    (1, 1, 64, 12, (70, 64), (2, 2), (2, 2), (0, 0), (0, 0)),
+    (1, 1, 64, 20, (70, 64), (2, 2), (2, 2), (2, 0), (2, 0)),  # even and odd cells together, rows of pads
+    (1, 1, 6, 20, (7, 44), (1, 2), (2, 2), (0, 2), (0, 2)),
+    (1, 1, 6, 20, (8, 40), (2, 1), (2, 2), (0, 0), (0, 0)),  # even cells alone
+    (1, 1, 3, 20, (4, 50001), (2, 1), (2, 2), (0, 1), (0, 0)),  # odd cells alone
+    (1, 1, 3, 20, (70000,), (2,), (2,), (2,), (0,)),  # bands along rows
+]
+
+
+def attributes(case: tuple[Any, ...]) -> dict[str, Any]:
+    strides, begin, end = (list(values) for values in case[6:])
+    plain = {"strides": strides, "dilations": [1] * len(strides), "pads_begin": begin, "pads_end": end}
+    return plain | {"data_format": "NCX", "weights_format": "OIX", "groups": case[1]}
+
+
+def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> None:
+    """Forward and data gradient of small integers, whose sums are exact."""
+    batch, groups, channels, outs, lengths, kernel = case[:6]
+    shapes = (batch, groups * channels, *lengths), (groups * outs, channels, *kernel)
+    x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in shapes)
+    bias = rng.integers(-3, 4, groups * outs).astype(f32)
+    y = evaluate("Convolution", attributes(case), [x, w, bias])
+    dy = rng.integers(-3, 4, y.shape).astype(f32)
+    for op, inputs in (
+        ("Convolution", [x, w, bias]),
+        ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
+    ):
+        got = single_op.run(op, attributes(case), inputs, kernels="numba", dtype=dtype)
+        expected = evaluate(op, attributes(case), inputs)
+        np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_reference(rng, case, dtype: str) -> None:
+    run_case(case, dtype, rng)
+
+
+def plans(channels: int, kernel: int, stride: int, kind: int = F32, pad: int = 0) -> list[int]:
+    """Whether a convolution and its data gradient are of this kind; 64 outputs, rows of 56 cells."""
+    case = (2, 1, channels, 64, (56, 56), (kernel, kernel), (stride, stride), (pad, pad), (pad, pad))
+    x, w = (2, channels, 56, 56), (64, channels, kernel, kernel)
+    y = evaluate("Convolution", attributes(case), [np.zeros(x, f32), np.zeros(w, f32)]).shape
+    attrs = Attributes(BY_NAME["Convolution"], attributes(case))
+    c = correlation(attrs, x, y, w, (0, 1, 2, 3), infers=True)
+    both = gather_plan.forward(c, kind), gather_plan.data_gradient(c, kind)
+    return [int(plan.parameters[par.PANELS]) for plan in both]
+
+
+def test_which_ones() -> None:
+    assert plans(32, 2, 2) == [1, 1]
+    assert plans(32, 1, 1) == [1, 1]
+    assert plans(32, 1, 1, pad=1) == [1, 1]
+    assert plans(96, 1, 1) == [0, 1], "many channels are read in place, where they are dense"
+    assert plans(96, 1, 1, F16) == [1, 1]
+    assert plans(96, 1, 2) == [1, 1]
+    assert plans(500, 2, 2) == [0, 1], "tiles too large for a cache"
+    assert plans(32, 3, 1, pad=1) == [0, 0]
+    assert plans(32, 3, 2) == [0, 0]

@@ -1,0 +1,134 @@
+"""Convolutions by 3×3 through Winograd's tiles: which ones, and that they are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.convolution.problem import correlation
+from onnx_backprop.ort_ops.convolution.winograd.plan import suits, suits_weights
+from tests.support import single_op
+from tests.support.checks import evaluate
+
+f32 = np.float32
+OIX = (0, 1, 2, 3)
+
+
+def attributes(**changes: Any) -> dict[str, Any]:
+    ones = [1] * len(changes.get("pads_begin", [1, 1]))
+    plain = {"strides": ones, "dilations": ones, "pads_begin": ones, "pads_end": ones}
+    return plain | {"data_format": "NCX", "weights_format": "OIX"} | changes
+
+
+# batch, groups, channels of source and destination per group, lengths, pads
+CASES = [
+    (3, 1, 40, 150, (20, 6), (1, 1)),
+    (1, 1, 16, 16, (2, 2), (1, 1)),
+    (2, 1, 17, 30, (9, 13), (1, 1)),
+    (3, 1, 64, 40, (8, 8), (1, 1)),
+    (2, 1, 20, 33, (33, 70), (0, 0)),
+    (1, 1, 16, 16, (1, 1), (1, 1)),
+    (1, 1, 16, 16, (1, 3), (3, 4)),
+    (2, 2, 16, 29, (5, 40), (2, 0)),
+    (2, 3, 19, 16, (6, 7), (0, 5)),
+    (5, 1, 130, 25, (7, 4), (1, 2)),
+    (1, 1, 16, 24, (3, 300), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads"), CASES)
+def test_against_the_reference(rng, batch: int, groups: int, s: int, d: int, lengths, pads, dtype: str) -> None:
+    """Numbers that are exact in every type, and so are their sums; the answer is rounded once."""
+    x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in ((batch, groups * s, *lengths), (groups * d, s, 3, 3)))
+    attrs = attributes(groups=groups, pads_begin=list(pads), pads_end=list(pads))
+    order = correlation(
+        Attributes(BY_NAME["Convolution"], attrs),
+        x.shape,
+        evaluate("Convolution", attrs, [x, w]).shape,
+        w.shape,
+        OIX,
+        infers=True,
+    )
+    assert suits(order)
+    assert suits_weights(order)
+    bias = rng.integers(-9, 10, groups * d).astype(f32)
+    y = evaluate("Convolution", attrs, [x, w, bias], dtype)
+    dy = rng.integers(-3, 4, y.shape).astype(f32)
+    transposed = {**attrs, "weights_format": "IOX"}
+    calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
+        ("Convolution", attrs, [x, w]),
+        ("Convolution", attrs, [x, w, bias]),
+        ("ConvolutionBackwardData", attrs | {"dst_shape": list(x.shape)}, [dy, w]),
+        ("ConvTransposeBackwardData", transposed, [x, w]),
+        ("ConvolutionBackwardWeights", attrs | {"weights_shape": list(w.shape)}, [x, dy]),
+        (
+            "ConvolutionBackwardWeights",
+            attrs | {"weights_format": "XIO"},
+            [x, dy, np.array([3, 3, s, groups * d], np.int32)],
+        ),
+    ]
+    for op, given, inputs in calls:
+        expected = evaluate(op, given, inputs, dtype).astype(f32)
+        got = single_op.run(op, given, inputs, dtype=dtype, kernels="numba")
+        np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{op} {given}")
+
+
+def test_rounding_errors_stay_those_of_a_sum(rng) -> None:
+    """Against float64: a few units in the last place of the largest entry."""
+    x, w = rng.standard_normal((2, 256, 16, 16), f32), rng.standard_normal((64, 256, 3, 3), f32)
+    got = single_op.run("Convolution", attributes(), [x, w], kernels="numba")
+    exact = evaluate("Convolution", attributes(), [x, w])
+    assert np.abs(got - exact).max() < 1e-6 * np.abs(exact).max()
+    attrs = attributes(weights_shape=[64, 256, 3, 3])
+    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, exact], kernels="numba")
+    exact = evaluate("ConvolutionBackwardWeights", attrs, [x, exact])
+    assert np.abs(got - exact).max() < 1e-6 * np.abs(exact).max()
+
+
+def test_threads_change_nothing(rng) -> None:
+    """Parts and bands of several sizes; the same bits on one thread and on two."""
+    for batch, s, d, lengths in ((4, 20, 40, (17, 30)), (2, 200, 150, (12, 9)), (1, 16, 16, (60, 60))):
+        x, dy = (rng.standard_normal((batch, c, *lengths), f32) for c in (s, d))
+        w = rng.standard_normal((d, s, 3, 3), f32)
+        calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
+            ("Convolution", attributes(), [x, w]),
+            ("ConvolutionBackwardData", attributes(dst_shape=list(x.shape)), [dy, w]),
+            ("ConvolutionBackwardWeights", attributes(weights_shape=list(w.shape)), [x, dy]),
+        ]
+        for op, attrs, inputs in calls:
+            answers = []
+            for threads in (1, 2, 2):
+                session = ob.session(single_op.model(op, attrs, inputs), session_options=single_op.options(threads))
+                answers.append(np.asarray(session.run(None, single_op.feeds(op, inputs))[0]).tobytes())
+            assert answers[0] == answers[1] == answers[2], (op, batch, s, d, lengths)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights"),
+    [
+        ({"strides": [2, 1]}, (16, 16, 3, 3)),
+        ({"dilations": [1, 2]}, (16, 16, 3, 3)),
+        ({}, (16, 16, 3, 5)),
+        ({}, (15, 16, 3, 3)),
+        ({}, (16, 15, 3, 3)),
+        ({"data_format": "NXC"}, (16, 16, 3, 3)),
+        ({"pads_begin": [0, 1, 1], "pads_end": [0, 1, 1]}, (16, 16, 1, 3, 3)),
+    ],
+)
+def test_others_are_sums_over_taps(rng, changes, weights) -> None:
+    attrs = attributes(**changes)
+    lengths = (9, 8, 7)[: len(weights) - 2]
+    shape = (1, *lengths, weights[1]) if attrs["data_format"] == "NXC" else (1, weights[1], *lengths)
+    x, w = rng.integers(-3, 4, shape).astype(f32), rng.integers(-3, 4, weights).astype(f32)
+    expected = evaluate("Convolution", attrs, [x, w])
+    bound = Attributes(BY_NAME["Convolution"], attrs)
+    order = tuple(range(len(weights)))
+    assert not suits(correlation(bound, x.shape, expected.shape, w.shape, order, infers=True))
+    got = single_op.run("Convolution", attrs, [x, w], kernels="numba")
+    np.testing.assert_array_equal(got, expected, strict=True)

@@ -1,0 +1,162 @@
+"""The bridge between onnxruntime and compiled kernels: attributes, refusals, memory, and what happens without it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numba.core.dispatcher import Dispatcher
+from onnx import helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops.runtime import bridge
+from tests.support import single_op
+
+DY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+def bias_model(data_format: str = "NXC") -> onnx.ModelProto:
+    return single_op.model("BiasAddBackward", {"data_format": data_format}, [DY])
+
+
+def kernel_model(**attributes: object) -> onnx.ModelProto:
+    """The native operator by itself, with attributes that no domain node could have."""
+    node = helper.make_node(f"{NATIVE_PREFIX}BiasAddBackward", ["dy"], ["db"], domain=NATIVE_DOMAIN, **attributes)
+    infos = [helper.make_tensor_value_info(name, 1, None) for name in ("dy", "db")]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(NATIVE_DOMAIN, 1)]
+    return helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:]), opset_imports=imports, ir_version=10)
+
+
+class SlowList(list):
+    """Another thread always gets its turn before the length is told."""
+
+    def __len__(self) -> int:
+        time.sleep(0.05)
+        return super().__len__()
+
+
+def test_sessions_of_several_threads_keep_their_own_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels created at once must not get the number of the same attributes: the gradient would be another."""
+    monkeypatch.setattr(bridge, "_specs", SlowList())
+    monkeypatch.setattr(bridge, "_spec_numbers", {})
+    with ThreadPoolExecutor(8) as threads:
+        specs = [str(n % 4) for n in range(8)]
+        numbers = list(threads.map(lambda spec: bridge._spec_number((spec,), spec), specs))
+    assert [bridge._specs[number] for number in numbers] == specs
+    assert sorted(bridge._specs) == ["0", "1", "2", "3"]
+
+
+def test_the_route_works_here() -> None:
+    """The tests below would test the fallback otherwise."""
+    assert numba_route.reason_against() == ""
+
+
+BIAS = f"{NATIVE_PREFIX}BiasAddBackward"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "left"),
+    [
+        ("y = onnx_backprop.BiasAddBackward (dy)", [BIAS]),
+        ("y = onnx_backprop.BiasAddBackward (dy)  z = Abs (y)", [BIAS, "Abs"]),
+        (
+            "e = Relu (dy)  w = onnx_backprop.BiasAddBackward (e)  y = Abs (w)  z = Relu (y)",
+            ["Relu", BIAS, "Abs", "Relu"],
+        ),
+    ],
+)
+def test_nothing_but_the_kernel_is_left_in_the_optimised_graph(tmp_path, nodes: str, left: list[str]) -> None:
+    """No cast, no copy: what the body adds around the kernel goes away."""
+    outputs = "float[C] y, float[C] z" if "z =" in nodes else "float[C] y"
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18, "onnx_backprop" : 1]>'
+        f"g (float[N,X,C] dy) => ({outputs}) {{ {nodes} }}"
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    session = ob.session(model, kernels="numba", session_options=options)
+    assert [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node] == left
+    np.testing.assert_array_equal(np.asarray(session.run(["y"], {"dy": DY})[0]), DY.sum((0, 1)))
+
+
+@pytest.mark.parametrize(("data_format", "expected"), [("NXC", DY.sum((0, 1))), ("NCX", DY.sum((0, 2)))])
+def test_attributes_arrive(data_format: str, expected: np.ndarray) -> None:
+    session = ob.session(bias_model(data_format), kernels="numba")
+    np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), expected)
+
+
+def test_an_absent_attribute_takes_its_default() -> None:
+    session = ob.session(kernel_model(), kernels=None)
+    np.testing.assert_array_equal(np.asarray(session.run(None, {"dy": DY})[0]), DY.sum((0, 1)))
+
+
+def test_a_bad_attribute_is_refused_when_the_session_is_created() -> None:
+    with pytest.raises(Exception, match="BiasAddBackward: attribute data_format: expected one of NXC, NCX, got 'CX'"):
+        ob.session(kernel_model(data_format="CX"), kernels=None)
+
+
+def test_a_bad_shape_is_refused_and_the_session_goes_on() -> None:
+    session = ob.session(kernel_model(), kernels=None)
+    for _ in range(3):
+        with pytest.raises(Exception, match="BiasAddBackward: diff_dst: expected rank 2 to 64, got 1 with shape"):
+            session.run(None, {"dy": DY[0, 0]})
+        np.testing.assert_array_equal(np.asarray(session.run(None, {"dy": DY})[0]), DY.sum((0, 1)))
+
+
+def test_more_shapes_than_plans_are_kept() -> None:
+    session = ob.session(kernel_model(), kernels=None)
+    for _ in range(2):
+        for rows in range(1, 150):
+            (got,) = session.run(None, {"dy": np.ones((rows, 3), np.float32)})
+            np.testing.assert_array_equal(np.asarray(got), [rows] * 3)
+
+
+def test_without_the_route_a_warning_says_why_and_numpy_takes_over(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
+    monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    with caplog.at_level(logging.WARNING, "onnx_backprop"):
+        session = ob.session(bias_model(), kernels="numba")
+    assert "no such symbol" in caplog.text
+    np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), DY.sum((0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "reason"),
+    [
+        ("platform", "machine", lambda: "riscv64", "no native kernels for riscv64"),
+        ("sys", "platform", "win32", "onnxruntime-extensions for Windows takes no native operators"),
+        ("onnxruntime", "__version__", "1.16.3", "onnxruntime 1.16.3 is older than 1.17"),
+        ("onnxruntime", "InferenceSession", None, "TypeError: 'NoneType' object is not callable"),
+    ],
+)
+def test_what_speaks_against_the_route(monkeypatch, module: str, name: str, value: object, reason: str) -> None:
+    monkeypatch.setattr(f"{numba_route.__name__}.{module}.{name}", value)
+    monkeypatch.setattr("onnx_backprop.ort_ops.native_table.register", lambda: None)
+    assert numba_route.reason_against.__wrapped__() == reason
+
+
+def test_a_wrong_answer_of_the_self_test_speaks_against_the_route(monkeypatch) -> None:
+    monkeypatch.setattr("onnx_backprop.ort_ops.native_table.register", lambda: None)
+    monkeypatch.setattr(np, "arange", lambda *_, **__: DY[0] + 1.5)
+    assert numba_route.reason_against.__wrapped__() == ""
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", lambda *_: [np.zeros(3)])
+    assert "self-test expected" in numba_route.reason_against.__wrapped__()
+
+
+def test_every_compiled_function_has_a_name_of_its_own() -> None:
+    """Cached objects of several processes are linked together by these names; see `runtime.compile`."""
+    ob.session(bias_model(), kernels="numba")
+    modules = [m for name, m in sys.modules.items() if name.startswith("onnx_backprop.ort_ops.")]
+    functions = {id(o): o.py_func for m in modules for o in vars(m).values() if isinstance(o, Dispatcher)}
+    names = [(f.__module__, f.__qualname__) for f in functions.values()]
+    assert len(names) > 40
+    assert sorted(names) == sorted(set(names))

@@ -1,0 +1,68 @@
+"""Conv nodes with weights that change become Convolution nodes where those are faster, and compute the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, parser
+
+import onnx_backprop as ob
+from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+
+
+def model(attributes: str, *, w: str = "float[32,16,3,3]", bias: bool = False, initial: str = "") -> ModelProto:
+    given = "x, w, b" if bias else "x, w"
+    return parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N,C,H,W] x, {w} w, float[32] b) => (float[N,32,P,Q] y) {initial}
+        {{ y = Conv<{attributes}>({given}) }}""")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("attributes", "channels"),
+    [("kernel_shape = [3, 3]", 16), ("pads = [1, 0, 2, 1]", 16), ('auto_pad = "VALID"', 16), ("group = 2", 32)],
+)
+@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+def test_the_same_convolution(rng, attributes: str, channels: int, bias: bool, kernels: str) -> None:
+    feeds = {
+        "x": rng.standard_normal((2, channels, 9, 12), np.float32),
+        "w": rng.standard_normal((32, 16, 3, 3), np.float32),
+        "b": rng.standard_normal(32, np.float32),
+    }
+    plain = model(attributes, bias=bias)
+    (expected,) = ob.session(plain).run(None, feeds)
+    changed = own_convolutions(model(attributes, bias=bias))
+    assert [(n.domain, n.op_type) for n in changed.graph.node] == [(ob.DOMAIN, "Convolution")]
+    (got,) = ob.session(changed, kernels=kernels).run(None, feeds)
+    np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=0, atol=1e-4, strict=True)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        model("strides = [2, 1]"),
+        model("dilations = [1, 2]"),
+        model('auto_pad = "SAME_UPPER"'),
+        model("pads = [1, 1, 1, -1]"),
+        model("group = 1", w="float[32,15,3,3]"),
+        model("group = 4", w="float[32,16,3,3]"),
+        model("group = 1", w="float[32,16,3,5]"),
+        model("group = 1", w="float[32,16,3]"),
+        model("group = 1", w="float[32,C,3,3]"),
+        model("group = 1", w="float16[32,16,3,3]"),
+        model("group = 1", w="float[1,1,1,1]", initial="<float[1,1,1,1] w = {1.0}>"),
+    ],
+    ids=["strides", "dilations", "same", "negative", "in", "out", "kernel", "1-D", "open", "type", "constant"],
+)
+def test_others_stay(kept: ModelProto) -> None:
+    before = kept.SerializeToString()
+    assert own_convolutions(kept).SerializeToString() == before
+
+
+def test_constant_weights_stay(rng) -> None:
+    """onnxruntime arranges those when it creates the session."""
+    graph = model("group = 1")
+    weights = rng.standard_normal((32, 16, 3, 3), np.float32)
+    graph.graph.initializer.add(name="w", data_type=1, dims=weights.shape, raw_data=weights.tobytes())
+    assert [n.op_type for n in own_convolutions(graph).graph.node] == ["Conv"]
