@@ -3,12 +3,13 @@
     out[n, m, q·S' + r] = Σ_{c, t} w[m, c, t] · in[n, c, q·S + shift(t)]
 
 for every phase r. A correlation has one phase and S' = 1; the data gradient has S = 1 and one phase for every residue
-of the source index modulo the stride S', each with the taps that reach it (`convolution.problem`). No image is unrolled: a band
-of cells q, with all its phases, is computed from a float32 copy of the cells it reads, with zeros around.
+of the source index modulo the stride S', each with the taps that reach it (`convolution.problem`). No image is
+unrolled: a band of cells q, with all its phases, is computed from a float32 copy of the cells it reads, with zeros
+around.
 
-The product has cells as columns (`gather.planes`) or output channels as columns (`gather.pixels`); the weights are packed
-once per call in the order in which its tiles read them. Where they are large beside the images, a round packs some of
-them and computes the output channels they are for. One channel per group on either side makes no product
+The product has cells as columns (`gather.planes`) or output channels as columns (`gather.pixels`); the weights are
+packed once per call in the order in which its tiles read them. Where they are large beside the images, a round packs
+some of them and computes the output channels they are for. One channel per group on either side makes no product
 (`depthwise.data`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
 """
 
