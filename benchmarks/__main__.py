@@ -1,7 +1,7 @@
 """`make bench`: our kernels and the peers' side by side, `benchmarks/results/` written anew.
 
 The contenders take turns within every shape, so a machine that slows down slows all of them; medians and ratios are
-what to read.
+what to read. `--against CHECKOUT` adds the native kernels of another checkout of this project, "before".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.cases import CASES, Case
 from benchmarks.contenders import CONTENDERS
-from benchmarks.report import write
+from benchmarks.report import BEFORE, write
 from benchmarks.roofline import copy_bandwidth, multiply_add_rate
 from onnx_backprop.ort_ops.runtime.machine import processors
 
@@ -31,9 +31,11 @@ LIBRARIES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "numba", 
 class Worker:
     """A contender's process; `times` is None for what it cannot do."""
 
-    def __init__(self, contender: str, threads: int) -> None:
+    def __init__(self, contender: str, threads: int, checkout: Path | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.worker", contender, "--threads", str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def times(self, case: Case, gradient: str, runs: int) -> list[float] | None:
         assert self._process.stdin is not None
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="shapes whose name contains one of these")
     parser.add_argument("--best", action="store_true", help="fastest runs, not medians: where others use the machine")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, whose kernels take part")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     arguments = parser.parse_args()
     rows = []
@@ -91,6 +94,8 @@ def main() -> None:
         "versions": {name: _version(name) for name in LIBRARIES},
     }
     workers = {name: Worker(name, arguments.threads) for name in arguments.contenders}
+    if arguments.against:
+        workers[BEFORE] = Worker("numba", arguments.threads, arguments.against)
     chosen = [case for case in CASES if any(part in case.name for part in arguments.only)]
     work = [(case, gradient) for case in chosen for gradient in case.gradients]
     if not work:

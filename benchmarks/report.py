@@ -15,6 +15,7 @@ FAMILIES = {
     "layers": ("MaxPool", "AveragePool", "Relu", "BatchNormalization", "Softmax", "LayerNormalization"),
 }
 PYTORCH = ("PyTorch", "PyTorch channels_last")
+BEFORE = "before"  # the native kernels of another checkout
 Row = dict[str, Any]
 
 
@@ -39,9 +40,10 @@ def best_of_pytorch(row: Row) -> float | None:
     return min((row["seconds"][name] for name in PYTORCH if name in row["seconds"]), default=None)
 
 
-def ratio(row: Row, contender: str) -> float | None:
-    """How many times faster than PyTorch's best layout a contender is."""
-    best, own = best_of_pytorch(row), row["seconds"].get(contender)
+def ratio(row: Row, contender: str, peer: str = "PyTorch") -> float | None:
+    """How many times faster a contender is than a peer; of PyTorch, its best layout."""
+    best = best_of_pytorch(row) if peer == "PyTorch" else row["seconds"].get(peer)
+    own = row["seconds"].get(contender)
     return None if best is None or own is None else best / own
 
 
@@ -57,8 +59,9 @@ def geometric_mean(values: list[float]) -> float:
 def table(machine: dict[str, Any], rows: list[Row]) -> str:
     """Milliseconds of everybody; ratios above 1 mean that we are faster."""
     contenders = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
-    own = [name for name in ("numba", "onnx") if name in contenders]
-    header = ["shape", "gradient", *contenders, "roofline", *(f"{name} / PyTorch" for name in own)]
+    peers = [("numba", BEFORE)] if BEFORE in contenders else []
+    peers += [(name, "PyTorch") for name in ("numba", "onnx") if name in contenders and PYTORCH[0] in contenders]
+    header = ["shape", "gradient", *contenders, "roofline", *(f"{name} / {peer}" for name, peer in peers)]
     lines = [
         "# Results",
         "",
@@ -67,8 +70,8 @@ def table(machine: dict[str, Any], rows: list[Row]) -> str:
         f"{machine['copy_bytes_per_second'] / 1e9:.1f} GB/s copying; "
         + ", ".join(f"{name} {number}" for name, number in machine["versions"].items()),
         "",
-        f"Milliseconds ({machine['statistic']}). The last columns say how many times faster than PyTorch's best layout "
-        "we are.",
+        f"Milliseconds ({machine['statistic']}). The last columns say how many times faster we are; PyTorch stands for "
+        "its best layout.",
         "",
         "| " + " | ".join(header) + " |",
         "|---" * 2 + "|---:" * (len(header) - 2) + "|",
@@ -77,20 +80,20 @@ def table(machine: dict[str, Any], rows: list[Row]) -> str:
         cells = [row["case"], row["gradient"]]
         cells += [_milliseconds(row["seconds"].get(name)) for name in contenders]
         cells.append(_milliseconds(roofline(row, machine)))
-        cells += [_times(ratio(row, name)) for name in own]
+        cells += [_times(ratio(row, *pair)) for pair in peers]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *_summary(rows, own)]
+    lines += ["", *_summary(rows, peers)]
     return "\n".join(lines) + "\n"
 
 
-def _summary(rows: list[Row], own: list[str]) -> list[str]:
+def _summary(rows: list[Row], peers: list[tuple[str, str]]) -> list[str]:
     lines = []
-    for name in own:
+    for name, peer in peers:
         for family, kinds in FAMILIES.items():
-            ratios = [r for row in rows if row["case"].startswith(kinds) and (r := ratio(row, name)) is not None]
+            ratios = [r for row in rows if row["case"].startswith(kinds) and (r := ratio(row, name, peer)) is not None]
             if ratios:
                 lines.append(
-                    f"- {name}, {family}: {geometric_mean(ratios):.2f} times PyTorch's speed on geometric mean, "
+                    f"- {name}, {family}: {geometric_mean(ratios):.2f} times the speed of {peer} on geometric mean, "
                     f"{min(ratios):.2f} to {max(ratios):.2f}"
                 )
     return lines
