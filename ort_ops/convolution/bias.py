@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution.parameters import BIAS
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS
+from onnx_backprop.ort_ops.runtime.compile import inner
 from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
 
-@njit
+@inner
 def bias_address(call, p):
     """Where the bias lies; 0 where there is none."""
     which = load_i64(p, BIAS)
     return load_i64(call, CALL_INPUTS + which) if which else 0
 
 
-@njit
+@inner
 def bias_of(kind, bias, first, count, target):
     """float32 target[i] = bias[first + i] for i < count; zeros where there is no bias, whose address is 0 then."""
     if bias == 0:
@@ -26,7 +25,7 @@ def bias_of(kind, bias, first, count, target):
         read_run(kind, target, 0, bias, first, 1, count)
 
 
-@njit
+@inner
 def add_to_rows(tile, row, values, rows, columns):
     """tile[i, j] += values[i]; `row` bytes from row to row, float32."""
     for i in range(rows):
@@ -35,7 +34,7 @@ def add_to_rows(tile, row, values, rows, columns):
             store_f32(at, j, load_f32(at, j) + value)
 
 
-@njit
+@inner
 def add_to_columns(tile, row, values, rows, columns):
     """tile[i, j] += values[j]."""
     for i in range(rows):

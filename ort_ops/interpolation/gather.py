@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.interpolation.rows import (
     AXES,
@@ -56,7 +56,7 @@ from onnx_backprop.ort_ops.interpolation.rows import (
 )
 from onnx_backprop.ort_ops.runtime.bridge import keep
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i64
 from onnx_backprop.ort_ops.runtime.machine import PERMUTES
@@ -71,7 +71,7 @@ _ROW = 4 * VECTOR
 _AHEAD = 4096  # bytes
 
 
-@njit
+@inner
 def _along(p, call, row, chunk, scratch):
     """One row; vectors go along the elements behind a column."""
     kind, inner = load_i64(p, KIND), load_i64(p, INNER)
@@ -106,7 +106,7 @@ def _along(p, call, row, chunk, scratch):
         write_run(kind, out, at, 1, gathered, 0, count * inner)
 
 
-@njit
+@inner
 def _across(p, call, block, chunk, scratch):
     """As many rows as a vector has lanes; vectors go across them."""
     kind, inner = load_i64(p, KIND), load_i64(p, INNER)
@@ -148,7 +148,7 @@ def _across(p, call, block, chunk, scratch):
                 write_run(kind, out, at + lane * row_length + i, 1, tile, lane * VECTOR, min(VECTOR, results - i))
 
 
-@njit
+@inner
 def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
     """The sums of rows of dy that some rows of dx need; most have one axis to look up, and follow one another in it."""
     if load_i64(p, INNERMOST) == 0:
@@ -184,7 +184,7 @@ def _windows_method() -> Any:
     if not PERMUTES:
         return _across
 
-    @njit
+    @inner
     def windows(p, call, block, chunk, scratch):
         """A few rows; vectors go along them and are permuted."""
         kind, inner, pitch = load_i64(p, KIND), load_i64(p, INNER), load_i64(p, PITCH)
@@ -215,7 +215,7 @@ def _windows_method() -> Any:
 _windows = _windows_method()
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """Units of work that lie one behind the other: a chunk of columns of one row, or of one block of rows."""
     call = load_i64(job, JOB_CALL)
@@ -239,7 +239,7 @@ def _item(job, item, scratch):
 _work = worker("interpolation_gather_work", _item, ITEMS, LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p = load_i64(call, CALL_PARAMETERS)
     job = new_job()

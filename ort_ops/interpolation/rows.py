@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import compiled
+from onnx_backprop.ort_ops.runtime.compile import compiled, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -69,7 +68,7 @@ _combine_f16 = _combiner("f16", load_f16)
 _combine_bf16 = _combiner("bf16", load_bf16)
 
 
-@njit
+@inner
 def combine(kind, target, source, table, count, length):
     if count == 0:
         clear(target, 0, length)
@@ -81,7 +80,7 @@ def combine(kind, target, source, table, count, length):
         combine_rows(target, source, table, count, length)
 
 
-@njit
+@inner
 def row_taps(p, row, base, table):
     """The rows of dy that a row of dx sums: pairs of element index and weight; how many."""
     count, axis = 1, load_i64(p, AXES)
@@ -118,7 +117,7 @@ def row_taps(p, row, base, table):
     return count
 
 
-@njit
+@inner
 def innermost_taps(p, i, start, table):
     """`row_taps` where only the last axis of the rows is resized: of its row i; its first row in dy is at `start`."""
     entry = p + 8 * (load_i64(p, AXIS_TABLE) + AXIS_WORDS * (load_i64(p, AXES) - 1))
@@ -131,7 +130,7 @@ def innermost_taps(p, i, start, table):
     return last - first
 
 
-@njit
+@inner
 def last_row(table, taps, before):
     """The element index of the last of so many taps; `before` if there are none, or it lies behind."""
     return max(before, load_i64(table, 2 * taps - 2)) if taps > 0 else before

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.opset.operators.bias_add_backward import OP
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
@@ -22,7 +22,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.compile import exported, inner
 from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
@@ -38,7 +38,7 @@ _job = stack(4)
 _lanes = stack(LANES // 2)
 
 
-@njit
+@inner
 def _sum_channel(kind, source, parameters, part, channel):
     """NCX: one channel of a part of the batch."""
     channels, length = load_i64(parameters, CHANNELS), load_i64(parameters, LENGTH)
@@ -62,7 +62,7 @@ def _sum_channel(kind, source, parameters, part, channel):
     return total
 
 
-@njit
+@inner
 def _sum_rows(kind, source, parameters, part, first, count, sums):
     """NXC: some channels of a part of the rows."""
     channels = load_i64(parameters, CHANNELS)
@@ -81,7 +81,7 @@ def _sum_rows(kind, source, parameters, part, first, count, sums):
             store_f32(total, i, load_f32(total, i) + load_f32(chunk, i))
 
 
-@njit
+@inner
 def _work(job, index):
     call = load_i64(job, JOB_CALL)
     parameters, source = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_INPUTS)
@@ -93,7 +93,7 @@ def _work(job, index):
         store_f32(sums, index, _sum_channel(kind, source, parameters, index // count, first + index % count))
 
 
-@njit
+@inner
 def _run(call):
     parameters, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     channels, parts, last = (

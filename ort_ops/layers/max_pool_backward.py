@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.maths import convolution_attributes, pooling
@@ -47,7 +47,7 @@ from onnx_backprop.ort_ops.layers.max_pool_windows import (
 )
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.compile import exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i32, load_i64, store_i32
 from onnx_backprop.ort_ops.vector.pool_windows import winners
@@ -64,7 +64,7 @@ MAX_HELD = 5 << 17  # float32 sums of an item: 2.5 MiB
 WINDOWS = 1 << 12  # of a row at a time
 
 
-@njit
+@inner
 def _planes(p, call, item, scratch):
     """NCX: a band of one plane."""
     kind, bands, direct = load_i64(p, KIND), load_i64(p, BANDS), load_i64(p, KIND) == F32 or load_i64(p, APART)
@@ -106,7 +106,7 @@ def _planes(p, call, item, scratch):
         write_run(kind, load_i64(call, CALL_OUTPUT), plane * cells + low, 1, sums, low, high - low)
 
 
-@njit
+@inner
 def _winners_of_row(p, call, row, a_taps, b_taps, first, count, table, owner, listed):
     """The winners of `count` windows of a row from `first` on; which taps are listed then, and how many.
 
@@ -135,7 +135,7 @@ def _winners_of_row(p, call, row, a_taps, b_taps, first, count, table, owner, li
     return listed
 
 
-@njit
+@inner
 def _add(p, call, sums, owner, at, count, start, low, high, grads):
     """dy from its element `at` on to the winners, where those lie in the band; start: where the first window begins."""
     kind, stride, dy = load_i64(p, KIND), load_i64(p, STRIDE + 2), load_i64(call, CALL_INPUTS + 1)
@@ -149,7 +149,7 @@ def _add(p, call, sums, owner, at, count, start, low, high, grads):
             add_one(kind if load_i64(p, APART) else F32, sums, place, load_f32(dy, at + i))
 
 
-@njit
+@inner
 def _blocks(p, call, item, scratch):
     """NXC: a band of some channels of one image."""
     kind, bands, blocks, channels = load_i64(p, KIND), load_i64(p, BANDS), load_i64(p, BLOCKS), load_i64(p, CHANNELS)
@@ -209,7 +209,7 @@ def _blocks(p, call, item, scratch):
             write_run(kind, out, (origin + cell) * channels + c0, 1, sums, cell * pitch, count)
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
@@ -222,7 +222,7 @@ def _item(job, item, scratch):
 _work = worker("max_pool_work", _item, ITEMS, SCRATCH)
 
 
-@njit
+@inner
 def _run(call):
     p, job = load_i64(call, CALL_PARAMETERS), new_job()
     begin(job, call, 0)

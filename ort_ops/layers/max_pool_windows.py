@@ -6,8 +6,8 @@ The parameters of a call lie here too, for the loops that go from window to wind
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from onnx_backprop.ort_ops.runtime.compile import inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -34,19 +34,19 @@ from onnx_backprop.ort_ops.vector.rows import clear
 NONE = np.int32(-1)
 
 
-@njit
+@inner
 def first_from(place, step):
     """The first n >= 0 with n·step >= place."""
     return (place + step - 1) // step if place > 0 else 0
 
 
-@njit
+@inner
 def end_until(place, step, count):
     """One behind the last n < count with n·step <= place."""
     return min(count, place // step + 1) if place >= 0 else 0
 
 
-@njit
+@inner
 def windows_of_band(p, axis, first, last):
     """The windows that touch the cells first … last - 1 of an axis: first, and one behind the last."""
     stride, pad = load_i64(p, STRIDE + axis), load_i64(p, PAD + axis)
@@ -54,14 +54,14 @@ def windows_of_band(p, axis, first, last):
     return first_from(first + pad - reach, stride), end_until(last - 1 + pad, stride, load_i64(p, OUT + axis))
 
 
-@njit
+@inner
 def taps_inside(p, axis, start):
     """The taps of a window that begins at `start` which lie inside the source: first, and one behind the last."""
     dilation, last = load_i64(p, DILATION + axis), load_i64(p, LENGTH + axis) - 1
     return first_from(-start, dilation), end_until(last - start, dilation, load_i64(p, TAPS + axis))
 
 
-@njit
+@inner
 def list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, pitch):
     """The taps in row-major order: elements (`pitch` to a cell) and cells from where the window begins; how many."""
     count = 0
@@ -76,7 +76,7 @@ def list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, pitch
     return count
 
 
-@njit
+@inner
 def _load(kind, source, index):
     if kind == F16:
         return load_f16(source, index)
@@ -85,7 +85,7 @@ def _load(kind, source, index):
     return load_f32(source, index)
 
 
-@njit
+@inner
 def winner_of(p, kind, x, start, pitch, a_first, a_last, b_first, b_last, w_first, w_last):
     """The winner of one window, from where it begins, `pitch` elements to a cell; NONE without a tap."""
     best, owner = np.float32(0.0), NONE
@@ -100,7 +100,7 @@ def winner_of(p, kind, x, start, pitch, a_first, a_last, b_first, b_last, w_firs
     return owner
 
 
-@njit
+@inner
 def clear_sums(kind, target, first, count):
     """Zeros of an element type."""
     if kind == F32:
@@ -110,7 +110,7 @@ def clear_sums(kind, target, first, count):
             store_f16(target, i, np.float32(0.0))  # zero in all half types
 
 
-@njit
+@inner
 def add_one(kind, sums, place, value):
     """Add to a sum; in a half type there is nothing yet."""
     if kind == F16:

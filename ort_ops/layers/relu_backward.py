@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.opset.operators.relu_backward import OP
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS, parallel
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -43,7 +43,7 @@ _pick_f16 = _picker("f16", load_f16, store_f16)
 _pick_bf16 = _picker("bf16", load_bf16, store_bf16)
 
 
-@njit
+@inner
 def _work(call, piece):
     p = load_i64(call, CALL_PARAMETERS)
     x, dy, dx = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1), load_i64(call, CALL_OUTPUT)

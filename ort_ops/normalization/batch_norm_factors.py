@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_MORE
+from onnx_backprop.ort_ops.runtime.compile import inner
 from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32
 
 MEAN, VARIANCE, GAMMA = (CALL_INPUTS + 2 + n for n in range(3))
 DIFF_GAMMA, DIFF_BETA = CALL_MORE, CALL_MORE + 1
 
 
-@njit(error_model="numpy")  # a variance of zero without epsilon gives what it gives in NumPy
+@inner  # a variance of zero without epsilon gives what it gives in NumPy
 def factors_of(call, channel, count, epsilon, square, whole, along):
     """float64 (slope, along, level) from a channel's sums of (x - mean)², dy and dy·(x - mean) over `count` elements.
 

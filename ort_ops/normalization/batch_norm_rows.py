@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
 from onnx_backprop.ort_ops.normalization.batch_norm_sums import (
@@ -48,7 +48,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     no_memory,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.compile import exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
 from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_f64, load_i64, store_f32, store_f64
 from onnx_backprop.ort_ops.vector.registers import copy_run
@@ -70,14 +70,14 @@ MAX_ITEMS = 32
 STAGGER = 48  # elements, so that arrays do not begin whole pages apart, in the same few places of a cache
 
 
-@njit
+@inner
 def _repeat(line, count, times):
     """float32 line[n·count + i] = line[i]."""
     for n in range(1, times):
         copy_run(line + 4 * n * count, line, count)
 
 
-@njit
+@inner
 def _place(p, item):
     """(first channel, channels, first line, whole lines to, elements of the line behind them) of a part of a block."""
     rows, channels, width, fold = load_i64(p, ROWS), load_i64(p, CHANNELS), load_i64(p, WIDTH), load_i64(p, FOLD)
@@ -89,7 +89,7 @@ def _place(p, item):
     return channel, min(width, channels - channel), first, whole, rest
 
 
-@njit
+@inner
 def _chunk(call, sums, totals, start, before, lines, count):
     """Some lines from the element `start` on, added to the totals of those before."""
     p = load_i64(call, CALL_PARAMETERS)
@@ -110,7 +110,7 @@ def _chunk(call, sums, totals, start, before, lines, count):
         flush(totals, sums, span, count, np.float64(before), np.float64(lines))
 
 
-@njit
+@inner
 def _measure(call, item, scratch):
     """The totals of a part of a block; where in the scratch they are, SPAN to an array."""
     p = load_i64(call, CALL_PARAMETERS)
@@ -135,7 +135,7 @@ def _measure(call, item, scratch):
     return totals
 
 
-@njit
+@inner
 def _finish(call, channel, count, totals, span, factors, factors_span):
     """From the totals of some channels to the factors of their gradient; diff_gamma and diff_beta."""
     p, given = load_i64(call, CALL_PARAMETERS), load_i64(call, MEAN)
@@ -152,7 +152,7 @@ def _finish(call, channel, count, totals, span, factors, factors_span):
         store_f32(factors, F_LEVEL * factors_span + i, np.float32(level + along * (np.float64(rounded) - mean)))
 
 
-@njit
+@inner
 def _differentiate(call, item, factors):
     """dx of a part of a block, from the factors of its channels, SPAN to an array."""
     p, dx = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_OUTPUT)
@@ -171,13 +171,13 @@ def _differentiate(call, item, factors):
         differentiate_line(kind, dx, x, dy, whole * pitch, rest, factors, span)
 
 
-@njit
+@inner
 def _factors(p, scratch):
     """Where a thread's factors are."""
     return scratch + (4 * SUMS + 8 * TOTALS) * load_i64(p, SPAN)
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """A part: its totals. Where there is but one: the whole block."""
     call, shared = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
@@ -195,7 +195,7 @@ def _item(job, item, scratch):
             store_f64(own, n * channels + i, load_f64(totals, n * span + i))
 
 
-@njit
+@inner
 def _joined(job, block, _scratch):
     """The parts of a block, one after the other."""
     call, shared = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
@@ -209,7 +209,7 @@ def _joined(job, block, _scratch):
     _finish(call, channel, count, totals, channels, factors, channels)
 
 
-@njit
+@inner
 def _graded(job, item, scratch):
     """The gradient of a part, the last ones first: they may still be in a cache."""
     call, shared = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
@@ -227,7 +227,7 @@ _join_blocks = worker("batch_norm_joined", _joined, BLOCKS, LANE_BYTES)
 _grade_items = worker("batch_norm_graded", _graded, ITEMS, LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size, items, job, shared = load_i64(p, SHARED_BYTES), load_i64(p, ITEMS), new_job(), 0

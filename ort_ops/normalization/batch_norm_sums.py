@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN
-from onnx_backprop.ort_ops.runtime.compile import compiled
+from onnx_backprop.ort_ops.runtime.compile import compiled, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -83,7 +82,7 @@ _add_f16, _add_group_f16, _moments_f16, _moments_group_f16, _gradient_f16 = _loo
 _add_bf16, _add_group_bf16, _moments_bf16, _moments_group_bf16, _gradient_bf16 = _loops("bf16", load_bf16, store_bf16)
 
 
-@njit
+@inner
 def add_lines(kind, sums, x, first, pitch, lines, count):
     """Lines, at most GROUP, added to the sums of their elements."""
     if lines == GROUP:
@@ -104,7 +103,7 @@ def add_lines(kind, sums, x, first, pitch, lines, count):
             _add_f32(sums, x, at, count)
 
 
-@njit
+@inner
 def add_moments(kind, sums, span, x, dy, first, pitch, lines, count):
     """Lines, at most GROUP, added to the sums about the means."""
     means, rests, squares = sums, sums + 4 * C_REST * span, sums + 4 * C_SQUARE * span
@@ -127,14 +126,14 @@ def add_moments(kind, sums, span, x, dy, first, pitch, lines, count):
             _moments_f32(rests, squares, wholes, alongs, means, x, dy, at, count)
 
 
-@compiled("batch_norm_means", error_model="numpy")
+@compiled("batch_norm_means")
 def divide(sums, count, lines):
     share = np.float32(1.0 / lines)
     for i in range(count):
         store_f32(sums, i, load_f32(sums, i) * share)
 
 
-@compiled("batch_norm_flush", fastmath={"contract"}, error_model="numpy")
+@compiled("batch_norm_flush", fastmath={"contract"})
 def flush(totals, sums, span, count, before, lines):
     """The totals of `before` lines about their means, joined with the sums of some lines about other means.
 
@@ -168,7 +167,7 @@ def flush_given(totals, sums, span, count):
             store_f64(totals, n * span + i, total + np.float64(load_f32(sums, (n - T_SQUARE + C_SQUARE) * span + i)))
 
 
-@compiled("batch_norm_join", fastmath={"contract"}, error_model="numpy")
+@compiled("batch_norm_join", fastmath={"contract"})
 def _join(to, to_span, by, by_span, count):
     """Totals joined with others, by Chan's formula; either may be of no lines."""
     for i in range(count):
@@ -194,7 +193,7 @@ def _join_given(to, to_span, by, by_span, count):
             store_f64(to, n * to_span + i, load_f64(to, n * to_span + i) + load_f64(by, n * by_span + i))
 
 
-@njit
+@inner
 def join_totals(call, to, to_span, by, by_span, count):
     if load_i64(call, MEAN):
         _join_given(to, to_span, by, by_span, count)
@@ -202,7 +201,7 @@ def join_totals(call, to, to_span, by, by_span, count):
         _join(to, to_span, by, by_span, count)
 
 
-@njit
+@inner
 def differentiate_line(kind, dx, x, dy, first, count, factors, span):
     means, slopes, alongs = factors, factors + 4 * F_SLOPE * span, factors + 4 * F_ALONG * span
     levels = factors + 4 * F_LEVEL * span

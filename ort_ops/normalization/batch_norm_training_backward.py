@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.operators.batch_norm_training_backward import OP
@@ -20,7 +20,7 @@ from onnx_backprop.ort_ops.normalization import batch_norm_rows
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS, parallel
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -74,7 +74,7 @@ _sum_f16, _moments_f16, _gradient_f16 = _loops("f16", load_f16, store_f16)
 _sum_bf16, _moments_bf16, _gradient_bf16 = _loops("bf16", load_bf16, store_bf16)
 
 
-@njit
+@inner
 def _sum(kind, x, first, count):
     if kind == F16:
         return _sum_f16(x, first, count)
@@ -83,7 +83,7 @@ def _sum(kind, x, first, count):
     return _sum_f32(x, first, count)
 
 
-@njit
+@inner
 def _moments(kind, x, dy, first, count, mean):
     if kind == F16:
         return _moments_f16(x, dy, first, count, mean)
@@ -92,7 +92,7 @@ def _moments(kind, x, dy, first, count, mean):
     return _moments_f32(x, dy, first, count, mean)
 
 
-@njit
+@inner
 def _gradient(kind, dx, x, dy, first, count, mean, slope, along, level):
     if kind == F16:
         _gradient_f16(dx, x, dy, first, count, mean, slope, along, level)
@@ -102,7 +102,7 @@ def _gradient(kind, dx, x, dy, first, count, mean, slope, along, level):
         _gradient_f32(dx, x, dy, first, count, mean, slope, along, level)
 
 
-@njit
+@inner
 def _channel(call, channel):
     """NCX: one channel."""
     p = load_i64(call, CALL_PARAMETERS)

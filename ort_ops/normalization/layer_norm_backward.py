@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.opset.operators.layer_norm_backward import OP
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
@@ -26,7 +26,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     no_memory,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
@@ -118,7 +118,7 @@ _sum_f16, _moments_f16, _gradient_f16, _add_f16, _add_group_f16 = _loops("f16", 
 _sum_bf16, _moments_bf16, _gradient_bf16, _add_bf16, _add_group_bf16 = _loops("bf16", load_bf16, store_bf16)
 
 
-@njit
+@inner
 def _sum(kind, x, first, count):
     if kind == F16:
         return _sum_f16(x, first, count)
@@ -127,7 +127,7 @@ def _sum(kind, x, first, count):
     return _sum_f32(x, first, count)
 
 
-@njit
+@inner
 def _moments(kind, x, dy, gamma, first, count, mean):
     if kind == F16:
         return _moments_f16(x, dy, gamma, first, count, mean)
@@ -136,7 +136,7 @@ def _moments(kind, x, dy, gamma, first, count, mean):
     return _moments_f32(x, dy, gamma, first, count, mean)
 
 
-@njit
+@inner
 def _gradient(kind, dx, x, dy, gamma, first, count, factors):
     if kind == F16:
         _gradient_f16(dx, x, dy, gamma, first, count, factors)
@@ -146,7 +146,7 @@ def _gradient(kind, dx, x, dy, gamma, first, count, factors):
         _gradient_f32(dx, x, dy, gamma, first, count, factors)
 
 
-@njit
+@inner
 def _add(kind, scales, biases, x, dy, first, pitch, rows, count, factors):
     """Some rows, at most GROUP, added to the sums of their columns."""
     if rows == GROUP:
@@ -167,14 +167,14 @@ def _add(kind, scales, biases, x, dy, first, pitch, rows, count, factors):
             _add_f32(scales, biases, x, dy, at, count, own)
 
 
-@njit
+@inner
 def _gamma_at(call, ones, column):
     """Up to CHUNK entries of gamma from a column on, ones where there is none."""
     gamma = load_i64(call, GAMMA)
     return gamma + 4 * column if gamma else ones
 
 
-@njit(error_model="numpy")  # a variance of zero without epsilon gives what it gives in NumPy
+@inner  # a variance of zero without epsilon gives what it gives in NumPy
 def _measure(call, row, ones, factors):
     """What is the same for a whole row."""
     p = load_i64(call, CALL_PARAMETERS)
@@ -203,7 +203,7 @@ def _measure(call, row, ones, factors):
     store_f32(factors, F_LEVEL, np.float32(-rate * whole * share))
 
 
-@njit
+@inner
 def _differentiate(call, row, column, count, ones, factors):
     """dx of some columns of a row."""
     p, dx = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_OUTPUT)
@@ -216,13 +216,13 @@ def _differentiate(call, row, column, count, ones, factors):
         _gradient(load_i64(p, KIND), dx, x, dy, gamma, first + done, some, factors)
 
 
-@njit
+@inner
 def _summed(call):
     """Whether anybody asks for the gradients of scale and bias."""
     return load_i64(call, DIFF_GAMMA) != 0 or load_i64(call, DIFF_BETA) != 0
 
 
-@njit
+@inner
 def _flush(totals, sums, count):
     """float64 totals += float32 sums, which are cleared."""
     for i in range(count):
@@ -230,13 +230,13 @@ def _flush(totals, sums, count):
     clear(sums, 0, count)
 
 
-@njit
+@inner
 def _clear_totals(totals, count):
     for i in range(count):
         store_f64(totals, i, 0.0)
 
 
-@njit
+@inner
 def _part(job, part, scratch):
     """All columns of some rows."""
     call, ones = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
@@ -263,7 +263,7 @@ def _part(job, part, scratch):
                 _flush(totals, scales, 2 * length)
 
 
-@njit
+@inner
 def _block(job, block, scratch):
     """All rows of some columns, which have been measured."""
     call, ones = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
@@ -288,7 +288,7 @@ def _block(job, block, scratch):
     _write(call, column, totals, BLOCK, count)
 
 
-@njit
+@inner
 def _write(call, column, totals, biases, count):
     """Some columns of the gradients of scale and bias, whose totals begin at the index `biases`."""
     diff_gamma, diff_beta = load_i64(call, DIFF_GAMMA), load_i64(call, DIFF_BETA)
@@ -300,7 +300,7 @@ def _write(call, column, totals, biases, count):
             store_f32(diff_beta, column + i, np.float32(load_f64(totals, biases + i)))
 
 
-@njit
+@inner
 def _item(job, n, scratch):
     if load_i64(load_i64(load_i64(job, JOB_CALL), CALL_PARAMETERS), PARTS):
         _part(job, n, scratch)
@@ -308,7 +308,7 @@ def _item(job, n, scratch):
         _block(job, n, scratch)
 
 
-@njit
+@inner
 def _row(job, row, _scratch):
     ones = load_i64(job, JOB_SHARED)
     _measure(load_i64(job, JOB_CALL), row, ones, ones + 4 * CHUNK + 4 * FACTORS * row)
@@ -318,7 +318,7 @@ _work = worker("layer_norm_work", _item, ITEMS, LANE_BYTES)
 _measure_rows = worker("layer_norm_measure", _row, ROWS, LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size, parts, length = load_i64(p, SHARED_BYTES), load_i64(p, PARTS), load_i64(p, LENGTH)

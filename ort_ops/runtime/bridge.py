@@ -326,7 +326,7 @@ def _entries() -> tuple[Any, Any, Any]:
 
 @cache
 def _publish() -> Any:
-    return keep(_entries()[2].ctypes)
+    return keep(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_entries()[2].address))
 
 
 def register(kernels: Sequence[NativeKernel]) -> None:

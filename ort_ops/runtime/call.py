@@ -8,8 +8,7 @@ All blocks below are arrays of int64; what is named is the index.
 
 from __future__ import annotations
 
-from numba import njit
-
+from onnx_backprop.ort_ops.runtime.compile import inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     call,
     exchange,
@@ -71,7 +70,7 @@ _word = stack(1)
 _words2 = stack(2)
 
 
-@njit
+@inner
 def api_call(api, position, arguments):
     return call(load_i64(api, position), arguments)
 
@@ -84,7 +83,7 @@ def block_bytes(size: int) -> int:
     return max(size, POOL_BYTES) + BLOCK_HEAD if size else 0
 
 
-@njit
+@inner
 def acquire(runtime, size):
     """Memory for one call, aligned to 64 bytes: a pooled block if `size` fits one. 0 when there is none."""
     if size <= POOL_BYTES:
@@ -105,7 +104,7 @@ def acquire(runtime, size):
     return block
 
 
-@njit
+@inner
 def _use(runtime, size):
     """Count a block of `size` bytes that a call begins to use."""
     size += BLOCK_HEAD
@@ -113,7 +112,7 @@ def _use(runtime, size):
     fetch_max(runtime + 8 * RUNTIME_PEAK, live)
 
 
-@njit
+@inner
 def release(runtime, block, size):
     """Give back what `acquire(runtime, size)` answered."""
     if block == 0:
@@ -129,7 +128,7 @@ def release(runtime, block, size):
     call(load_i64(runtime, RUNTIME_FREE), (load_i64(block, -1),))
 
 
-@njit
+@inner
 def no_memory(call_block):
     """A status that says so."""
     text = load_i64(load_i64(call_block, CALL_RUNTIME), RUNTIME_NO_MEMORY)
@@ -139,20 +138,20 @@ def no_memory(call_block):
 # ----- threads ------
 
 
-@njit
+@inner
 def parallel(call_block, function, argument, count):
     """Run the C function(argument, i) for i < count on onnxruntime's threads and wait for all of them."""
     context = load_i64(call_block, CALL_CONTEXT)
     return api_call(load_i64(call_block, CALL_API), _PARALLEL_FOR, (context, function, count, count, argument))
 
 
-@njit
+@inner
 def lanes(call_block):
     """How many workers to start at most: one per processor."""
     return load_i64(load_i64(call_block, CALL_RUNTIME), RUNTIME_LANES)
 
 
-@njit
+@inner
 def take(counter):
     """The next item of work of a counter in memory."""
     return fetch_add(counter, 1)
@@ -161,7 +160,7 @@ def take(counter):
 # ----- one call ------
 
 
-@njit
+@inner
 def _read_input(api, context, index, numbers, key, at, data):
     """Append what an input is to the key, store its data's address; (words of the key, status)."""
     word, two = _word(), _words2()
@@ -204,7 +203,7 @@ def _read_input(api, context, index, numbers, key, at, data):
     return end, 0
 
 
-@njit
+@inner
 def _read_numbers(kind, address, count, key, count_at, at):
     """Append the numbers of a 1-D input (floats as their bits) and how many there are; too many: none."""
     if count > MAX_NUMBERS:
@@ -215,7 +214,7 @@ def _read_numbers(kind, address, count, key, count_at, at):
     return at + count
 
 
-@njit
+@inner
 def _find(state, key, words):
     plan = load_i64(state, STATE_PLANS)
     while plan:
@@ -232,7 +231,7 @@ def _find(state, key, words):
     return 0
 
 
-@njit
+@inner
 def compute(state, context):
     """KernelComputeV2: an OrtStatus, 0 for success."""
     api, runtime = load_i64(state, STATE_API), load_i64(state, STATE_RUNTIME)
@@ -268,7 +267,7 @@ def compute(state, context):
     return status
 
 
-@njit
+@inner
 def _run(api, context, runtime, plan, block):
     """Allocate the outputs as the plan says and run its loops; an output that nobody reads has no address."""
     word = _word()
@@ -299,7 +298,7 @@ def _run(api, context, runtime, plan, block):
     return call(load_i64(plan, PLAN_RUN), (block,))
 
 
-@njit
+@inner
 def destroy(state):
     """KernelDestroy: free the plans and the state."""
     free = load_i64(load_i64(state, STATE_RUNTIME), RUNTIME_FREE)

@@ -1,49 +1,41 @@
-"""What compiled code depends on besides its own file, and the decorators that give it names.
-
-Numba's cache on disk looks at the file of a compiled function only, not at the files of what it calls, and the symbols
-in a cached object bear a function's module, name, argument types and a number counted up in the process that compiled
-it. When objects of several processes are linked together, two functions that have all but the number in common may be
-taken for one another. So every compiled function has a name of its own, and those that are cached bear a stamp in it
-that changes with every source file of this folder, the vector length and the processor.
-"""
+"""The decorators of compiled functions. What they may contain, and how they are compiled, is in `language`."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
-from numba import cfunc, njit
+from numba import types
 
-from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE, VECTOR
+from onnx_backprop.ort_ops.runtime.language import BOOL, DOUBLE, FLOAT, INT, INT32, Inner
+from onnx_backprop.ort_ops.runtime.machine import VECTOR as VECTOR
+from onnx_backprop.ort_ops.runtime.objects import Exported
 
-
-def _stamp() -> int:
-    digest = hashlib.sha256(f"{VECTOR} {TRIPLE} {PROCESSOR} {FEATURES}".encode())
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return int.from_bytes(digest.digest()[:7])
+_NAMES = {types.int64: INT, types.int32: INT32, types.boolean: BOOL, types.float32: FLOAT, types.float64: DOUBLE}
 
 
-STAMP = _stamp()
+def inner(function: Callable[..., object]) -> Any:
+    """A function that other compiled functions call."""
+    return Inner(cast(FunctionType, function))
 
 
 def compiled(name: str, **options: Any) -> Callable[[Callable[..., object]], Any]:
-    """`njit` for one of several functions that a factory makes: a name for each."""
+    """`inner` for one of several functions that a factory makes: a name for each."""
 
     def decorate(function: Callable[..., object]) -> Any:
         function.__qualname__ = name
-        return njit(**options)(function)
+        return Inner(cast(FunctionType, function), options)
 
     return decorate
 
 
 def exported(signature: Any) -> Callable[[Callable[..., object]], Any]:
-    """A C function, compiled now or taken from the cache on disk."""
+    """A C function, compiled or taken from the cache on disk when its address is first asked for."""
+    arguments = tuple(_NAMES[argument] for argument in signature.args)
+    result = None if signature.return_type == types.void else _NAMES[signature.return_type]
 
     def decorate(function: Callable[..., object]) -> Any:
-        function.__qualname__ = f"{function.__name__}_{STAMP:x}"
-        return cfunc(signature, cache=True)(function)
+        return Exported(Inner(cast(FunctionType, function)), arguments, result)
 
     return decorate

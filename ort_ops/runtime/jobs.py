@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
-
 from onnx_backprop.ort_ops.runtime.call import (
     CALL_PARAMETERS,
     CALL_RUNTIME,
@@ -20,7 +18,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     release,
     take,
 )
-from onnx_backprop.ort_ops.runtime.compile import compiled
+from onnx_backprop.ort_ops.runtime.compile import compiled, inner
 from onnx_backprop.ort_ops.runtime.llvm import exchange, load_i64, stack, store_i64
 
 # what workers share: the call, the next item, whether memory ran out, memory of the whole call and, where that does not
@@ -56,7 +54,7 @@ def worker(name: str, item: Callable[..., object], items_word: int, bytes_word: 
     return work
 
 
-@njit
+@inner
 def begin(job, call, shared):
     """Fill in a new job."""
     store_i64(job, JOB_CALL, call)
@@ -65,7 +63,7 @@ def begin(job, call, shared):
     begin_round(job, 0, 0)
 
 
-@njit
+@inner
 def begin_round(job, group, part):
     """The items are taken from the first one on, for other groups or another part of a group."""
     store_i64(job, JOB_NEXT, 0)
@@ -73,7 +71,7 @@ def begin_round(job, group, part):
     store_i64(job, JOB_PART, part)
 
 
-@njit
+@inner
 def work_off(job, function, items):
     """Run a worker, given as a C function, on as many threads as there are; a status."""
     call = load_i64(job, JOB_CALL)

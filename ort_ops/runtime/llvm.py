@@ -6,6 +6,7 @@ Addresses are int64 throughout, so that compiled code holds no address of this p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -13,7 +14,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
-intrinsic: Any = _intrinsic  # a decorator that drops the first parameter
+
+def intrinsic(definition: Callable[..., Any]) -> Any:
+    """Numba's decorator, which drops the first parameter; `language` asks for the definition."""
+    made: Any = _intrinsic(definition)
+    made.definition = definition
+    return made
+
 
 F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}

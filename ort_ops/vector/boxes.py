@@ -6,9 +6,7 @@ An image is an address and the element index of its first cell, with a stride pe
 
 from __future__ import annotations
 
-from numba import njit
-
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack
 from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
@@ -16,13 +14,13 @@ from onnx_backprop.ort_ops.vector.rows import clear, read_run
 _square = stack(VECTOR * VECTOR // 2)
 
 
-@njit
+@inner
 def load3(block, at):
     """Three entries of a block."""
     return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
 
 
-@njit
+@inner
 def copy_row(kind, target, to, source, first, step, low, count, end):
     """target[to + i] = source[first + (low + i)·step] for i < count, 0 where low + i is not in [0, end)."""
     start, stop = min(max(0, -low), count), max(min(count, end - low), 0)
@@ -32,7 +30,7 @@ def copy_row(kind, target, to, source, first, step, low, count, end):
     clear(target, to + stop, count - stop)
 
 
-@njit
+@inner
 def copy_box_planes(kind, target, plane, source, first, channels, channel, stride, low, size, length):
     """[channel][z][y][x], `plane` elements from channel to channel."""
     for c in range(channels):
@@ -48,7 +46,7 @@ def copy_box_planes(kind, target, plane, source, first, channels, channel, strid
                 at += size[2]
 
 
-@njit
+@inner
 def copy_box_cells(kind, target, columns, source, first, channels, stride, low, size, length):
     """[z][y][x][channel] of channels that lie together; `columns` elements from cell to cell, zeros at their end."""
     at = 0
@@ -67,7 +65,7 @@ def copy_box_cells(kind, target, columns, source, first, channels, stride, low, 
                 at += columns
 
 
-@njit
+@inner
 def copy_box_within(kind, target, source, first, channels, stride, low, size, length):
     """The part of a box within the image, [z][y][x][channel] of channels that lie together.
 
@@ -90,7 +88,7 @@ def copy_box_within(kind, target, source, first, channels, stride, low, size, le
     return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
 
 
-@njit
+@inner
 def turn_box_within(kind, target, columns, source, first, channels, channel, stride, low, size, length):
     """As `copy_box_within`, of channels that lie apart: `columns` elements, whole vectors, from cell to cell."""
     begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
@@ -101,7 +99,7 @@ def turn_box_within(kind, target, columns, source, first, channels, channel, str
     return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
 
 
-@njit
+@inner
 def reached(shift, at, size, step, length):
     """Which i < size have 0 <= (at + i)·step + shift < length: a first one and an end, alike where there are none."""
     first, last = -(shift + at * step), length - (shift + at * step)
@@ -109,7 +107,7 @@ def reached(shift, at, size, step, length):
     return begin, max(min(-(-last // step), size), begin)
 
 
-@njit
+@inner
 def turn_box(kind, target, columns, source, first, channels, channel, stride, low, size, length):
     """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise, `columns` whole vectors."""
     rows, count, end = size[1], size[2], length[2]
@@ -133,7 +131,7 @@ def turn_box(kind, target, columns, source, first, channels, channel, stride, lo
             at += count * columns
 
 
-@njit
+@inner
 def turn_row(kind, target, to, columns, source, first, channels, channel, step, count):
     """target[to + i·columns + c] = source[first + c·channel + i·step], 0 for the columns from `channels` on."""
     direct, c = kind == F32 and step == 1, 0
@@ -154,7 +152,7 @@ def turn_row(kind, target, to, columns, source, first, channels, channel, step, 
         c += VECTOR
 
 
-@njit
+@inner
 def transpose(target, target_row, source, source_row, rows, columns):
     """As `transpose_part`, of 1 to a vector's length of rows and columns."""
     if rows == VECTOR and columns == VECTOR:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import intrinsic
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
@@ -135,7 +134,7 @@ _gather_rows, _gather_row = _function(ROWS, streaming=False), _function(1, strea
 _stream_rows, _stream_row = _function(ROWS, streaming=True), _function(1, streaming=True)
 
 
-@njit
+@inner
 def gather_windows(rows, target, target_row, source, source_row, ends, entries, patterns, count, streaming):
     """Rows of `count` float32: target[r, i] = Σ_e weight · source[r, base + place], over the entries of i's block.
 

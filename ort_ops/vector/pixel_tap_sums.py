@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import intrinsic
 from onnx_backprop.ort_ops.vector.registers import (
     I64,
@@ -122,7 +121,7 @@ _several, _one, _part = _function(_CELLS), _function(1), _function(1, whole=Fals
 _several_past, _one_past = _function(_CELLS, streaming=True), _function(1, streaming=True)
 
 
-@njit
+@inner
 def weigh_cells(cells, channels, to, to_cell, at, at_cell, taps, entries, weights, step, start, aheads, streaming):
     """Channels of cells at `to` from the cells at `at`: addresses, and bytes from one cell to the next.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, compiled
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -188,7 +188,7 @@ _winners_f32, _winners_f16 = _of_kind(F32, load_f32), _of_kind(F16, load_f16)
 _winners_bf16 = _of_kind(BF16, load_bf16)
 
 
-@njit
+@inner
 def winners(kind, owner, source, table, taps, stride, owner_step, count):
     """int32 owner[i] = cell(t) + i·owner_step, t the tap whose source[element(t) + i·stride] is the first greatest.
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import intrinsic
 from onnx_backprop.ort_ops.vector.registers import (
     FLOAT,
@@ -79,7 +78,7 @@ _combine_4_long = _combine_function(4, fetching=True)
 _combine_4, _combine_2, _combine_1 = (_combine_function(taps, fetching=False) for taps in (4, 2, 1))
 
 
-@njit
+@inner
 def combine_rows(target, source, table, taps, count):
     """A row of `count` float32. table: two words per tap, the index in source of its row and its weight."""
     t = 0

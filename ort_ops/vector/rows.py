@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
-from onnx_backprop.ort_ops.runtime.compile import compiled
+from onnx_backprop.ort_ops.runtime.compile import compiled, inner
 from onnx_backprop.ort_ops.runtime.llvm import (
     BF16,
     F16,
@@ -80,7 +78,7 @@ _add_f16 = _adder("f16", load_f16)
 _add_bf16 = _adder("bf16", load_bf16)
 
 
-@njit
+@inner
 def _read_f32(target, to, source, first, step, count):
     if step == 1:
         copy_run(target + 4 * to, source + 4 * first, count)
@@ -91,7 +89,7 @@ def _read_f32(target, to, source, first, step, count):
             store_f32(target, to + i, load_f32(source, first + i * step))
 
 
-@njit
+@inner
 def _write_f32(target, to, step, source, first, count):
     if step == 1:
         copy_run(target + 4 * to, source + 4 * first, count)
@@ -102,7 +100,7 @@ def _write_f32(target, to, step, source, first, count):
             store_f32(target, to + i * step, load_f32(source, first + i))
 
 
-@njit
+@inner
 def read_run(kind, target, to, source, first, step, count):
     """float32 target[to + i] = source[first + i·step]."""
     if kind == F16:
@@ -113,7 +111,7 @@ def read_run(kind, target, to, source, first, step, count):
         _read_f32(target, to, source, first, step, count)
 
 
-@njit
+@inner
 def scatter_run(kind, target, to, target_step, source, first, step, count):
     """float32 target[to + i·target_step] = source[first + i·step]."""
     if kind == F16:
@@ -124,7 +122,7 @@ def scatter_run(kind, target, to, target_step, source, first, step, count):
         _scatter_f32(target, to, target_step, source, first, step, count)
 
 
-@njit
+@inner
 def write_run(kind, target, to, step, source, first, count):
     """target[to + i·step] = float32 source[first + i], rounded once."""
     if kind == F16:
@@ -135,7 +133,7 @@ def write_run(kind, target, to, step, source, first, count):
         _write_f32(target, to, step, source, first, count)
 
 
-@njit
+@inner
 def add_run(kind, target, source, first, count):
     """float32 target[i] += source[first + i]."""
     if kind == F16:
@@ -146,7 +144,7 @@ def add_run(kind, target, source, first, count):
         _add_f32(target, source, first, count)
 
 
-@njit
+@inner
 def clear(target, to, count):
     """float32 target[to + i] = 0."""
     clear_run(target + 4 * to, count)

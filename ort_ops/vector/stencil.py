@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import intrinsic
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
@@ -114,7 +113,7 @@ def _function(size: int) -> Any:
 _stencil_3, _stencil_5 = (_function(size) for size in SIZES)
 
 
-@njit
+@inner
 def weigh_plane(size, target, target_row, rows, starts, weights, count, lines, length):
     """Rows of `count` float32 from `lines` rows of the source, size - 1 more than the target has.
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import njit
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import intrinsic
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
@@ -172,7 +171,7 @@ def _weigh_some(_context, which, target, target_step, source, source_step, shift
     return caller("weigh", 9, _choice("weigh", _WEIGHS))
 
 
-@njit
+@inner
 def _at_once(taps):
     """How many of so many taps are done next."""
     for n in _AT_ONCE:
@@ -181,13 +180,13 @@ def _at_once(taps):
     return 0
 
 
-@njit
+@inner
 def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
     """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
     dot_taps_of(VECTOR, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, 0, 0)
 
 
-@njit
+@inner
 def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
     """The same of elements of so many lanes; others are not read, and count as zero.
 
@@ -205,7 +204,7 @@ def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a
         t += some
 
 
-@njit
+@inner
 def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
     """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
     t = 0

@@ -9,15 +9,11 @@ Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `de
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
-from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_depthwise_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import copy_planes, out_at, phase_size, row_pitch
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.vector.boxes import load3
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
@@ -28,7 +24,7 @@ _BYTES = 4 * VECTOR
 _values = stack(VECTOR)
 
 
-@njit
+@inner
 def _weights(call, p, phase, channel, target):
     """Vectors of the weights of a phase's taps, of one channel in all lanes."""
     kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
@@ -38,7 +34,7 @@ def _weights(call, p, phase, channel, target):
         scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
 
 
-@njit
+@inner
 def _shifts(p, phase, stride, residue, target):
     """Where a phase's taps start in the copy, in bytes."""
     low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
@@ -50,15 +46,9 @@ def _shifts(p, phase, stride, residue, target):
         store_i64(target, tap, 4 * at)
 
 
-@njit
+@inner
 def gather_depthwise(call, p, n, block, cell, size, scratch):
     """All phases of one band."""
-    if load_i64(p, par.LAST):
-        gather_depthwise_cells(call, p, n, block, cell, size, scratch)
-        return
-    if load_i64(p, par.TURNED):
-        gather_depthwise_turned(call, p, n, block, cell, size, scratch)
-        return
     weights = scratch
     shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
     copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
@@ -68,7 +58,7 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
         _planes(call, p, n, block, cell, size, weights, shifts, copy)
 
 
-@njit
+@inner
 def _slide(call, p, n, channel, cell, size, weights, starts, table):
     """The only phase, whose steps are one, of a band."""
     phase, kernel = p + 8 * load_i64(p, par.PHASE_TABLE), load_i64(p, par.STENCIL)
@@ -101,7 +91,7 @@ def _slide(call, p, n, channel, cell, size, weights, starts, table):
                 add_to_rows(to + 4 * y * step[1], 0, value, 1, size[2])
 
 
-@njit
+@inner
 def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
     kind, out = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT)
     low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)

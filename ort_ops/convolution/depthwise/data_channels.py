@@ -9,13 +9,11 @@ cell has the list of the taps that reach it, and those of a row that all columns
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, store_i64
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, load3, reached
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
@@ -25,13 +23,13 @@ from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 _BYTES = 4 * VECTOR
 
 
-@njit
+@inner
 def _tap(p, phase, tap, axis):
     """The shift of a phase's tap along an axis."""
     return load_i64(p, load_i64(phase, par.TAP_TABLE) + par.TAP_WORDS * tap + par.TAP_SHIFT_3 + axis)
 
 
-@njit
+@inner
 def weights_of(call, p, phase, before, taps, channel, count, target):
     """Vectors of the weights, [channels][taps], of a phase whose taps are preceded by so many of all."""
     kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
@@ -45,7 +43,7 @@ def weights_of(call, p, phase, before, taps, channel, count, target):
             scatter_run(kind, target, place, 1, source, first, step, lanes)
 
 
-@njit
+@inner
 def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     """All phases of one band of a block of channels."""
     kind, width, all_taps = load_i64(p, par.KIND), load_i64(p, par.BLOCK), load_i64(p, par.ALL_TAPS)
@@ -67,22 +65,22 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
         data += 4 * first
     else:
         copy = results + 4 * size[2] * count
-        at = (corner[0] + low[0], corner[1] + low[1], corner[2] + low[2])
+        lowest = (corner[0] + low[0], corner[1] + low[1], corner[2] + low[2])
         box = (
             (size[0] - 1) * step[0] + high[0] - low[0] + 1,
             (size[1] - 1) * step[1] + high[1] - low[1] + 1,
             (size[2] - 1) * step[2] + high[2] - low[2] + 1,
         )
-        data, stride = copy_box_within(kind, copy, data, first, count, stride, at, box, load3(p, par.LENGTH_3))
+        data, stride = copy_box_within(kind, copy, data, first, count, stride, lowest, box, load3(p, par.LENGTH_3))
     data += 4 * (corner[0] * stride[0] + corner[1] * stride[1] + corner[2] * stride[2])
     before, phases = 0, p + 8 * load_i64(p, par.PHASE_TABLE)
     for number in range(load_i64(p, par.PHASES)):
         phase = phases + 8 * par.PHASE_WORDS * number
         weights_of(call, p, phase, before, all_taps, channel, count, scratch)
         for tap in range(load_i64(phase, par.TAPS)):
-            at = _tap(p, phase, tap, 0) * stride[0]
-            at += _tap(p, phase, tap, 1) * stride[1] + _tap(p, phase, tap, 2) * stride[2]
-            store_i64(shifts, before + tap, 4 * at)
+            shift = _tap(p, phase, tap, 0) * stride[0]
+            shift += _tap(p, phase, tap, 1) * stride[1] + _tap(p, phase, tap, 2) * stride[2]
+            store_i64(shifts, before + tap, 4 * shift)
         before += load_i64(phase, par.TAPS)
     out = load_i64(call, CALL_OUTPUT)
     for z in range(size[0]):
@@ -107,7 +105,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     settle()
 
 
-@njit
+@inner
 def _write(kind, out, at, step, results, cells, count):
     if step == count:
         write_run(kind, out, at, 1, results, 0, cells * count)
@@ -116,7 +114,7 @@ def _write(kind, out, at, step, results, cells, count):
         write_run(kind, out, at + x * step, 1, results, x * count, count)
 
 
-@njit
+@inner
 def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
     """A row of a phase; place: the cell of `in` at shift 0 from the first one, operands: its address first."""
     at, at_cell, weights, shifts, start, entries = operands
@@ -138,7 +136,7 @@ def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
         x += cells
 
 
-@njit
+@inner
 def _reaching(p, phase, cell, length, shifts, entries):
     """How many taps of a phase reach the image from a cell of `in`; their entries for `weigh_cells`."""
     count = 0

@@ -9,15 +9,13 @@ written as whole rows.
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import phase_size
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import load_i64, store_i64
 from onnx_backprop.ort_ops.vector.boxes import load3, turn_box
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
@@ -26,7 +24,7 @@ from onnx_backprop.ort_ops.vector.rows import clear
 _BYTES = 4 * VECTOR
 
 
-@njit
+@inner
 def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     """All phases of one band of a vector of channels."""
     kind, all_taps, channel = load_i64(p, par.KIND), load_i64(p, par.ALL_TAPS), block * VECTOR
@@ -65,7 +63,7 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     write_turned(p, load_i64(call, CALL_OUTPUT), at, out, box, count, results, VECTOR, copy)
 
 
-@njit
+@inner
 def _written(p, cell, size):
     """The lengths of the box of out cells that the phases of a band fill."""
     step, z, y, x = load3(p, par.OUT_STEP_3), 0, 0, 0
@@ -78,7 +76,7 @@ def _written(p, cell, size):
     return z, y, x
 
 
-@njit
+@inner
 def _read(call, p, n, channel, count, cell, size, copy):
     """Copy what a band reads; the strides of the axes."""
     step, stride, apart = load3(p, par.STEP_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
@@ -95,7 +93,7 @@ def _read(call, p, n, channel, count, cell, size, copy):
     return box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR
 
 
-@njit
+@inner
 def _entries(p, phase, stride, entries):
     """Of every tap: bytes from a band's first cell in the copy, and to its weights."""
     low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)

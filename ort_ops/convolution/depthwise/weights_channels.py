@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.runtime.bridge import keep
@@ -31,7 +31,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import (
     JOB_CALL,
     JOB_PART,
@@ -50,20 +50,20 @@ from onnx_backprop.ort_ops.vector.tap_sums import dot_taps_of
 _BYTES = 4 * VECTOR
 
 
-@njit
+@inner
 def _tap(p, tap, axis):
     """The shift of a tap along an axis."""
     return load_i64(p, load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * tap + par.C_TAP_SHIFT_3 + axis)
 
 
-@njit
+@inner
 def _block(p, block):
     """(first channel, how many) of a block."""
     first = block * load_i64(p, par.C_COLUMNS)
     return first, min(load_i64(p, par.C_COLUMNS), load_i64(p, par.C_GROUPS) - first)
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """The sums of one block of channels over one part."""
     call = load_i64(job, JOB_CALL)
@@ -81,7 +81,7 @@ def _item(job, item, scratch):
         _unit(p, call, unit, channel, count, sums, scratch)
 
 
-@njit
+@inner
 def _unit(p, call, unit, channel, count, sums, scratch):
     """One band of rows of one image."""
     kind, bands, out = load_i64(p, par.C_KIND), load3(p, par.C_BANDS_3), load3(p, par.C_OUT_3)
@@ -117,14 +117,14 @@ def _unit(p, call, unit, channel, count, sums, scratch):
     dy += 4 * (z * dy_cell[0] + y_at * dy_cell[1] + x_at * dy_cell[2])
     x += 4 * (z * step[0] * x_cell[0] + y_at * step[1] * x_cell[1] + x_at * step[2] * x_cell[2])
     for tap in range(load_i64(p, par.C_TAPS)):
-        at = _tap(p, tap, 0) * x_cell[0] + _tap(p, tap, 1) * x_cell[1] + _tap(p, tap, 2) * x_cell[2]
-        store_i64(scratch, tap, 4 * at)
+        place = _tap(p, tap, 0) * x_cell[0] + _tap(p, tap, 1) * x_cell[1] + _tap(p, tap, 2) * x_cell[2]
+        store_i64(scratch, tap, 4 * place)
     a_steps = 4 * dy_cell[1], 4 * dy_cell[2]
     b_steps = 4 * step[1] * x_cell[1], 4 * step[2] * x_cell[2]
     _band(p, z, (y_at, x_at), (size[1], size[2]), dy, a_steps, x, b_steps, count, sums, scratch)
 
 
-@njit
+@inner
 def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
     """A band of `count` channels; a, b: the addresses of its first cell and of the cell at shift 0 from it."""
     length, step, kernel = load3(p, par.C_LENGTH_3), load3(p, par.C_STEP_3), load3(p, par.C_KERNEL_3)
@@ -178,25 +178,25 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
                     _box(lanes, end - first, t, v_a, a_steps, v_b, b_steps, s, (y, y + 1), own, aheads)
 
 
-@njit
+@inner
 def _common(one, other):
     """What two ranges have in common; empty ones end where they begin, or before."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 
-@njit
+@inner
 def _box(lanes, taps, sums, a, a_steps, b, b_steps, shifts, rows, cells, aheads):
     """Some taps of some rows and columns, which all reach the image."""
     if taps > 0 and cells[0] < cells[1]:
         a += rows[0] * a_steps[0] + cells[0] * a_steps[1]
         b += rows[0] * b_steps[0] + cells[0] * b_steps[1]
-        lines, cells = rows[1] - rows[0], cells[1] - cells[0]
+        lines, count = rows[1] - rows[0], cells[1] - cells[0]
         a_line, a_step, b_line, b_step = a_steps[0], a_steps[1], b_steps[0], b_steps[1]
         a_ahead, b_ahead = aheads
-        dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, cells, a_step, b_step, a_ahead, b_ahead)
+        dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead)
 
 
-@njit
+@inner
 def _reduce(job, index):
     """Add up the parts of a block of channels and write its weights."""
     call = load_i64(job, JOB_CALL)
@@ -220,7 +220,7 @@ def _reduce(job, index):
 _work = worker("conv_depthwise_cells_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size, at_once = load_i64(p, par.C_PART_BYTES), load_i64(p, par.C_ROUND_BLOCKS)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.runtime.bridge import keep
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
 from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32, store_i64
 from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
@@ -25,7 +25,7 @@ from onnx_backprop.ort_ops.vector.rows import clear, write_run
 from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 
 
-@njit
+@inner
 def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies):
     """Some rows of one channel of one image, `width` cells from `x_at` on."""
     kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
@@ -59,7 +59,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
     dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """All weights of one channel."""
     call = load_i64(job, JOB_CALL)
@@ -95,7 +95,7 @@ def _item(job, item, scratch):
 _work = worker("conv_depthwise_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, job = load_i64(call, CALL_PARAMETERS), new_job()
     begin(job, call, 0)

@@ -7,14 +7,12 @@ thread does all of that for itself; copies are made anew for every tile of chann
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
 from onnx_backprop.ort_ops.vector.boxes import load3, turn_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
@@ -23,7 +21,7 @@ from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, writ
 _values = stack(COLUMNS)
 
 
-@njit
+@inner
 def _copy(call, p, first, cell, own, shift, channels, target):
     """What one tap reads of some channels, cell by cell."""
     kind, stride, channel, pitch = (
@@ -60,7 +58,7 @@ def _copy(call, p, first, cell, own, shift, channels, target):
             at += own[2]
 
 
-@njit
+@inner
 def gather_far(call, p, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band."""
     kind, channels, outs = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUTS)
@@ -128,7 +126,7 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
                 write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
 
 
-@njit
+@inner
 def _write(kind, out, at, step, own, columns, results):
     """Cells by channels, as they are."""
     done = 0

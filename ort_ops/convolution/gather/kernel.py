@@ -18,10 +18,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
+from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
+from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_depthwise_turned
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
@@ -36,7 +38,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import (
     JOB_CALL,
     JOB_GROUP,
@@ -54,14 +56,14 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
 
-@njit
+@inner
 def _tiles(p):
     """Tiles of output channels, and how many channels one has."""
     width = COLUMNS if load_i64(p, par.CELLS) else ROWS
     return (load_i64(p, par.OUTS) + width - 1) // width, width
 
 
-@njit
+@inner
 def _pack(job, unit):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
     call = load_i64(job, JOB_CALL)
@@ -90,42 +92,49 @@ def _pack(job, unit):
             scatter_run(kind, target, (tap * channels + c) * width, 1, source, start, w_out, count)
 
 
-@njit
-def _item(job, item, scratch):
-    """Some tiles of output channels of one band of one image and group."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    splits, groups, batch = load_i64(p, par.SPLIT), load_i64(p, par.ROUND_GROUPS), load_i64(p, par.BATCH)
-    split, item = item % splits, item // splits
-    number, item = item % groups, item // groups
-    group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-    if group >= load_i64(p, par.GROUPS):
-        return
-    n, item = item % batch, item // batch
-    _, bands_y, bands_x = load3(p, par.BANDS_3)
-    band, total = load3(p, par.BAND_3), load3(p, par.ALL_CELLS_3)
-    cell = (item // (bands_x * bands_y) * band[0], item // bands_x % bands_y * band[1], item % bands_x * band[2])
-    size = (min(band[0], total[0] - cell[0]), min(band[1], total[1] - cell[1]), min(band[2], total[2] - cell[2]))
-    tiles, _ = _tiles(p)
-    here = min(load_i64(p, par.ROUND_TILES), tiles - part)
-    first, stop = part + split * here // splits, part + (split + 1) * here // splits
-    packed, panel = load_i64(job, JOB_SHARED), number * load_i64(p, par.ROUND_TILES) - part
-    if load_i64(p, par.FAR):
-        gather_far(call, p, n, group, cell, size, first, stop, scratch)
-    elif load_i64(p, par.DEPTHWISE):
-        gather_depthwise(call, p, n, group, cell, size, scratch)
-    elif load_i64(p, par.CELLS):
-        gather_cells(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
-    elif load_i64(p, par.PANELS):
-        gather_panels(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
-    else:
-        gather_planes(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
+def _item(name: str, gather: Any, *, packs: bool, tiled: bool) -> Any:
+    """An item of a strategy: some tiles of output channels of one band of one image and group."""
+
+    @compiled(f"conv_gather_item_{name}")
+    def work(job, item, scratch):
+        call = load_i64(job, JOB_CALL)
+        p = load_i64(call, CALL_PARAMETERS)
+        splits, groups, batch = load_i64(p, par.SPLIT), load_i64(p, par.ROUND_GROUPS), load_i64(p, par.BATCH)
+        split, item = item % splits, item // splits
+        number, item = item % groups, item // groups
+        group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
+        if group >= load_i64(p, par.GROUPS):
+            return
+        n, item = item % batch, item // batch
+        _, bands_y, bands_x = load3(p, par.BANDS_3)
+        band, total = load3(p, par.BAND_3), load3(p, par.ALL_CELLS_3)
+        cell = (item // (bands_x * bands_y) * band[0], item // bands_x % bands_y * band[1], item % bands_x * band[2])
+        size = (min(band[0], total[0] - cell[0]), min(band[1], total[1] - cell[1]), min(band[2], total[2] - cell[2]))
+        tiles, _ = _tiles(p)
+        here = min(load_i64(p, par.ROUND_TILES), tiles - part)
+        first, stop = part + split * here // splits, part + (split + 1) * here // splits
+        packed, panel = load_i64(job, JOB_SHARED), number * load_i64(p, par.ROUND_TILES) - part
+        if packs:
+            gather(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
+        elif tiled:
+            gather(call, p, n, group, cell, size, first, stop, scratch)
+        else:
+            gather(call, p, n, group, cell, size, scratch)
+
+    return work
 
 
-_work = worker("conv_gather_work", _item, par.ITEMS, par.LANE_BYTES)
+def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = False) -> Any:
+    work_on = worker(f"conv_gather_{name}", _item(name, gather, packs=packs, tiled=tiled), par.ITEMS, par.LANE_BYTES)
+
+    @exported(types.void(types.int64, types.int64))
+    def work(job, lane):
+        work_on(job, lane)
+
+    return work
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     job, size = new_job(), load_i64(p, par.PACK_BYTES)
@@ -148,23 +157,28 @@ def _run(call):
     return status
 
 
-def _build() -> tuple[Any, Any, Any]:
+def _build() -> tuple[Any, dict[str, Any], Any]:
     @exported(types.void(types.int64, types.int64))
     def pack(job, unit):
         _pack(job, unit)
-
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
 
     @exported(types.int64(types.int64))
     def run(call):
         return _run(call)
 
-    return pack, work, run
+    strategies = {
+        "planes": _strategy("planes", gather_planes, packs=True),
+        "panels": _strategy("panels", gather_panels, packs=True),
+        "pixels": _strategy("pixels", gather_cells, packs=True),
+        "depthwise": _strategy("depthwise", gather_depthwise),
+        "depthwise channels": _strategy("depthwise_channels", gather_depthwise_cells),
+        "depthwise transposed": _strategy("depthwise_transposed", gather_depthwise_turned),
+        "fallback": _strategy("fallback", gather_far, tiled=True),
+    }
+    return pack, strategies, run
 
 
 @cache
-def functions() -> tuple[Any, Any, Any]:
-    """(pack, work, run), compiled."""
+def functions() -> tuple[Any, dict[str, Any], Any]:
+    """(pack, work by the names of strategies, run), compiled when first used."""
     return keep(_build())

@@ -6,11 +6,10 @@ tile of cells, what its sum reads in the order in which it is read: no tile touc
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import SEGMENTS_AT, tiles_of_band
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS
+from onnx_backprop.ort_ops.runtime.compile import inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, store_i64
 from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -18,7 +17,7 @@ from onnx_backprop.ort_ops.vector.registers import copy_rows, split_pairs
 from onnx_backprop.ort_ops.vector.rows import clear
 
 
-@njit
+@inner
 def _copy(p, data, first, low, size, band, row):
     """[z][panel][residue][channel][COLUMNS cells], zeros behind the last cell; `row` holds two planes of a channel."""
     kind, channels, pitch = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.PITCH)
@@ -57,7 +56,7 @@ def _copy(p, data, first, low, size, band, row):
                 n += 2 if pair else 1
 
 
-@njit
+@inner
 def _odd_follows(p, n):
     """Whether residue n has the even cells of its rows, and the next one their odd ones."""
     if n + 1 == load_i64(p, par.RESIDUES):
@@ -66,7 +65,7 @@ def _odd_follows(p, n):
     return load_i64(p, table + 2) == 0 and load_i64(p, table + par.RESIDUE_WORDS + 2) == 1
 
 
-@njit
+@inner
 def _shifts(p, table):
     """Where each tap of each phase starts in the packed weights and in a panel, in bytes."""
     channels = load_i64(p, par.INS)
@@ -80,7 +79,7 @@ def _shifts(p, table):
             table += 16
 
 
-@njit
+@inner
 def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     low, pitch, table = load3(p, par.LOW_3), load_i64(p, par.PITCH), scratch + SEGMENTS_AT

@@ -6,13 +6,11 @@ which pays where the rows of an image are short, since no tile holds a cell that
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, load3, transpose, turn_box
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
@@ -22,7 +20,7 @@ _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 _values = stack(COLUMNS)
 
 
-@njit
+@inner
 def _band(call, p, n, group, cell, size, band):
     """The cells that a band reads: (address, strides of the axes), in place or copied."""
     kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
@@ -50,7 +48,7 @@ def _band(call, p, n, group, cell, size, band):
     return band, (box[1] * box[2] * pitch, box[2] * pitch, pitch)
 
 
-@njit
+@inner
 def _shifts(p, table, stride):
     """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
     low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
@@ -66,7 +64,7 @@ def _shifts(p, table, stride):
             table += 16
 
 
-@njit
+@inner
 def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
@@ -100,7 +98,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             segments += 16 * taps
 
 
-@njit
+@inner
 def _reaching(p, taps, places, first, last):
     """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
     cell, entries, segments, chosen = places
@@ -124,7 +122,7 @@ def _reaching(p, taps, places, first, last):
     return chosen, count
 
 
-@njit
+@inner
 def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
     kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
@@ -177,7 +175,7 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, v
         place += count
 
 
-@njit
+@inner
 def _next(z, y, x, size):
     """The cell behind a cell."""
     x += 1
@@ -190,7 +188,7 @@ def _next(z, y, x, size):
     return z, y, x
 
 
-@njit
+@inner
 def write_turned(p, out, at, step, size, columns, results, pitch, lines):
     """Cells by channels, `pitch` floats from cell to cell, into the output's channels by cells.
 

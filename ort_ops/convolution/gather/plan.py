@@ -59,8 +59,7 @@ def forward(c: Correlation, kind: int, *, bias: int = 0) -> Plan:
 def _head(
     c: Correlation, kind: int, channels: tuple[int, int], data: Tensor, out: Tensor, length: Triple
 ) -> dict[int, int]:
-    pack, work, _ = gather_kernel.functions()
-    head = {par.PACKER: pack.address, par.WORKER: work.address, par.KIND: kind}
+    head = {par.KIND: kind}
     head |= {par.BATCH: c.batch, par.GROUPS: c.groups, par.OUTS: channels[0], par.INS: channels[1]}
     head |= {par.LAST: int(c.last), par.DATA: 0, par.WEIGHTS: 1}
     head |= {par.IN_N: data.n, par.IN_C: data.c, par.OUT_N: out.n, par.OUT_C: out.c}
@@ -138,6 +137,15 @@ def _exceeds_caches(c: Correlation) -> bool:
     return 4 * c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length)) > last_level_cache()
 
 
+def _strategy(sums: Sums, head: dict[int, int]) -> str:
+    """Whose loops compute a band."""
+    if head.get(par.FAR):
+        return "fallback"
+    if sums.depthwise:
+        return "depthwise channels" if sums.c.last else "depthwise transposed" if sums.turned else "depthwise"
+    return "pixels" if sums.cells else "panels" if head[par.PANELS] else "planes"
+
+
 def _far(sums: Sums) -> Plan:
     """For `gather.fallback`: bands of a few cells, all by themselves."""
     band, cells = band_of(sums.count, math.prod, FAR_CELLS, DENSE)
@@ -174,9 +182,12 @@ def _records(
 
 def _finished(sums: Sums, head: dict[int, int], band: Triple, records: list[dict[int, int]], tables: list[int]) -> Plan:
     """The plan: all words in their places."""
+    pack, strategies, run = gather_kernel.functions()
     head |= {par.PHASES: len(records), par.PHASE_TABLE: par.GATHER_WORDS}
+    head |= {par.WORKER: strategies[_strategy(sums, head)].address}
+    head |= {par.PACKER: pack.address if head[par.PACK_BYTES] else 0}
     head |= three_words(par.BAND_3, band) | three_words(par.BANDS_3, bands_of(sums.count, band))
     head |= three_words(par.ALL_CELLS_3, sums.count)
     blocks = [words(head, par.GATHER_WORDS), *(words(r, par.PHASE_WORDS) for r in records), tables]
     parameters = np.array([word for block in blocks for word in block], np.int64)
-    return Plan(gather_kernel.functions()[2].address, parameters, head[par.PACK_BYTES], head[par.LANE_BYTES])
+    return Plan(run.address, parameters, head[par.PACK_BYTES], head[par.LANE_BYTES])

@@ -6,12 +6,10 @@ there is a plane for every residue of the cells modulo the stride, so that its c
 
 from __future__ import annotations
 
-from numba import njit
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
 from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
@@ -26,14 +24,14 @@ SEGMENTS_AT = 4 * ROWS * COLUMNS + 8 * ROWS  # bytes of scratch for a tile and f
 _values = stack(COLUMNS)
 
 
-@njit
+@inner
 def phase_size(phase, cell, size):
     """How many cells of a band a phase has along each axis; the last one may miss one."""
     count = load3(phase, par.COUNT_3)
     return min(size[0], count[0] - cell[0]), min(size[1], count[1] - cell[1]), min(size[2], count[2] - cell[2])
 
 
-@njit
+@inner
 def out_at(p, phase, n, group, cell):
     """Element index in the output of a phase's first cell in a band, and the distance of its cells along each axis."""
     start, step, out = load3(phase, par.START_3), load3(p, par.OUT_STEP_3), load3(p, par.OUT_3)
@@ -43,7 +41,7 @@ def out_at(p, phase, n, group, cell):
     return at, (step[0] * out[0], step[1] * out[1], step[2] * out[2])
 
 
-@njit
+@inner
 def copy_planes(p, source, first, target, low, size, plane):
     """For every residue and channel a plane of rows x, y, z; `first` is the image's first element.
 
@@ -71,14 +69,14 @@ def copy_planes(p, source, first, target, low, size, plane):
             to += plane
 
 
-@njit
+@inner
 def row_pitch(size, low, high, cell, end):
     """The shortest row pitch: zeros behind a row serve as zeros before the next one."""
     spread, start = high - low, cell + low
     return max(size, size + spread - max(0, -start), min(size + spread, end - start))
 
 
-@njit
+@inner
 def _in_place(p, cell, box):
     """Whether a band is one row of the tensor itself, read without a shift or zeros."""
     low, high, length, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3), load3(p, par.STEP_3)
@@ -90,7 +88,7 @@ def _in_place(p, cell, box):
     return unshifted and dense and spread and inside and box[2] > COLUMNS
 
 
-@njit
+@inner
 def _shifts(p, table, plane, row, pitch):
     """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
     low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
@@ -107,7 +105,7 @@ def _shifts(p, table, plane, row, pitch):
             table += 16
 
 
-@njit
+@inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
@@ -135,7 +133,7 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
 # ----- tiles of output channels by cells ------
 
 
-@njit
+@inner
 def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
     """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.
 
@@ -162,7 +160,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
             segments += 16 * taps
 
 
-@njit
+@inner
 def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
     kind, channels, channel = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUT_C)
@@ -209,7 +207,7 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
                 _write_columns(kind, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
 
 
-@njit
+@inner
 def _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
     """A tile, without the cells between image rows."""
     done = 0

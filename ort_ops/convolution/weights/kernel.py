@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.runtime.bridge import keep
@@ -30,7 +30,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import (
     JOB_CALL,
     JOB_GROUP,
@@ -52,12 +52,12 @@ _PAGE = 4096
 _square = stack(VECTOR * VECTOR // 2)
 
 
-@njit
+@inner
 def _cells(size):
     return size[0] * size[1] * size[2]
 
 
-@njit
+@inner
 def _inside(low, size, length):
     """Whether a box does not leave the image."""
     return (
@@ -70,7 +70,7 @@ def _inside(low, size, length):
     )
 
 
-@njit
+@inner
 def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
     """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be."""
     kind = load_i64(p, par.C_KIND)
@@ -87,7 +87,7 @@ def _scalars(p, data, first, channels, channel, stride, low, size, length, copy)
     return copy, plane, (size[1] * size[2], size[2], 1)
 
 
-@njit
+@inner
 def _columns(p, data, first, channels, channel, stride, low, size, length, columns, copy):
     """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
     kind = load_i64(p, par.C_KIND)
@@ -101,7 +101,7 @@ def _columns(p, data, first, channels, channel, stride, low, size, length, colum
     return copy, (size[1] * size[2] * columns, size[2] * columns, columns)
 
 
-@njit
+@inner
 def _tile_rows(p, base, channel, stride, begin, count, rows):
     """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
     taps = load_i64(p, par.C_TAPS)
@@ -115,7 +115,7 @@ def _tile_rows(p, base, channel, stride, begin, count, rows):
         store_i64(rows, row, 4 * at)
 
 
-@njit
+@inner
 def _segments(size, a_stride, a_step, b_stride, b_step, table):
     """The rows of cells of a band: where each starts in either operand."""
     for z in range(size[0]):
@@ -125,7 +125,7 @@ def _segments(size, a_stride, a_step, b_stride, b_step, table):
             store_i64(table, entry + 1, 4 * (z * b_step[0] * b_stride[0] + y * b_step[1] * b_stride[1]))
 
 
-@njit
+@inner
 def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_step, b_step, add):
     """All tiles of `count` rows and `columns` columns; the offsets of the rows end with some that repeat the last."""
     column = 0
@@ -153,7 +153,7 @@ def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_
         column += COLUMNS
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """One block of rows of one group over the cells of one part."""
     call = load_i64(job, JOB_CALL)
@@ -181,7 +181,7 @@ def _item(job, item, scratch):
         unit += 1
 
 
-@njit
+@inner
 def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     """One band of one image."""
     bands, size_of = load3(p, par.C_BANDS_3), load3(p, par.C_BAND_3)
@@ -255,7 +255,7 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     _product(c, 4 * per_row, count, columns, a, rows, b, lines, table, size[2], a_step, b_step, add)
 
 
-@njit
+@inner
 def _repeat_last(rows, count):
     for row in range(ROWS):
         store_i64(rows, count + row, load_i64(rows, count - 1))
@@ -264,7 +264,7 @@ def _repeat_last(rows, count):
 # ----- the sum of the parts -------------------------------------------------------------------
 
 
-@njit
+@inner
 def _reduce(job, index):
     """One channel of one group: add up the parts and write all its weights."""
     call = load_i64(job, JOB_CALL)
@@ -304,7 +304,7 @@ def _reduce(job, index):
             write_run(kind, out, place, w_d, first, t * columns, d)
 
 
-@njit
+@inner
 def _write_transposed(kind, out, at, step, source, columns, taps, count):
     """out[at + i·step + t] = source[t, i]: all taps of a weight together, not one by one across the whole tensor."""
     square = _square()
@@ -320,7 +320,7 @@ def _write_transposed(kind, out, at, step, source, columns, taps, count):
 _work = worker("conv_weights_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size = load_i64(p, par.C_PART_BYTES)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.convolution.bias import bias_of
 from onnx_backprop.ort_ops.runtime.bridge import keep
@@ -31,7 +31,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import (
     JOB_CALL,
     JOB_GROUP,
@@ -75,7 +75,7 @@ _kernels = stack(9 * WIDE)
 _bias = stack(COLUMNS)
 
 
-@njit
+@inner
 def _pack_tile(call, p, group, tile, target):
     """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
     kind, source = load_i64(p, KIND), load_i64(call, CALL_INPUTS + load_i64(p, WEIGHTS))
@@ -95,13 +95,13 @@ def _pack_tile(call, p, group, tile, target):
             transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel)
 
 
-@njit
+@inner
 def _tiles(p):
     """Tiles of output channels."""
     return (load_i64(p, OUTS) + ROWS - 1) // ROWS
 
 
-@njit
+@inner
 def _pack(job, unit):
     """The weights of one tile, for all threads."""
     call = load_i64(job, JOB_CALL)
@@ -112,7 +112,7 @@ def _pack(job, unit):
         _pack_tile(call, p, group, tile, load_i64(job, JOB_SHARED) + 4 * ELEMENTS * unit * load_i64(p, PANEL))
 
 
-@njit
+@inner
 def _copy_row(p, data, image, y, row):
     """Row y of a channel with its pads; `image` is the element index of the channel."""
     pitch, length, pad = load_i64(p, PITCH), load_i64(p, LENGTH_X), load_i64(p, PAD_X)
@@ -125,7 +125,7 @@ def _copy_row(p, data, image, y, row):
         clear(row, end, pitch - end)
 
 
-@njit
+@inner
 def _transform(p, data, channel, count, first, last, rows, v, element):
     """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
 
@@ -150,7 +150,7 @@ def _transform(p, data, channel, count, first, last, rows, v, element):
             at += lines
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     """Weights shared: some rows of tiles, and all output channels of the round or a share of them."""
     call = load_i64(job, JOB_CALL)
@@ -175,7 +175,7 @@ def _item(job, item, scratch):
         _outputs(call, p, group, m, packed, v, first, last, scratch)
 
 
-@njit
+@inner
 def _source_item(job, item, scratch):
     """Images shared: one channel of the round."""
     call = load_i64(job, JOB_CALL)
@@ -191,7 +191,7 @@ def _source_item(job, item, scratch):
     _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * LANE_HEAD, v, size * channels)
 
 
-@njit
+@inner
 def _weights_item(job, item, scratch):
     """Images shared: one tile of output channels, over the rows of the round."""
     call = load_i64(job, JOB_CALL)
@@ -207,7 +207,7 @@ def _weights_item(job, item, scratch):
     _outputs(call, p, group, m, packed, v, first, last, scratch)
 
 
-@njit
+@inner
 def _outputs(call, p, group, m, packed, v, first, last, scratch):
     """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
     outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
@@ -250,7 +250,7 @@ def _outputs(call, p, group, m, packed, v, first, last, scratch):
         _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
 
 
-@njit
+@inner
 def _write(p, out, channel, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
     kind, tiles_y, tiles_x = load_i64(p, KIND), load_i64(p, TILES_Y), load_i64(p, TILES_X)
@@ -275,7 +275,7 @@ _transform_all = worker("conv_winograd_transform", _source_item, UNITS, LANE_BYT
 _multiply_all = worker("conv_winograd_multiply", _weights_item, ITEMS, LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size, images = load_i64(p, SHARED_BYTES), load_i64(p, ROUND_ROWS)

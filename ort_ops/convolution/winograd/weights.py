@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from onnx_backprop.ort_ops.runtime.bridge import keep
 from onnx_backprop.ort_ops.runtime.call import (
@@ -29,7 +29,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     parallel,
     release,
 )
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
 from onnx_backprop.ort_ops.runtime.jobs import (
     JOB_CALL,
     JOB_GROUP,
@@ -65,7 +65,7 @@ _tables = stack(ROWS + 2)
 _sums = stack((ELEMENTS + 9) * VECTOR)
 
 
-@njit
+@inner
 def _copy_row(kind, data, image, y, step, lengths, pad, pitch, row):
     """Row y of a channel with its pads, zeros outside; `image` is the element index of the channel."""
     begin, end = max(0, pad), min(pitch, lengths[1] + pad)
@@ -77,7 +77,7 @@ def _copy_row(kind, data, image, y, step, lengths, pad, pitch, row):
         clear(row, end, pitch - end)
 
 
-@njit
+@inner
 def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element):
     """Bᵀ x B of the tiles of some rows: v[e][tile][channel], S_COLUMNS channels from `channel` on.
 
@@ -115,7 +115,7 @@ def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element
         at += count
 
 
-@njit
+@inner
 def _gradient_tiles(p, data, channel, count, first, last, rows, u):
     """A dY Aᵀ of the tiles of some rows, `count` channels from `channel` on: u[e][channel][tile]."""
     tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
@@ -134,7 +134,7 @@ def _gradient_tiles(p, data, channel, count, first, last, rows, u):
                 transform_gradient(rows + 8 * x, 4 * pitch, target + 4 * x, element)
 
 
-@njit
+@inner
 def _item(job, item, scratch):
     call = load_i64(job, JOB_CALL)
     p = load_i64(call, CALL_PARAMETERS)
@@ -178,7 +178,7 @@ def _item(job, item, scratch):
         at = stop
 
 
-@njit
+@inner
 def _tables_of(p, table):
     """What `_multiply` is told of a thread's scratch: the distances of the destination's channels, one segment."""
     for i in range(ROWS):
@@ -187,7 +187,7 @@ def _tables_of(p, table):
     store_i64(table, ROWS + 1, 0)
 
 
-@njit
+@inner
 def _multiply(sums, columns, channels, left, table, rows, right, tiles, add):
     """sums[i][c] (+)= Σ_tiles left[i][tile] · right[tile][c] for `rows` of the destination's channels."""
     for c in range(0, channels, COLUMNS):
@@ -208,7 +208,7 @@ def _multiply(sums, columns, channels, left, table, rows, right, tiles, add):
         )
 
 
-@njit
+@inner
 def _reduce(job, unit):
     """Add the parts up for one destination channel, transform back, write."""
     call = load_i64(job, JOB_CALL)
@@ -230,7 +230,7 @@ def _reduce(job, unit):
         _write(p, out, group, m, c, total, 4 * VECTOR, lines)
 
 
-@njit
+@inner
 def _write(p, out, group, m, c, source, step, lines):
     """The weights of a destination's channel and a vector of the source's from 16 vectors, `step` bytes apart."""
     transform_kernel(source, step, lines, 4 * VECTOR)
@@ -245,12 +245,12 @@ def _write(p, out, group, m, c, source, step, lines):
 # ----- the source transformed for all threads ------
 
 
-@njit
+@inner
 def _all_tiles(p):
     return load_i64(p, BATCH) * load_i64(p, TILES_Y) * load_i64(p, TILES_X)
 
 
-@njit
+@inner
 def _source_item(job, item, scratch):
     """One band of one group of the round."""
     call = load_i64(job, JOB_CALL)
@@ -272,7 +272,7 @@ def _source_item(job, item, scratch):
     _source_tiles(p, source, group, load_i64(job, JOB_PART), first, last, scratch, turned, v, element)
 
 
-@njit
+@inner
 def _tile_item(job, item, scratch):
     """ROWS of the destination's channels: all their weights for the source's channels of the round."""
     call = load_i64(job, JOB_CALL)
@@ -310,7 +310,7 @@ _transform_all = worker("conv_winograd_weights_transform", _source_item, SOURCE_
 _multiply_all = worker("conv_winograd_weights_multiply", _tile_item, ITEMS, LANE_BYTES)
 
 
-@njit
+@inner
 def _run(call):
     p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
     size, source = load_i64(p, SHARED_BYTES), load_i64(p, ROUND_CHANNELS)

@@ -1,0 +1,252 @@
+"""Machine code of exported functions: compiled once, kept on disk, loaded into the process.
+
+A function's file is named after everything that its machine code depends on: the functions it calls, directly or not,
+the constants they use, what intrinsics generate, the compiler and the processor. So a file is right for whoever finds
+it, whatever else has changed; there is nothing to invalidate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core.types import Type as NumbaType
+
+from onnx_backprop.ort_ops.runtime import language
+from onnx_backprop.ort_ops.runtime.language import Inner, Module, Type
+from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
+
+_PACKAGE = __name__.partition(".")[0]
+_ITSELF = object()
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+# ----- what a function depends on ------
+
+
+def _loaded(code: CodeType) -> list[str]:
+    return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+@cache
+def _of_function(function: FunctionType) -> tuple[bytes, tuple[Any, ...]]:
+    """(what a function is by itself, what it refers to); its own text of documentation is no part of it."""
+    digest = hashlib.sha256()
+    refers: list[Any] = [function.__defaults__, function.__kwdefaults__]
+    for code in _codes(function.__code__):
+        constants = [c for c in code.co_consts if not isinstance(c, CodeType) and c != function.__doc__]
+        digest.update(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_argcount)).encode())
+        for name in dict.fromkeys(_loaded(code)):
+            value = function.__globals__.get(name, _ITSELF)
+            if value is _ITSELF:  # a built-in name
+                continue
+            refers.append(name)
+            if isinstance(value, ModuleType) and value.__name__.startswith(_PACKAGE):
+                refers += [vars(value)[n] for n in code.co_names if n in vars(value)]
+            else:
+                refers.append(value)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        refers += [name, cell.cell_contents]
+    return digest.digest(), tuple(refers)
+
+
+def _describe(value: Any, add: Any, seen: set[int]) -> None:
+    """Add all that a value is to a digest."""
+    if isinstance(value, (int, float, str, bytes, np.generic, type(None))):
+        add(f"{type(value).__name__} {value!r}".encode())
+    elif isinstance(value, (tuple, list, dict, set, frozenset)):
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        for item in sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items:
+            _describe(item, add, seen)
+        add(f"{type(value).__name__} of {len(items)}".encode())
+    elif isinstance(value, (ir.Type, ir.Value, NumbaType)):
+        add(f"{type(value).__name__} {value}".encode())
+    elif isinstance(value, (ModuleType, type)):
+        add(f"{value.__name__}".encode())
+    elif id(value) in seen:
+        add(b"as before")
+    else:
+        seen.add(id(value))
+        _describe_function(value, add, seen)
+
+
+def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
+    if isinstance(value, Inner):
+        add(repr(sorted((k, sorted(v)) for k, v in value.options.items())).encode())
+        _describe(value.function, add, seen)
+    elif isinstance(value, FunctionType):
+        if not value.__module__.startswith(_PACKAGE):
+            add(f"{value.__module__} {value.__qualname__}".encode())
+            return
+        itself, refers = _of_function(value)
+        add(itself)
+        for other in refers:
+            _describe(other, add, seen)
+    elif isinstance(value, functools.partial):
+        _describe((value.func, value.args, value.keywords), add, seen)
+    elif hasattr(value, "definition"):
+        _describe(value.definition, add, seen)
+    elif hasattr(value, "__wrapped__"):
+        _describe(value.__wrapped__, add, seen)
+    elif hasattr(value, "__module__") and not str(value.__module__).startswith(_PACKAGE):
+        add(f"{value.__module__} {getattr(value, '__qualname__', type(value).__qualname__)}".encode())
+    else:
+        raise TypeError(f"what a kernel depends on cannot be told from {value!r}")
+
+
+@cache
+def _compiler() -> bytes:
+    """What all machine code depends on."""
+    sources = [Path(file).read_bytes() for file in (language.__file__, __file__)]
+    versions = (sys.version_info[:2], numba.__version__, llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES)
+    return b"\0".join([*sources, repr(versions).encode()])
+
+
+# ----- the files ------
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where machine code is kept; None where nothing can be written."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    own = Path(__file__).resolve().parents[1] / "__pycache__"
+    for folder in (Path(given) / _PACKAGE,) if given else (own, Path(user) / _PACKAGE):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return None
+
+
+def _read(path: Path) -> bytes | None:
+    """An object's bytes, None unless the file is whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Appears whole or not at all; where it cannot be written, the next process compiles again."""
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+# ----- machine code ------
+
+
+@cache
+def _target() -> llvm.TargetMachine:
+    target = llvm.Target.from_triple(TRIPLE)
+    reloc = "static" if TRIPLE.startswith("x86_64") else "default"
+    return target.create_target_machine(
+        cpu=PROCESSOR, features=FEATURES, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
+    )
+
+
+@cache
+def _engine() -> llvm.ExecutionEngine:
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{TRIPLE}"'), _target())
+
+
+def _optimised(module: llvm.ModuleRef) -> None:
+    options = llvm.create_pipeline_tuning_options()
+    options.speed_level = 3
+    options.loop_vectorization, options.slp_vectorization = True, False
+    builder = llvm.create_pass_builder(_target(), options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def text(inner: Inner, arguments: tuple[Type, ...], result: Type | None, name: str) -> str:
+    """The module of LLVM of an exported function, as it is before LLVM works on it."""
+    module = Module(ir.Module(name))
+    module.of.triple, module.of.data_layout = TRIPLE, str(_target().target_data)
+    module.export(inner, arguments, result, name)
+    return str(module.of)
+
+
+class Exported:
+    """A C function, compiled or loaded when its address is first asked for."""
+
+    every: ClassVar[list[Exported]] = []
+
+    def __init__(self, inner: Inner, arguments: tuple[Type, ...], result: Type | None) -> None:
+        self._inner, self._arguments, self._result = inner, arguments, result
+        self.every.append(self)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The symbol, and the name of the file: the function's and a digest of all that it depends on."""
+        digest = hashlib.sha256(_compiler())
+        digest.update(repr((self._arguments, self._result)).encode())
+        _describe(self._inner, digest.update, set())
+        return f"{self._inner.name.replace('<locals>.', '')}-{digest.hexdigest()[:24]}"
+
+    @property
+    def _path(self) -> Path | None:
+        folder = cache_folder()
+        return folder / f"{self.name}.o" if folder else None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the machine code lies on disk."""
+        return self._path is not None and self._path.is_file()
+
+    def compile(self) -> bytes:
+        """The machine code, which is kept on disk."""
+        with _lock:
+            module = llvm.parse_assembly(text(self._inner, self._arguments, self._result, self.name))
+            module.verify()
+            _optimised(module)
+            code = _target().emit_object(module)
+        if self._path:
+            _write(self._path, code)
+        return code
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Of the function in this process."""
+        with _lock:
+            if "address" in vars(self):  # meanwhile, by another thread
+                return vars(self)["address"]
+            code = self._path and _read(self._path)
+            engine = _engine()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code or self.compile()))
+            engine.finalize_object()
+            address = engine.get_function_address(self.name)
+            if not address:
+                raise RuntimeError(f"no machine code for {self.name}")
+            return address
