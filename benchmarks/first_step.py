@@ -69,7 +69,9 @@ def _measured(name: str, path: Path, cache: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.first_step", description="The first training step, timed."
+    )
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"some of {', '.join(NETWORKS)}; default: all")
     parser.add_argument("--step", metavar="GRAPH", help=argparse.SUPPRESS)
     given = parser.parse_args()

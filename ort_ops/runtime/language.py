@@ -47,8 +47,19 @@ NUMBA: dict[Type, Any] = {
     DOUBLE: types.float64,
 }
 _OF_NUMBA = {of: name for name, of in NUMBA.items()}
-_CASTS = {np.int64: INT, np.int32: INT32, np.float32: FLOAT, np.float64: DOUBLE, int: INT, float: DOUBLE, bool: BOOL}
-_RANKS = {BOOL: 0, INT32: 1, INT: 2, FLOAT: 3, DOUBLE: 4}
+_CASTS: dict[Any, str] = {
+    np.int64: INT,
+    np.int32: INT32,
+    np.float32: FLOAT,
+    np.float64: DOUBLE,
+    int: INT,
+    float: DOUBLE,
+    bool: BOOL,
+}
+_SCALARS: dict[Any, str] = {np.bool_: BOOL, bool: BOOL, int: INT, float: DOUBLE} | {
+    kind: name for kind, name in _CASTS.items() if kind not in (int, float, bool)
+}
+_RANKS: dict[Type, int] = {BOOL: 0, INT32: 1, INT: 2, FLOAT: 3, DOUBLE: 4}
 
 
 class CompileError(Exception):
@@ -59,7 +70,7 @@ class CompileError(Exception):
 class Inner:
     """A function that compiled functions call. `options`: fastmath, LLVM's flags of its floating point arithmetic."""
 
-    function: FunctionType
+    function: Any  # a FunctionType
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -151,16 +162,9 @@ def _unflat(kind: Type, flat: Iterator[Any]) -> Value:
 
 def _constant(value: Any) -> Value | None:
     """A constant of Python or NumPy as a value."""
-    if isinstance(value, (bool, np.bool_)):
-        return Value(BOOL, ir.Constant(LLVM[BOOL], int(value)))
-    if isinstance(value, np.int32):
-        return Value(INT32, ir.Constant(LLVM[INT32], int(value)))
-    if isinstance(value, (int, np.int64)):
-        return Value(INT, ir.Constant(LLVM[INT], int(value)))
-    if isinstance(value, np.float32):
-        return Value(FLOAT, ir.Constant(LLVM[FLOAT], float(value)))
-    if isinstance(value, float):
-        return Value(DOUBLE, ir.Constant(LLVM[DOUBLE], value))
+    kind = _SCALARS.get(type(value))
+    if kind is not None:
+        return Value(kind, ir.Constant(LLVM[kind], float(value) if kind in (FLOAT, DOUBLE) else int(value)))
     if isinstance(value, tuple):
         elements = [_constant(v) for v in value]
         if all(elements):
@@ -273,10 +277,10 @@ class _Function:
         results = [LLVM[leaf] for leaf in leaves(known[None])]
         result = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
         kind = ir.FunctionType(result, [LLVM[leaf] for a in arguments for leaf in leaves(a)])
-        self.of = ir.Function(module.of, kind, name)
+        self.of: Any = ir.Function(module.of, kind, name)
         self.of.linkage = "private"
-        self.entry = ir.IRBuilder(self.of.append_basic_block("entry"))
-        self.b = ir.IRBuilder(self.of.append_basic_block("body"))
+        self.entry: Any = ir.IRBuilder(self.of.append_basic_block("entry"))
+        self.b: Any = ir.IRBuilder(self.of.append_basic_block("body"))
         self.start = self.b.block
         self.variables: dict[str, Value] = {}
         self.loops: list[tuple[ir.Block, ir.Block]] = []  # (where continue goes, where break goes)

@@ -97,7 +97,10 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
 def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
     if isinstance(value, Inner):
         add(repr(sorted((k, sorted(v)) for k, v in value.options.items())).encode())
-        _describe(value.function, add, seen)
+        itself, refers = _of_function(value.function)
+        add(itself)
+        for other in refers:
+            _describe(other, add, seen)
     elif isinstance(value, FunctionType):
         if not value.__module__.startswith(_PACKAGE):
             add(f"{value.__module__} {value.__qualname__}".encode())

@@ -1,0 +1,269 @@
+"""The language of kernels: what it computes beside Python, what it refuses, and when machine code is made anew."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import types
+
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
+from onnx_backprop.ort_ops.runtime.language import CompileError
+from onnx_backprop.ort_ops.runtime.llvm import load_f32
+
+TABLE = (3, 1, 4, 1, 5)
+LIMIT = 7
+NUMBERS = (-9, -8, -7, -1, 0, 1, 2, 7, 8, 9)
+KINDS = {types.int64: ctypes.c_int64, types.float64: ctypes.c_double, types.float32: ctypes.c_float}
+
+
+def run(signature, function, *arguments):
+    """What the compiled function answers."""
+    made = exported(signature)(function)
+    kinds = [KINDS[kind] for kind in (signature.return_type, *signature.args)]
+    return ctypes.CFUNCTYPE(*kinds)(made.address)(*arguments)
+
+
+@inner
+def _halves(x, y):
+    return (x // 2, x % 2), y
+
+
+@inner
+def _nothing(x):
+    if x:
+        return
+    _halves(x, x)
+
+
+def divide(x, y):
+    return 1000 * (x // y) + x % y
+
+
+def divide_by_constants(x, y):
+    return 1000 * (x // 8) + 100 * (x % 8) + 10 * (y // 3) + y % -3
+
+
+def compare(x, y):
+    chain = -8 <= x < y <= 8
+    both = x and y
+    return (4 if chain and not both else 2) + (x == y or x > 5) + min(x, y, 3) * max(x, y)
+
+
+def loop(x, y):
+    total = 0
+    for i in range(x, y, 2):
+        if i == 3:
+            continue
+        if i > LIMIT:
+            break
+        total += 10 * i
+    for i in range(5, x, -1):
+        total -= i
+    while total > 100:
+        total -= 7
+    for n in TABLE:
+        if n == y:
+            return total + 1000
+    return total
+
+
+def len_of(pair):
+    return pair[0] - pair[1]
+
+
+MADE = [divide, divide_by_constants, compare, loop]
+
+
+@pytest.mark.parametrize("function", MADE, ids=lambda f: f.__name__)
+def test_integers_are_those_of_python(function) -> None:
+    signature = types.int64(types.int64, types.int64)
+    made = exported(signature)(function)
+    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 3)(made.address)
+    for x, y in itertools.product(NUMBERS, NUMBERS):
+        if y or function is not divide:
+            assert call(x, y) == int(function(x, y)), (x, y)
+
+
+def test_tuples_and_calls() -> None:
+    difference = inner(len_of)
+
+    def computed(x, y):
+        (quotient, rest), other = _halves(x, y)
+        three, total = (x, y, rest), 0
+        for axis in range(3):
+            total = 3 * total + three[axis]
+        if three == (x, y, 1):
+            total += 5
+        _nothing(x)
+        return total + TABLE[y % 5] + difference(three[1:]) + quotient - other
+
+    for x, y in itertools.product(NUMBERS, NUMBERS):
+        total = 9 * x + 3 * y + x % 2 + (5 if x % 2 else 0)
+        want = total + TABLE[y % 5] + y - x % 2 + x // 2 - y
+        assert run(types.int64(types.int64, types.int64), computed, x, y) == want
+
+
+def test_floats() -> None:
+    """float32 stays float32; with an integer or a float64 it becomes float64, as in NumPy."""
+
+    def computed(address, x):
+        single = load_f32(address, 0)
+        product = single * single - np.float32(0.1)
+        return np.sqrt(np.float64(product)) / x + single * x - (1.0 if product > np.float32(2.0) else -0.5)
+
+    values = np.array([3.3], np.float32)
+    got = run(types.float64(types.int64, types.float64), computed, values.ctypes.data, 7.0)
+    single = values[0]
+    product = single * single - np.float32(0.1)
+    assert got == np.sqrt(np.float64(product)) / 7.0 + np.float64(single) * 7.0 - 1.0
+
+
+def _listing(x):
+    return [x]
+
+
+def _mixed(x):
+    y = 0
+    if x:
+        y = 1.5
+    return y
+
+
+def _unknown(x):
+    return x + never_defined  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
+
+
+@pytest.mark.parametrize("function", [_listing, _mixed, _unknown])
+def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
+    line = function.__code__.co_firstlineno
+    with pytest.raises(CompileError, match=r"test_compile\.py:(\d+)") as caught:
+        _ = exported(types.int64(types.int64))(function).address
+    found = re.search(r"\.py:(\d+)", str(caught.value))
+    assert found
+    assert line < int(found[1]) < line + 5
+
+
+# ----- when machine code is made anew ------
+
+SOURCE = '''
+"""A module."""
+from numba import types
+from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
+CONSTANT, OTHER = 5, 6
+def helper(n):
+    @compiled(f"helper_{n}")
+    def add(x):
+        return x + n
+    return add
+three = helper(3)
+@inner
+def called(x):
+    """What it does."""
+    return 2 * x + CONSTANT  # and why
+@inner
+def unrelated(x):
+    return x - OTHER
+@exported(types.int64(types.int64))
+def outer(x):
+    return three(called(x))
+'''
+
+
+def _outer(folder: Path, name: str, text: str):
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("a_module", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.outer
+
+
+UNCHANGED = {
+    "a comment": ("# and why", "# and what for"),
+    "a docstring": ("What it does.", "What it really does."),
+    "lines": ("@inner\ndef called", "\n\n\n@inner\ndef called"),
+    "another function": ("x - OTHER", "x - 2 * OTHER"),
+    "a constant that nobody reads": ("5, 6", "5, 60"),
+}
+CHANGED = {
+    "a constant": ("5, 6", "50, 6", 2 * 4 + 50 + 3),
+    "a called function": ("2 * x", "3 * x", 3 * 4 + 5 + 3),
+    "a closure": ("helper(3)", "helper(4)", 2 * 4 + 5 + 4),
+    "a factory": ("x + n", "x - n", 2 * 4 + 5 - 3),
+    "the function itself": ("three(called(x))", "three(x)", 4 + 3),
+}
+
+
+def test_machine_code_is_found_again_where_nothing_that_matters_changes(tmp_path) -> None:
+    first = _outer(tmp_path / "here", "first", SOURCE)
+    for n, (old, new) in enumerate(UNCHANGED.values()):
+        assert old in SOURCE
+        assert _outer(tmp_path / "there", f"other_{n}", SOURCE.replace(old, new)).name == first.name
+
+
+def test_machine_code_is_never_stale(tmp_path) -> None:
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+    first = _outer(tmp_path, "first", SOURCE)
+    assert call(first.address)(4) == 2 * 4 + 5 + 3
+    names = {first.name}
+    for n, (old, new, want) in enumerate(CHANGED.values()):
+        assert old in SOURCE
+        other = _outer(tmp_path, f"other_{n}", SOURCE.replace(old, new))
+        assert call(other.address)(4) == want
+        names.add(other.name)
+    assert len(names) == 1 + len(CHANGED)
+
+
+def test_a_file_that_changed_after_it_was_imported_is_not_compiled(tmp_path) -> None:
+    outer = _outer(tmp_path, "first", SOURCE.replace("CONSTANT, OTHER = 5, 6", "CONSTANT, OTHER = 5, 77"))
+    (tmp_path / "first.py").write_text(SOURCE.replace("2 * x", "x // 3"))
+    with pytest.raises(CompileError, match="changed since"):
+        outer.compile()
+
+
+def test_a_damaged_file_is_made_again(tmp_path) -> None:
+    program = (
+        "from onnx_backprop.ort_ops.runtime import bridge, objects\n"
+        "f = bridge._entry_points()[2]\n"
+        "print(f.kept, bool(f.address), objects.cache_folder())"
+    )
+
+    def answer() -> list[str]:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    assert answer()[:2] == ["False", "True"]
+    (path,) = (file for file in tmp_path.rglob("*.o"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    assert answer()[:2] == ["True", "True"]
+    assert path.read_bytes() == whole
+
+
+def test_fast_arithmetic_is_another_function() -> None:
+    def product(x):
+        return x * x + x
+
+    exact, fast = compiled("product")(product), compiled("product", fastmath={"contract"})(product)
+    names = set()
+    for chosen in (exact, fast):
+
+        @exported(types.float64(types.float64))
+        def outer(x, chosen=chosen):
+            return chosen(x)
+
+        names.add(outer.name)
+    assert len(names) == 2
