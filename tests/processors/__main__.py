@@ -65,6 +65,7 @@ def neon() -> None:
         return
     start = time.perf_counter()
     python, variables = emulated.environment(limited.folder(ROOT, "neon"))
+    variables["NUMBA_CACHE_DIR"] = limited.cache(ROOT, "neon")
     print(f"aarch64: Python and packages after {time.perf_counter() - start:.0f} s", flush=True)
     parts = machine.cores()
     sample = [*python, "-W", "ignore", "-m", "tests.processors.sample", "--expect", limited.NEON]

@@ -143,4 +143,4 @@ def environment(folder: Path) -> tuple[list[str], dict[str, str]]:
     libraries = ":".join(str(root / name / "aarch64-linux-gnu") for name in ("usr/lib", "lib"))
     command = [str(folder / EMULATOR), "-cpu", CPU, "-L", str(root)]
     command += ["-E", f"LD_LIBRARY_PATH={libraries}", str(_guest_python(root))]
-    return command, {"PYTHONPATH": str(folder / "packages"), "NUMBA_CACHE_DIR": str(folder / "cache")}
+    return command, {"PYTHONPATH": str(folder / "packages")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +27,21 @@ def folder(root: Path, name: str) -> Path:
     return root / "build" / "processors" / name
 
 
+def cache(root: Path, name: str) -> str:
+    """Numba's cache for one processor. A change of the kernels' sources makes a new one, and the old ones go."""
+    digest = hashlib.sha256()
+    for path in sorted((root / "ort_ops").rglob("*.py")):
+        digest.update(path.read_bytes())
+    kept = folder(root, name) / f"cache-{digest.hexdigest()[:12]}"
+    for old in folder(root, name).glob("cache*"):
+        if old != kept:
+            shutil.rmtree(old, ignore_errors=True)
+    return str(kept)
+
+
 def avx2(root: Path) -> dict[str, str]:
     """Numba generates code for a Haswell, with what that processor has and nothing else."""
-    cache = str(folder(root, "avx2") / "cache")
-    return {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache}
+    return {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache(root, "avx2")}
 
 
 def host_width() -> int:
