@@ -15,23 +15,17 @@ from itertools import product
 
 import numpy as np
 
-from onnx_backprop.opset.registry import BY_NAME
-from onnx_backprop.ort_ops import machine
+from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.numba_route import reason_against
-from tests import single_op
-from tests.checks import DTYPES, evaluate
+from onnx_backprop.ort_ops.runtime import machine
 from tests.opset import test_golden
-from tests.ort_ops import (
-    compile_kernels,
-    guarded,
-    test_depthwise,
-    test_depthwise_cells,
-    test_interpolation_gather,
-    test_panels,
-    test_winograd,
-)
+from tests.ort_ops import compile_kernels, guarded
+from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels, test_winograd
+from tests.ort_ops.interpolation import test_gather
 from tests.ort_ops.random_calls import MAKERS
 from tests.property.calls import Call
+from tests.support import single_op
+from tests.support.checks import DTYPES, evaluate
 
 EACH = 4  # calls of an operator, element type and layout
 
@@ -103,7 +97,7 @@ def kinds(every: int) -> Iterator[str]:
         for n, case in enumerate(cases[::every]):
             run(case, ("f32", "f16")[n % 2], rng)
             yield str(case)
-    test_interpolation_gather.check(4 * every + 1)
+    test_gather.check(4 * every + 1)
     yield "interpolation"
 
 

@@ -7,17 +7,18 @@ import sys
 
 import pytest
 
-from onnx_backprop.ort_ops import machine
+from onnx_backprop.ort_ops.runtime import machine
 from tests.processors import limited
 from tests.processors.emulated import ROOT
 
 TILE = """
 import re
 from llvmlite import ir
-from onnx_backprop.ort_ops import machine, native_micro
+from onnx_backprop.ort_ops.runtime import machine
+from onnx_backprop.ort_ops.vector import gemm_tile
 module = ir.Module()
 module.triple = machine.TRIPLE
-native_micro._tile(module, native_micro.ROWS, native_micro.VECTORS)
+gemm_tile._tile(module, gemm_tile.ROWS, gemm_tile.VECTORS)
 text = machine.assembly(str(module))
 registers = {int(number) for number in re.findall(r"%[xyz]mm([0-9]+)", text)}
 kept = [line for line in text.splitlines() if re.search(r"mm[0-9]+, -?[0-9]*[(]%rsp[)]", line)]
