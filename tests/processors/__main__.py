@@ -1,7 +1,9 @@
 """`make processors`: the kernels as other processors run them. Ends with 1 if anything is wrong or missing.
 
-avx2: vectors of 8 and 16 registers, on an x86 host that has it: Numba is told so, and generates nothing else.
-avx512: vectors of 16 and 32 registers, where the host has it. Of both, all tests of kernels are run.
+avx512: vectors of 16 and 32 registers, where the host has it.
+avx2: vectors of 8 and 16 registers, on an x86 host that has it: Numba is told so, and generates nothing else. Of these
+two, all tests of kernels are run.
+sse2: vectors of 4 and 16 registers, likewise: a sample.
 neon: aarch64, vectors of 4, 32 registers: a sample, under emulation, which is ten times slower.
 
 What was compiled and downloaded lies in build/processors/ and is used again.
@@ -38,18 +40,30 @@ def call(*command: str, **variables: str) -> None:
         raise SystemExit(f"failed: {' '.join(command[-8:])}")
 
 
-def tests_of_kernels(variables: dict[str, str], expected: str) -> None:
-    sample = (sys.executable, "-m", "tests.processors.sample", "--expect", expected)
+def require_x86(width: int) -> None:
+    if reason := limited.reason_against_x86(width):
+        raise MissingError(reason)
+
+
+def sample(variables: dict[str, str], expected: str) -> None:
     call(sys.executable, "-m", "tests.ort_ops.compile_kernels", **variables)
-    call(*sample, **variables)
+    call(sys.executable, "-m", "tests.processors.sample", "--expect", expected, **variables)
+
+
+def tests_of_kernels(variables: dict[str, str], expected: str) -> None:
+    sample(variables, expected)
     call(
         sys.executable, "-m", "pytest", "--quiet", "--numprocesses", "auto", "--dist", "worksteal", *TESTS, **variables
     )
 
 
+def sse2() -> None:
+    require_x86(4)
+    sample(limited.sse2(ROOT), limited.SSE2)
+
+
 def avx2() -> None:
-    if reason := limited.reason_against_avx2():
-        raise MissingError(reason)
+    require_x86(8)
     tests_of_kernels(limited.avx2(ROOT), limited.AVX2)
 
 
@@ -66,18 +80,18 @@ def neon() -> None:
     variables["NUMBA_CACHE_DIR"] = limited.cache(ROOT, "neon")
     print(f"aarch64: Python and packages after {time.perf_counter() - start:.0f} s", flush=True)
     parts = machine.cores()
-    sample = [*python, "-W", "ignore", "-m", "tests.processors.sample", "--expect", limited.NEON]
+    guest = [*python, "-W", "ignore", "-m", "tests.processors.sample", "--expect", limited.NEON]
     shares = [
-        subprocess.Popen([*sample, "--compile", f"{n}/{parts}"], cwd=ROOT, env=limited.inherited() | variables)
+        subprocess.Popen([*guest, "--compile", f"{n}/{parts}"], cwd=ROOT, env=limited.inherited() | variables)
         for n in range(parts)
     ]
     codes = [share.wait() for share in shares]
     if any(codes):
         raise SystemExit("failed: compiling the kernels")
-    call(*sample, **variables)
+    call(*guest, **variables)
 
 
-RUNS: dict[str, Callable[[], None]] = {"avx2": avx2, "avx512": avx512, "neon": neon}
+RUNS: dict[str, Callable[[], None]] = {"avx512": avx512, "avx2": avx2, "sse2": sse2, "neon": neon}
 
 
 def main() -> None:

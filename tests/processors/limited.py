@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # architecture, vector length, registers
-AVX2, AVX512, NEON = "x86_64 8 16", "x86_64 16 32", "aarch64 4 32"
+SSE2, AVX2, AVX512, NEON = "x86_64 4 16", "x86_64 8 16", "x86_64 16 32", "aarch64 4 32"
 CHOOSING = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "ONNX_BACKPROP_VECTOR_LENGTH")
 
 
@@ -44,14 +44,19 @@ def avx2(root: Path) -> dict[str, str]:
     return {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache(root, "avx2")}
 
 
+def sse2(root: Path) -> dict[str, str]:
+    """Numba generates code for any x86-64 processor."""
+    return {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache(root, "sse2")}
+
+
 def host_width() -> int:
     """The vector length of this host, whatever this process is told."""
     code = "from onnx_backprop.ort_ops.runtime.machine import WIDTH; print(WIDTH)"
     return int(subprocess.run([sys.executable, "-c", code], env=inherited(), capture_output=True, check=True).stdout)
 
 
-def reason_against_avx2() -> str:
-    """Why this host cannot run a Haswell's code; '' where it can."""
+def reason_against_x86(width: int) -> str:
+    """Why this host cannot run an x86 processor's code with vectors of this length; '' where it can."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"AVX2 needs an x86 host, this is {platform.machine()}"
-    return "" if host_width() >= 8 else "this host has no AVX2"
+        return f"this needs an x86-64 host, not {platform.machine()}"
+    return "" if host_width() >= width else f"this needs a host with vectors of {width} float32, not {host_width()}"

@@ -45,7 +45,7 @@ def test_the_largest_tile_fits_into_16_registers() -> None:
 @pytest.mark.skipif(machine.WIDTH == 8, reason="all tests are run on such a processor")
 def test_a_sample() -> None:
     """Compiled once, into build/processors/."""
-    if reason := limited.reason_against_avx2():
+    if reason := limited.reason_against_x86(8):
         pytest.skip(reason)
     printed = python("-m", "tests.processors.sample", "--expect", limited.AVX2, "--every", "4")
     assert int(printed.split("passed: ")[1]) >= 200, printed
