@@ -13,10 +13,10 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels endurance kill conformance bench lint format docs build clean
+.PHONY: help demo test kernels processors endurance kill conformance bench lint format docs build clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
 demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolution.png
 	$(BIN)/python -m models.super_resolution $(ARGS)
@@ -28,6 +28,9 @@ test: $(INSTALLED) ## lint, types, import contracts and the whole test suite
 
 kernels: $(INSTALLED) ## compile the native kernels into Numba's cache, on every core
 	@$(BIN)/python -m tests.ort_ops.compile_kernels
+
+processors: $(INSTALLED) ## the kernels with AVX2, AVX-512 and, emulated, NEON (long the first time; docs/processors.md)
+	$(BIN)/python -m tests.processors $(ARGS)
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
 	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ CONV = {
 def resident() -> int:
     """Bytes of the resident set, after what is free went back to the system."""
     ctypes.CDLL(None).malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def main() -> None:

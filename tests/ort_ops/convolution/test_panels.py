@@ -11,8 +11,9 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.problem import correlation
+from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, correlation
 from onnx_backprop.ort_ops.runtime.llvm import F16, F32
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -84,6 +85,8 @@ def test_which_ones() -> None:
     assert plans(96, 1, 1) == [0, 1], "many channels are read in place, where they are dense"
     assert plans(96, 1, 1, F16) == [1, 1]
     assert plans(96, 1, 2) == [1, 1]
-    assert plans(500, 2, 2) == [0, 1], "tiles too large for a cache"
+    channels = BAND_FLOATS // (8 * 4 * COLUMNS)  # of which a tile, four cells, is an eighth of a band
+    assert plans(channels - 1, 2, 2) == [1, 1]
+    assert plans(channels + 1, 2, 2) == [0, 1], "tiles too large for a cache"
     assert plans(32, 3, 1, pad=1) == [0, 0]
     assert plans(32, 3, 2) == [0, 0]
