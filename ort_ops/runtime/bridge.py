@@ -2,7 +2,8 @@
 
 `register(entries)` hands every operator, once per element type, to onnxruntime-extensions. When a session is created
 the attributes of a node are read and validated; when a shape is new `prepare` validates it with the operator's own
-`shape` function and makes the plan. Both are Python and end in a status, never in an exception. All else is compiled.
+`shape` function and makes the plan. Both are Python, and what they raise becomes a status (`interpreter`). All else is
+compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import isnan
 from typing import Any, TypeVar
 
@@ -27,7 +28,9 @@ from onnx_backprop.ort_ops.runtime import c_abi
 from onnx_backprop.ort_ops.runtime import call as native_call
 from onnx_backprop.ort_ops.runtime.compile import exported
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.machine import processors
+from onnx_backprop.ort_ops.runtime.signals import Deferred
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
 _NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT}
@@ -98,6 +101,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _specs: list[_Spec] = []
 _spec_numbers: dict[tuple[object, ...], int] = {}
 _apis: dict[int, c_abi.Api] = {}
+_registered: list[str] = []  # the library, once it has the operators
 
 
 _T = TypeVar("_T")
@@ -134,11 +138,10 @@ def runtime() -> int:
     """The process-wide block."""
     _, malloc, free = _libc()
     no_memory = keep(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
-    no_plan = keep(ctypes.create_string_buffer(b"onnx_backprop: the call was interrupted"))
     words = np.zeros(native_call.RUNTIME_WORDS, np.int64)
     words[native_call.RUNTIME_MALLOC], words[native_call.RUNTIME_FREE] = malloc, free
     words[native_call.RUNTIME_NO_MEMORY] = ctypes.addressof(no_memory)
-    words[native_call.RUNTIME_NO_PLAN] = ctypes.addressof(no_plan)
+    words[native_call.RUNTIME_PYTHON] = interface()
     words[native_call.RUNTIME_LANES] = processors()
     return _block(words)
 
@@ -195,7 +198,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
         words = np.zeros(native_call.STATE_WORDS, np.int64)
         words[native_call.STATE_API] = api_table
         words[native_call.STATE_SPEC] = number
-        words[native_call.STATE_PREPARE] = ctypes.cast(_prepare_function(), ctypes.c_void_p).value or 0
+        words[native_call.STATE_PREPARE] = id(immortal(_prepare))
         words[native_call.STATE_RUNTIME] = runtime()
         carries = [not i.tensor for i in kernel.op.inputs]
         words[native_call.STATE_NUMBERS] = sum(1 << n for n, numbers in enumerate(carries) if numbers)
@@ -211,18 +214,12 @@ def _sentence(op: Op, error: Exception) -> str:
 
 # ----- a shape is new ------
 
-_Prepare = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
-
-@cache
-def _prepare_function() -> Any:
-    return keep(_Prepare(_prepare))
-
-
-def _prepare(state: int, key: int, words: int, answer: int) -> int:
-    """A plan for a key, 0 and a status in answer[0] where it is refused; answer[1] = 0: free it after the call."""
+def _prepare(asked: int) -> None:
+    """A plan for a key, 0 and a status where it is refused; `kept` = 0: free it after the call."""
+    answers = (ctypes.c_int64 * native_call.ASK_WORDS).from_address(asked)
+    state, key, words = answers[: native_call.ASK_PLAN]
     state_words = (ctypes.c_int64 * native_call.STATE_WORDS).from_address(state)
-    answers = (ctypes.c_int64 * 2).from_address(answer)
     spec = _specs[state_words[native_call.STATE_SPEC]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
@@ -231,17 +228,16 @@ def _prepare(state: int, key: int, words: int, answer: int) -> int:
         empty = all(0 in shape for shape in call.outputs)
         plan = _plan_block(nothing if empty else spec.kernel.plan(call), key_words, call.outputs)
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
-        answers[0] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
-        return 0
+        answers[native_call.ASK_STATUS] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
+        return
     publish = _publish()
     with _lock:  # other threads walk the list meanwhile, but one at a time adds to it
-        if state_words[native_call.STATE_COUNT] >= native_call.MAX_PLANS:
-            answers[1] = 0
-            return plan
-        state_words[native_call.STATE_COUNT] += 1
-        ctypes.c_int64.from_address(plan).value = state_words[native_call.STATE_PLANS]
-        publish(state + 8 * native_call.STATE_PLANS, plan)
-    return plan
+        kept = state_words[native_call.STATE_COUNT] < native_call.MAX_PLANS
+        if kept:
+            state_words[native_call.STATE_COUNT] += 1
+            ctypes.c_int64.from_address(plan).value = state_words[native_call.STATE_PLANS]
+            publish(state + 8 * native_call.STATE_PLANS, plan)
+    answers[native_call.ASK_KEPT], answers[native_call.ASK_PLAN] = kept, plan
 
 
 def _validated(spec: _Spec, key: np.ndarray) -> Call:
@@ -330,23 +326,22 @@ def _publish() -> Any:
 
 
 def register(kernels: Sequence[NativeKernel]) -> None:
-    """Hand the operators to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
+    """Hand the operators to onnxruntime-extensions, once. Raises OSError or AttributeError where that is impossible."""
     compute, destroy, _ = _entries()
     library = str(get_library_path())
-    for kernel in kernels:
-        for element_type in ELEMENT_TYPES:
-            op = c_abi.native_op(
-                NATIVE_PREFIX + kernel.op.name,
-                [
-                    (
-                        _NUMBER_ELEMENTS.get(i.type_name, element_type),
-                        c_abi.OPTIONAL if i.optional else c_abi.REQUIRED,
-                    )
-                    for i in kernel.op.inputs
-                ],
-                [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
-                create=lambda api, info, kernel=kernel: _create(kernel, api, info),
-                compute=compute.address,
-                destroy=destroy.address,
-            )
-            c_abi.add_external_custom_op(library, keep(op))
+    with Deferred():  # an operator is registered once or never
+        if _registered:
+            return
+        for kernel in kernels:
+            inputs = [(i.type_name, c_abi.OPTIONAL if i.optional else c_abi.REQUIRED) for i in kernel.op.inputs]
+            for element_type in ELEMENT_TYPES:
+                op = c_abi.custom_op(
+                    NATIVE_PREFIX + kernel.op.name,
+                    [(_NUMBER_ELEMENTS.get(name, element_type), there) for name, there in inputs],
+                    [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
+                    create=partial(_create, kernel),
+                    compute=compute,
+                    destroy=destroy,
+                )
+                c_abi.add_external_custom_op(library, op)
+        _registered.append(library)

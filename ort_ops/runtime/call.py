@@ -9,6 +9,7 @@ All blocks below are arrays of int64; what is named is the index.
 from __future__ import annotations
 
 from onnx_backprop.ort_ops.runtime.compile import inner
+from onnx_backprop.ort_ops.runtime.interpreter import INTERRUPTED, ask
 from onnx_backprop.ort_ops.runtime.llvm import (
     call,
     exchange,
@@ -27,7 +28,7 @@ STATE_API, STATE_PLANS, STATE_COUNT, STATE_SPEC, STATE_PREPARE, STATE_RUNTIME, S
 # What is the same in the whole process: C functions, texts, bytes of scratch in use and the most there were, and
 # scratch blocks that wait for their next use.
 (
-    RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_NO_PLAN, RUNTIME_LANES, RUNTIME_LIVE, RUNTIME_PEAK,
+    RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_PYTHON, RUNTIME_LANES, RUNTIME_LIVE, RUNTIME_PEAK,
     RUNTIME_POOL,
 ) = range(8)  # fmt: skip
 POOL_SLOTS = 16
@@ -39,6 +40,9 @@ PLAN_NEXT, PLAN_RUN, PLAN_KEY, PLAN_KEY_WORDS, PLAN_OUTPUTS, PLAN_SHAPES, PLAN_P
 # One call as a kernel's loops see it; further outputs lie behind the inputs.
 CALL_CONTEXT, CALL_API, CALL_RUNTIME, CALL_PARAMETERS, CALL_OUTPUT, CALL_INPUTS = range(6)
 
+# What Python is asked for: a plan for a key of so many words; it answers one, or a status, and whether it keeps it.
+ASK_STATE, ASK_KEY, ASK_KEY_WORDS, ASK_PLAN, ASK_STATUS, ASK_KEPT, ASK_WORDS = range(7)
+
 MAX_INPUTS, MAX_OUTPUTS = 8, 3
 CALL_MORE = CALL_INPUTS + MAX_INPUTS
 MAX_PLANS = 64  # kept per kernel; beyond that a plan lives for one call
@@ -49,14 +53,14 @@ KEY_WORDS = 2 + MAX_INPUTS * INPUT_WORDS
 
 # positions in OrtApi
 _CREATE_STATUS = 0
-_MUTABLE_DATA = 51
+MUTABLE_DATA = 51
 _ELEMENT_TYPE = 60
 _RANK = 61
 _DIMENSIONS = 62
 _TYPE_AND_SHAPE = 65
 _INPUT_COUNT = 88
 _INPUT = 90
-_OUTPUT = 91
+OUTPUT = 91
 _RELEASE_TYPE_AND_SHAPE = 99
 _PARALLEL_FOR = 274
 
@@ -68,6 +72,7 @@ _key = stack(KEY_WORDS)
 _call_block = stack(CALL_MORE + MAX_OUTPUTS - 1)
 _word = stack(1)
 _words2 = stack(2)
+_asked = stack(ASK_WORDS)
 
 
 @inner
@@ -161,7 +166,7 @@ def take(counter):
 
 
 @inner
-def _read_input(api, context, index, numbers, key, at, data):
+def read_input(api, context, index, numbers, key, at, data):
     """Append what an input is to the key, store its data's address; (words of the key, status)."""
     word, two = _word(), _words2()
     store_i64(word, 0, 0)
@@ -192,7 +197,7 @@ def _read_input(api, context, index, numbers, key, at, data):
     api_call(api, _RELEASE_TYPE_AND_SHAPE, (info,))
     if status:
         return at, status
-    status = api_call(api, _MUTABLE_DATA, (value, data))
+    status = api_call(api, MUTABLE_DATA, (value, data))
     if status:
         return at, status
     store_i64(key, at, kind)
@@ -244,7 +249,7 @@ def compute(state, context):
     store_i64(key, 0, count)
     words = 1
     for i in range(count):
-        words, status = _read_input(api, context, i, numbers, key, words, block + 8 * (CALL_INPUTS + i))
+        words, status = read_input(api, context, i, numbers, key, words, block + 8 * (CALL_INPUTS + i))
         if status:
             return status
     for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
@@ -252,15 +257,17 @@ def compute(state, context):
     plan = _find(state, key, words)
     kept = 1
     if plan == 0:
-        store_i64(word, 0, 0)
-        store_i64(word, 1, 1)
-        plan = call(load_i64(state, STATE_PREPARE), (state, key, words, word))
-        kept = load_i64(word, 1)
+        asked, python = _asked(), load_i64(runtime, RUNTIME_PYTHON)
+        store_i64(asked, ASK_STATE, state)
+        store_i64(asked, ASK_KEY, key)
+        store_i64(asked, ASK_KEY_WORDS, words)
+        store_i64(asked, ASK_PLAN, 0)
+        store_i64(asked, ASK_STATUS, 0)
+        if not ask(python, load_i64(state, STATE_PREPARE), asked):
+            return api_call(api, _CREATE_STATUS, (1, load_i64(python, INTERRUPTED)))
+        plan, kept = load_i64(asked, ASK_PLAN), load_i64(asked, ASK_KEPT)
         if plan == 0:
-            status = load_i64(word, 0)
-            if status == 0:
-                status = api_call(api, _CREATE_STATUS, (1, load_i64(runtime, RUNTIME_NO_PLAN)))
-            return status
+            return load_i64(asked, ASK_STATUS)
     status = _run(api, context, runtime, plan, block)
     if not kept:
         call(load_i64(runtime, RUNTIME_FREE), (plan,))
@@ -275,7 +282,7 @@ def _run(api, context, runtime, plan, block):
     for index in range(load_i64(plan, PLAN_OUTPUTS)):
         rank, dims = load_i64(shape, 0), shape + 8
         store_i64(word, 0, 0)
-        status = api_call(api, _OUTPUT, (context, index, dims, rank, word))
+        status = api_call(api, OUTPUT, (context, index, dims, rank, word))
         if status:
             return status
         elements = 1
@@ -284,7 +291,7 @@ def _run(api, context, runtime, plan, block):
         place = block + 8 * (CALL_OUTPUT if index == 0 else CALL_MORE + index - 1)
         store_i64(place, 0, 0)
         if elements and load_i64(word, 0):
-            status = api_call(api, _MUTABLE_DATA, (load_i64(word, 0), place))
+            status = api_call(api, MUTABLE_DATA, (load_i64(word, 0), place))
             if status:
                 return status
             filled += 1
