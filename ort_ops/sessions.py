@@ -121,12 +121,13 @@ def native_kernels_work() -> bool:
 def default_options(*, python_operators: bool, memory_patterns: bool = True) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
-    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
-    Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
-    (measured: half the speed). memory_patterns: onnxruntime's own default.
+    Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
+    can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
+    busily between nodes, would take the cores from NumPy's (measured: half the speed). memory_patterns: onnxruntime's
+    own default.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
