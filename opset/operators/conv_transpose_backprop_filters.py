@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_backprop.opset.core.op import Op
+from onnx_backprop.opset.core.op import Op, Output
 from onnx_backprop.opset.operators.conv_transpose_backward_weights import MATHS, Names
 
 DOC = f"""{MATHS}
@@ -30,8 +30,7 @@ OP = Op(
     source="oneDNN Graph, ConvTransposeBackpropFilters-1",
     attributes=NAMES.attributes("XIO"),
     inputs=NAMES.inputs(),
-    output="filter_delta",
-    output_doc="Gradient with respect to the filter, shaped filter_shape.",
+    outputs=(Output("filter_delta", "Gradient with respect to the filter, shaped filter_shape."),),
     shape=NAMES.shape,
     reference=NAMES.reference,
     body=NAMES.body,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.layout import conv_transpose_weights_to_canonical
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import Resolved, forward, geometry, require_output_padding, resolve
@@ -64,7 +64,7 @@ def reference(attrs: Attributes, out: tuple[int, ...], diff_dst: Float64Array, w
     return spec.from_ncx_array(attrs, dx)
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, weights: Tensor) -> str:
+def body(b: Body, attrs: Attributes, diff_dst: Tensor, weights: Tensor) -> str:
     """A convolution of diff_dst."""
     order = conv_transpose_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
     w = convolution.transpose(b, convolution.ranked(b, attrs, weights, "weights"), order)
@@ -93,8 +93,7 @@ OP = Op(
         Input("diff_dst", "T1", "Gradient with respect to the ConvTranspose's output."),
         Input("weights", "T1", "Weights of the ConvTranspose, in weights_format order."),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the ConvTranspose's input.",
+    outputs=(Output("diff_src", "Gradient with respect to the ConvTranspose's input."),),
     shape=shape,
     reference=reference,
     body=body,

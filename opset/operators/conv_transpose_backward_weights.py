@@ -9,7 +9,7 @@ from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.convolution_weights import backward_weights as backward_weights_body
 from onnx_backprop.opset.core.layout import conv_transpose_weights_to_canonical, inverse
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import Resolved, backward_weights, geometry, require_output_padding, resolve
@@ -89,7 +89,6 @@ class Names:
         self,
         b: Body,
         attrs: Attributes,
-        _out: Dims | None,
         src: Tensor,
         diff_dst: Tensor,
         weights_shape: Tensor | None,
@@ -141,8 +140,7 @@ OP = Op(
     source="oneDNN Graph, ConvTransposeBackwardWeights",
     attributes=NAMES.attributes("XOI"),
     inputs=NAMES.inputs(),
-    output="diff_weights",
-    output_doc="Gradient with respect to the weights, shaped weights_shape.",
+    outputs=(Output("diff_weights", "Gradient with respect to the weights, shaped weights_shape."),),
     shape=NAMES.shape,
     reference=NAMES.reference,
     body=NAMES.body,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.layout import conv_weights_to_canonical
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, permute, require_rank
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import Resolved, forward, geometry, resolve
@@ -78,7 +78,7 @@ def reference(
     return spec.from_ncx_array(attrs, y)
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, weights: Tensor, bias: Tensor | None) -> str:
+def body(b: Body, attrs: Attributes, src: Tensor, weights: Tensor, bias: Tensor | None) -> str:
     """Conv, which adds the bias itself."""
     order = conv_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
     w = convolution.transpose(b, convolution.ranked(b, attrs, weights, "weights"), order)
@@ -110,8 +110,7 @@ OP = Op(
         Input("weights", "T1", "Weights, in weights_format order."),
         Input("bias", "T1", "Added to every cell of its channel, 1-D.", optional=True),
     ),
-    output="dst",
-    output_doc="The convolution.",
+    outputs=(Output("dst", "The convolution."),),
     shape=shape,
     reference=reference,
     body=body,

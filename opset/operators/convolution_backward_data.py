@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.layout import conv_weights_to_canonical, data_to_ncx
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import Resolved, backward_data, geometry, require_output_padding, resolve
@@ -70,9 +70,7 @@ def reference(
     return spec.from_ncx_array(attrs, dx)
 
 
-def body(
-    b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, weights: Tensor, dst_shape: Tensor | None
-) -> str:
+def body(b: Body, attrs: Attributes, diff_dst: Tensor, weights: Tensor, dst_shape: Tensor | None) -> str:
     """A convolution with the kernel turned round, or a transposed convolution, cut to dst_shape."""
     rank = len(attrs["strides"]) + 2
     weights = convolution.ranked(b, attrs, weights, "weights")
@@ -107,8 +105,7 @@ OP = Op(
         Input("weights", "T1", "Weights of the convolution, in weights_format order."),
         spec.shape_input("dst_shape", DST_SHAPE_DOC),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the convolution's source, shaped dst_shape.",
+    outputs=(Output("diff_src", "Gradient with respect to the convolution's source, shaped dst_shape."),),
     shape=shape,
     reference=reference,
     body=body,

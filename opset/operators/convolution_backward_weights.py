@@ -8,7 +8,7 @@ from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.convolution_weights import backward_weights as backward_weights_body
 from onnx_backprop.opset.core.layout import conv_weights_to_canonical, inverse
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import Resolved, backward_weights, geometry, resolve
@@ -69,9 +69,7 @@ def reference(
     return dw.transpose(inverse(order))
 
 
-def body(
-    b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor, weights_shape: Tensor | None
-) -> str:
+def body(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor, weights_shape: Tensor | None) -> str:
     """Matrix products of diff_dst with the source cells that each kernel cell meets."""
     order = conv_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
     target = convolution.stated(b, attrs, "weights_shape", weights_shape, order)
@@ -105,8 +103,7 @@ OP = Op(
         Input("diff_dst", "T1", "Gradient with respect to the convolution's destination."),
         spec.shape_input("weights_shape", WEIGHTS_SHAPE_DOC),
     ),
-    output="diff_weights",
-    output_doc="Gradient with respect to the weights, shaped weights_shape.",
+    outputs=(Output("diff_weights", "Gradient with respect to the weights, shaped weights_shape."),),
     shape=shape,
     reference=reference,
     body=body,
