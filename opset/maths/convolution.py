@@ -238,16 +238,14 @@ def _meet_lengths(
     return expected
 
 
-def require_output_padding(attrs: Attributes, long: Dims, short: Dims, resolved: Resolved, name: str) -> None:
-    """Check a given output_padding: len(long) == S·(len(short)-1) + EK - P - E + output_padding.
+def require_output_padding(attrs: Attributes, resolved: Resolved, name: str) -> None:
+    """Check a given output_padding: len(source) == S·(len(destination)-1) + EK - P - E + output_padding.
 
     It never changes a gradient: the lengths already say where the transposed convolution's output ends.
     """
-    given = attrs["output_padding"]
-    if given is None:
-        return
-    for axis, padding in enumerate(given):
-        a, b, kernel, pads = long[axis + 2], short[axis + 2], resolved.weights[axis + 2], resolved.pads[axis]
+    lengths = zip(resolved.source[2:], resolved.destination[2:], resolved.weights[2:], strict=True)
+    for axis, ((a, b, kernel), padding) in enumerate(zip(lengths, attrs["output_padding"], strict=True)):
+        pads = resolved.pads[axis]
         if not (isinstance(a, int) and isinstance(b, int) and isinstance(kernel, int) and pads is not None):
             continue
         extent = (kernel - 1) * attrs["dilations"][axis] + 1

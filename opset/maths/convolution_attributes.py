@@ -83,6 +83,12 @@ CONV_TRANSPOSE_AUTO_PAD = auto_pad(
 )
 
 
+def geometry_attributes(auto_pad: Attribute, *, output_padding: bool) -> tuple[Attribute, ...]:
+    """What says which pixels meet which, and the axis order of data."""
+    padding = (OUTPUT_PADDING,) if output_padding else ()
+    return STRIDES, PADS_BEGIN, PADS_END, DILATIONS, auto_pad, *padding, GROUPS, DATA_FORMAT
+
+
 def conv_weights_format(name: str) -> Attribute:
     """Weights layout of a convolution."""
     return Attribute(
