@@ -89,15 +89,13 @@ def geometry_attributes(auto_pad: Attribute, *, output_padding: bool) -> tuple[A
     return STRIDES, PADS_BEGIN, PADS_END, DILATIONS, auto_pad, *padding, GROUPS, DATA_FORMAT
 
 
-def conv_weights_format(name: str) -> Attribute:
-    """Weights layout of a convolution."""
-    return Attribute(
-        name,
-        "string",
-        "Axis order of the weights: XIO (k…, IC/g, OC) or OIX (OC, IC/g, k…), which is ONNX's.",
-        default="XIO",
-        choices=("XIO", "OIX"),
-    )
+CONV_WEIGHTS_FORMAT = Attribute(
+    "weights_format",
+    "string",
+    "Axis order of the weights: XIO (k…, IC/g, OC) or OIX (OC, IC/g, k…), which is ONNX's.",
+    default="XIO",
+    choices=("XIO", "OIX"),
+)
 
 
 def conv_transpose_weights_format(name: str, default: str) -> Attribute:

@@ -27,7 +27,6 @@ Errors: channels of diff_dst other than groups × O; channels that the groups do
 padded diff_dst; an output_padding that does not fit the lengths.
 """
 
-
 ROLES = Roles({"source": "diff_dst", "weights": "weights", "destination": "diff_src"}, transposed=True)
 
 OP = Op(

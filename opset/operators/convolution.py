@@ -62,7 +62,7 @@ OP = Op(
     source="oneDNN Graph, Convolution",
     attributes=(
         *spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=False),
-        spec.conv_weights_format("weights_format"),
+        spec.CONV_WEIGHTS_FORMAT,
     ),
     inputs=(
         Input("src", "T1", "What is convolved."),

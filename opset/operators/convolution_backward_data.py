@@ -30,7 +30,6 @@ channels that the groups do not divide.
 
 DST_SHAPE_DOC = "Full shape of diff_src, in data_format order."
 
-
 ROLES = Roles({"destination": "diff_dst", "weights": "weights", "source": "dst_shape"})
 
 OP = Op(
@@ -39,7 +38,7 @@ OP = Op(
     source="oneDNN Graph, ConvolutionBackwardData",
     attributes=(
         *spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=True),
-        spec.conv_weights_format("weights_format"),
+        spec.CONV_WEIGHTS_FORMAT,
         spec.shape_attribute("dst_shape", DST_SHAPE_DOC),
     ),
     inputs=(

@@ -28,7 +28,6 @@ join; channels that the groups do not divide.
 
 WEIGHTS_SHAPE_DOC = "Full shape of diff_weights, in weights_format order."
 
-
 ROLES = Roles({"source": "src", "destination": "diff_dst", "weights": "weights_shape"})
 
 OP = Op(
@@ -37,7 +36,7 @@ OP = Op(
     source="oneDNN Graph, ConvolutionBackwardWeights",
     attributes=(
         *spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=False),
-        spec.conv_weights_format("weights_format"),
+        spec.CONV_WEIGHTS_FORMAT,
         spec.shape_attribute("weights_shape", WEIGHTS_SHAPE_DOC),
     ),
     inputs=(
