@@ -271,13 +271,10 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
             )
         if rank != 1:
             args[n] = Arg(dims)
-        elif op.inputs[n].type_name == "T3":
-            numbers[n] = tuple(float(v) for v in values.astype(np.int32).view(np.float32))
-            args[n] = Arg(dims, numbers=numbers[n])
         else:
-            whole = tuple(int(v) for v in values)
-            numbers[n] = whole
-            args[n] = Arg(dims, whole)
+            floats = op.inputs[n].type_name == "T3"
+            numbers[n] = tuple((values.astype(np.int32).view(np.float32) if floats else values).tolist())
+            args[n] = Arg(dims, numbers[n])
     op.require_inputs([i is not None for i in inputs])
     return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
