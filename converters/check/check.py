@@ -14,8 +14,9 @@ from onnx_backprop.converters.check.check_model import Examination, Examiner, Op
 from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
+from onnx_backprop.converters.prepare.graphs import called, copied, reads
 from onnx_backprop.converters.prepare.load import initializers_are_constants, load, prepare
-from onnx_backprop.converters.prepare.submodel import Cutter, boundary, chunks, reads, with_outputs
+from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 
@@ -38,8 +39,7 @@ def check(
     progress: Progress = iter,
 ) -> GradientReport:
     """The report of `onnx_backprop.check_gradients`; `open_session` makes a model into a function that runs it."""
-    proto = ModelProto()
-    proto.CopyFrom(load(model))
+    proto = copied(load(model))
     initializers_are_constants(proto)
     examiner = Examiner(open_session, seed, kernels, tolerance)
     whole = examiner.examine(proto, wrt, of, dict(feeds or {}))
@@ -58,9 +58,9 @@ class NodeByNode:
         graph = ir.from_proto(self.prepared).graph
         self.path = path_between(graph, whole.outputs, whole.variables)
         self.active = {str(value.name) for value in self.path.active}
-        self.cutter = Cutter(self.prepared)
+        self.submodels = Submodels(self.prepared)
         on_path = {name for node in self.path.nodes for name in (str(v.name) for v in node.outputs) if name}
-        self.nodes = [node for node in self.cutter.nodes if on_path & set(node.output)]
+        self.nodes = [node for node in self.submodels.nodes if on_path & set(node.output)]
         self.feeds = {name: value for name, value in whole.feeds.items() if name not in whole.values}
         self.feeds |= {n: v for n, v in whole.values.items() if n in {i.name for i in self.prepared.graph.input}}
 
@@ -76,9 +76,9 @@ class NodeByNode:
                 result = self._check([node], values)
                 found.append(result)
                 if result.verdict == WRONG:
-                    size = sum(values[name].size for name in self.cutter.inputs([node]) if name in values)
+                    size = sum(values[name].size for name in self.submodels.inputs([node]) if name in values)
                     if smallest is None or size < smallest[0]:
-                        smallest = (size, self._cut([node], values))
+                        smallest = (size, self._extract([node], values))
         found.sort(key=lambda result: result.badness, reverse=True)
         report = replace(report, nodes=tuple(found))
         if smallest is not None:
@@ -90,7 +90,7 @@ class NodeByNode:
     def _values(self, nodes: Sequence[NodeProto]) -> Feeds:
         """The values of everything that some nodes read."""
         names = sorted({name for node in nodes for name in reads(node)})
-        constants = {name: numpy_helper.to_array(t) for name, t in self.cutter.constants.items() if name in names}
+        constants = {name: numpy_helper.to_array(t) for name, t in self.submodels.constants.items() if name in names}
         wanted = [name for name in names if name not in constants]
         computed = self.examiner.open(with_outputs(self.prepared, wanted))(self.feeds) if wanted else {}
         return constants | computed
@@ -98,18 +98,17 @@ class NodeByNode:
     def _variables(self, nodes: Sequence[NodeProto]) -> list[str]:
         return [name for name in boundary(nodes) if name in self.active]
 
-    def _cut(self, nodes: Sequence[NodeProto], values: Feeds) -> ModelProto:
-        return self.cutter.cut(nodes, values, variables=self._variables(nodes))
+    def _extract(self, nodes: Sequence[NodeProto], values: Feeds) -> ModelProto:
+        return self.submodels.extract(nodes, values, variables=self._variables(nodes))
 
     def _check(self, nodes: Sequence[NodeProto], values: Feeds) -> NodeResult:
         first = nodes[0]
-        name = first.name or next(filter(None, first.output), "")
         try:
-            examined = self.examiner.examine(self._cut(nodes, values), self._variables(nodes), None, {})
+            examined = self.examiner.examine(self._extract(nodes, values), self._variables(nodes), None, {})
         except OnnxBackpropError as e:
-            return NodeResult(first.op_type, name, Result("", Answer(UNDECIDED, np.nan, (0, 0)), str(e)))
+            return NodeResult(first.op_type, called(first), Result("", Answer(UNDECIDED, np.nan, (0, 0)), str(e)))
         worst = max(examined.results, key=lambda result: result.badness)
-        return NodeResult(first.op_type, name, worst)
+        return NodeResult(first.op_type, called(first), worst)
 
     def _smallest_run(self) -> ModelProto:
         """No node alone is wrong: the fewest consecutive nodes that are, found by halving from both ends."""
@@ -122,7 +121,7 @@ class NodeByNode:
         start = _last(0, count - 1, lambda n: wrong(n, count))
         end = count - _last(0, count - start - 1, lambda n: wrong(start, count - n))
         nodes = self.nodes[start:end]
-        return self._cut(nodes, self._values(nodes))
+        return self._extract(nodes, self._values(nodes))
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -138,8 +137,7 @@ def _last(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 def _with_values(model: ModelProto, values: Feeds) -> ModelProto:
     """The model with its variables' initializers set to the values they were checked at."""
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     for tensor in result.graph.initializer:
         if tensor.name in values:
             tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))

@@ -17,13 +17,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, WRONG, Answer, Point, Precision, judge
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
-from onnx_backprop.converters.prepare.float_types import converted, half_types, retype
+from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.builder import is_float
-from onnx_backprop.converters.reverse.differentiate import Path as GradientPath
-from onnx_backprop.converters.reverse.differentiate import find_path
+from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 
@@ -273,7 +272,7 @@ class Examiner:
                 found = {}
             if found and all(_gap(found[y], value) <= limit for y, value in outputs.items()):
                 return exact, replace(FLOAT64, tolerance=max(FLOAT64.tolerance, loosest))
-        run = self.open(retype(model, TensorProto.FLOAT)) if halves else forward
+        run = self.open(with_float_type(model, TensorProto.FLOAT)) if halves else forward
         return run, replace(FLOAT32, tolerance=max(FLOAT32.tolerance, loosest))
 
     def _moved(self, value: np.ndarray) -> np.ndarray:
@@ -321,7 +320,7 @@ def _with_variables(forward: ModelProto, variables: Mapping[str, str]) -> ModelP
 
 def _reference(model: ModelProto) -> Run:
     """A model in float64 through onnx's reference evaluator."""
-    double = retype(model, TensorProto.DOUBLE)
+    double = with_float_type(model, TensorProto.DOUBLE)
     names = [value.name for value in model.graph.output]
     evaluator: ReferenceEvaluator | None = None
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.check.report import table
+from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.load import pick, prepare
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import check_names, used_names
+from onnx_backprop.converters.reverse.backward import check_names
 from onnx_backprop.converters.reverse.builder import Builder, is_float
-from onnx_backprop.converters.reverse.differentiate import Path as GradientPath
-from onnx_backprop.converters.reverse.differentiate import Step, find_path, inputs_of, plan, walk_back
+from onnx_backprop.converters.reverse.differentiate import GradientPath, NodePlan, find_path, plan, walk_back
 from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.converters.tables import table
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 
 SERVED, STOPS, REFUSED, MISSING, ASIDE = "served", "stops", "refused", "no rule", "aside"
@@ -101,7 +101,7 @@ def explain_gradients(
         targets = pick(check_names("of", of), outputs, argument="of", what="a graph output")
     for value in targets:
         if not is_float(value):
-            raise InvalidArgumentError(f"of: {value.name!r} has type {_kind(value)}; gradients exist for floats only")
+            raise InvalidArgumentError(f"of: {value.name!r} has type {_dtype(value)}; gradients exist for floats only")
     path = find_path(graph, targets, [v for v in variables if is_float(v)])
     explainer = _Explainer(ir_model, path)
     return GradientExplanation(
@@ -109,14 +109,14 @@ def explain_gradients(
     )
 
 
-def _kind(value: ir.Value) -> str:
+def _dtype(value: ir.Value) -> str:
     return value.dtype.name if value.dtype is not None else "unknown"
 
 
 def _variable(x: ir.Value, graph: ir.Graph, targets: list[ir.Value], path: GradientPath) -> VariableExplanation:
     name = str(x.name)
     if not is_float(x):
-        return VariableExplanation(name, False, f"its type is {_kind(x)}; gradients exist for floats only")
+        return VariableExplanation(name, False, f"its type is {_dtype(x)}; gradients exist for floats only")
     if x in path.active:
         return VariableExplanation(name, True)
     alone = find_path(graph, targets, [x])
@@ -130,15 +130,15 @@ def _readers(graph: ir.Graph, found: set[ir.Value]) -> list[ir.Node]:
     found = set(found)
     nodes: list[ir.Node] = []
     for node in graph:
-        if not found.isdisjoint(inputs_of(node)) and registry.stops(node) is None:
+        if not found.isdisjoint(values_read(node)) and registry.stops(node) is None:
             nodes.append(node)
             found.update(v for v in node.outputs if is_float(v) or v.dtype is None)
     return nodes
 
 
 def _no_float(node: ir.Node) -> str:
-    kinds = [_kind(v) for v in node.outputs if v.name and not (is_float(v) or v.dtype is None)]
-    return f"its output has type {kinds[0]}" if kinds and len(kinds) == len(node.outputs) else ""
+    dtypes = [_dtype(v) for v in node.outputs if v.name and not (is_float(v) or v.dtype is None)]
+    return f"its output has type {dtypes[0]}" if dtypes and len(dtypes) == len(node.outputs) else ""
 
 
 class _Explainer:
@@ -156,7 +156,7 @@ class _Explainer:
         influenced = {v for v in variables if is_float(v)}
         result: list[NodeExplanation] = []
         for node in list(self.graph):
-            if influenced.isdisjoint(inputs_of(node)):
+            if influenced.isdisjoint(values_read(node)):
                 continue
             if node in on_path:
                 result.append(self._on_path(node))
@@ -196,13 +196,13 @@ def _like(y: ir.Value) -> ir.Value:
     return ir.Value(name=f"{y.name}_grad", type=y.type, shape=y.shape)
 
 
-def _served_by(step: Step) -> str:
+def _served_by(node_plan: NodePlan) -> str:
     """The rule, by module and function; for a node that is made of others, theirs."""
-    if step.rule is not None:
-        function = step.rule.function
+    if node_plan.rule is not None:
+        function = node_plan.rule.function
         return f"{'.'.join(function.__module__.split('.')[-2:])}.{function.__name__}"
-    inner = dict.fromkeys(_served_by(other) for part in step.parts for other in part.steps)
-    what = "its branches" if step.node.op_type == "If" else "its function body"
+    inner = dict.fromkeys(_served_by(other) for part in node_plan.parts for other in part.plans)
+    what = "its branches" if node_plan.node.op_type == "If" else "its function body"
     return f"{what}: {', '.join(inner)}" if inner else what
 
 

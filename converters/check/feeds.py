@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnx_backprop.converters.prepare.float_types import FLOATS, graphs_of
+from onnx_backprop.converters.prepare.float_types import FLOATS
+from onnx_backprop.converters.prepare.graphs import called, subgraphs
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -153,15 +154,15 @@ def _require_drawable(graph: GraphProto, value: ValueInfoProto) -> None:
         raise InvalidArgumentError(f"feeds: the input {value.name!r} is no tensor, there is no default for it. {ask}")
     tensor = value.type.tensor_type
     if tensor.elem_type in (TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128, TensorProto.UNDEFINED):
-        kind = TensorProto.DataType.Name(tensor.elem_type)
-        raise InvalidArgumentError(f"feeds: the input {value.name!r} has type {kind}, which is not drawn. {ask}")
+        dtype = TensorProto.DataType.Name(tensor.elem_type)
+        raise InvalidArgumentError(f"feeds: the input {value.name!r} has type {dtype}, which is not drawn. {ask}")
     if not tensor.HasField("shape"):
         raise InvalidArgumentError(f"feeds: the input {value.name!r} has no shape to draw an array of. {ask}")
     sets = next(_shape_uses(graph, value.name), None)
     if sets is not None:
         raise InvalidArgumentError(
             f"feeds: the input {value.name!r} sets a shape, a position or a count of {sets.op_type} "
-            f"'{sets.name or sets.output[0]}', for which no random value will do. {ask}"
+            f"'{called(sets)}', for which no random value will do. {ask}"
         )
 
 
@@ -174,6 +175,6 @@ def _shape_uses(graph: GraphProto, name: str) -> Iterator[NodeProto]:
             yield node
         elif read and node.op_type in _CARRIERS:
             names.update(node.output)
-        for inner in graphs_of(node):
+        for inner in subgraphs(node):
             for captured in names - {value.name for value in inner.input}:
                 yield from _shape_uses(inner, captured)

@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.check.differences import KINK, RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.tables import table
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 _SEVERITY = {RIGHT: 0, KINK: 1, UNDECIDED: 1, WRONG: 2}
@@ -99,15 +100,12 @@ class GradientReport:
 
     def __str__(self) -> str:
         lines = [f"gradients: {self.verdict} (compared with differences in {self.forward}; seed {self.seed})", ""]
-        rows = [_row(result) for result in self.results]
-        lines += table(
-            ("variable", *_NUMBERS), [(r.variables, *row) for r, row in zip(self.results, rows, strict=True)]
-        )
+        cells = [(r.variables, *_row(r)) for r in self.results]
+        lines += table(("variable", *_NUMBERS), cells)
         if self.verdict == RIGHT and verdict_of(self.results) != RIGHT:
             lines += ["", "Not all differences of the whole model settle, for kinks or rounding; each node is right."]
         if self.nodes:
-            rows = [_row(node.worst) for node in self.nodes]
-            cells = [(n.op_type, n.node, n.worst.variables, *r) for n, r in zip(self.nodes, rows, strict=True)]
+            cells = [(n.op_type, n.node, n.worst.variables, *_row(n.worst)) for n in self.nodes]
             lines += ["", *table(("operator", "node", "worst input", *_NUMBERS), cells)]
         return "\n".join(lines)
 
@@ -130,9 +128,3 @@ def _row(result: Result) -> tuple[str, ...]:
     texts = [text if text != "nan" else "-" for text in numbers]
     note = result.note or ("hardly any influence" if answer.faint and answer.verdict == RIGHT else "")
     return answer.verdict, *texts, f"{right} of {tried}" if tried else "-", note
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns as wide as their widest cell."""
-    widths = [max(len(row[n]) for row in [header, *rows]) for n in range(len(header))]
-    return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]

@@ -8,31 +8,29 @@ shape is hidden from inference. What the node computes does not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.conv_transpose_pads import extent, full_length, output_shape_pads, same_pads
-
-Lengths = dict[str, list[int | None]]  # name of a value -> its dimensions, None for what is no number
-Axes = list[tuple[int, int, int]]  # per spatial axis: pads at the beginning and at the end, output_padding
+from onnx_backprop.converters.prepare.conv_transpose_pads import AxisPads, axis_pads, extent
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
+from onnx_backprop.opset.functions.scope import Scope
 
 
 def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
     """`infer(proto)`, after the ConvTranspose nodes of the main graph that it misreads are rewritten."""
     inferred = infer(proto)
     while any(map(_may_be_misread, inferred.graph.node)):
-        lengths = _lengths(inferred.graph)
+        scope = Scope(inferred.graph)
         for node in filter(_may_be_misread, inferred.graph.node):
-            axes = _explicit(node, lengths)
+            axes = _explicit(node, scope)
             if axes is not None:
                 _rewrite(node, axes)
-            elif _gives_up(node, lengths):
+            elif _gives_up(node, scope):
                 _hide_input(inferred.graph, node)
             else:
                 continue
-            _forget_shapes(inferred.graph, node)
+            forget_shapes(inferred.graph, node.output)
             break
         else:
             break
@@ -42,28 +40,28 @@ def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], Mo
 
 def _may_be_misread(node: NodeProto) -> bool:
     """Whether onnx's inference may give the node's output another length than onnxruntime."""
-    if node.op_type != "ConvTranspose" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "ConvTranspose" or node.domain not in DEFAULT_DOMAINS:
         return False
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
     return "output_shape" in attributes or (same and any(attributes.get("output_padding", ())))
 
 
-def _gives_up(node: NodeProto, lengths: Lengths) -> bool:
+def _gives_up(node: NodeProto, scope: Scope) -> bool:
     """Whether inference stops at an output_shape below a known length of X."""
-    wanted = _attributes(node).get("output_shape", [])
-    known = lengths.get(node.input[0], [])[2:]
-    return any(length is not None and out < length for length, out in zip(known, wanted, strict=False))
+    wanted = attributes_of(node).get("output_shape", [])
+    known = (scope.dims(node.input[0]) or ())[2:]
+    return any(isinstance(length, int) and out < length for length, out in zip(known, wanted, strict=False))
 
 
-def _explicit(node: NodeProto, lengths: Lengths) -> Axes | None:
+def _explicit(node: NodeProto, scope: Scope) -> list[AxisPads] | None:
     """The pads and output_padding that a node means, per axis.
 
     None when lengths are missing, the attributes contradict each other, or inference reads them right.
     """
-    attributes = _attributes(node)
-    stated = attributes.get("kernel_shape") or lengths.get(node.input[1], [])[2:]
-    kernel = [k for k in stated if k is not None]
+    attributes = attributes_of(node)
+    stated = attributes.get("kernel_shape") or (scope.dims(node.input[1]) or ())[2:]
+    kernel = [k for k in stated if isinstance(k, int)]
     count = len(stated)
     if not count or len(kernel) < count:
         return None
@@ -76,26 +74,17 @@ def _explicit(node: NodeProto, lengths: Lengths) -> Axes | None:
     upper = attributes.get("auto_pad") == b"SAME_UPPER"
     extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
     if wanted is None:
-        pairs = [same_pads(e, s, x, upper=upper) for e, s, x in zip(extents, strides, extra, strict=True)]
-        return [(*pair, x) for pair, x in zip(pairs, extra, strict=True)]
-    sources = [d for d in lengths.get(node.input[0], [])[2:] if d is not None]
-    if not len(sources) == len(wanted) == count or not _gives_up(node, lengths):
+        return axis_pads(extents, strides, extra, upper=upper)
+    lengths = [d for d in (scope.dims(node.input[0]) or ())[2:] if isinstance(d, int)]
+    if not len(lengths) == len(wanted) == count or not _gives_up(node, scope):
         return None
-    axes: Axes = []
-    for source, out, e, s, x in zip(sources, wanted, extents, strides, extra, strict=True):
-        begin, end = output_shape_pads(source, out, e, s, x, upper=upper)
-        beyond = out - (full_length(source, e, s) - begin - end)
-        if not 0 <= beyond < s:  # onnxruntime refuses it
-            return None
-        axes.append((begin, end, beyond))
-    return axes
+    axes = axis_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
+    return axes if all(0 <= axis.beyond < s for axis, s in zip(axes, strides, strict=True)) else None
 
 
-def _rewrite(node: NodeProto, axes: Axes) -> None:
+def _rewrite(node: NodeProto, axes: list[AxisPads]) -> None:
     replaced = ("auto_pad", "output_shape", "pads", "output_padding")
-    kept = [a for a in node.attribute if a.name not in replaced]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    assign(node.attribute, [a for a in node.attribute if a.name not in replaced])
     begins, ends, extra = (list(values) for values in zip(*axes, strict=True))
     node.attribute.append(helper.make_attribute("pads", begins + ends))
     node.attribute.append(helper.make_attribute("output_padding", extra))
@@ -103,12 +92,9 @@ def _rewrite(node: NodeProto, axes: Axes) -> None:
 
 def _hide_input(graph: GraphProto, node: NodeProto) -> None:
     """X through a Reshape to its own shape, which inference cannot follow; it costs the run nothing."""
-    taken = {name for other in graph.node for name in (*other.input, *other.output, other.name)}
-    taken.update(value.name for value in (*graph.input, *graph.initializer))
-    base = f"{node.output[0]}_input"
-    while any(name.startswith(base) for name in taken):
-        base += "_"
-    x, shape, same, hidden = node.input[0], f"{base}_shape", f"{base}_lengths", base
+    taken = used_names(graph)
+    x, base = node.input[0], f"{node.output[0]}_input"
+    shape, same, hidden = (unique(name, taken) for name in (f"{base}_shape", f"{base}_lengths", base))
     position = list(graph.node).index(node)
     for n, new in enumerate(
         (
@@ -121,29 +107,16 @@ def _hide_input(graph: GraphProto, node: NodeProto) -> None:
     graph.node[position + 3].input[0] = hidden
 
 
-def _forget_shapes(graph: GraphProto, node: NodeProto) -> None:
-    """Drop the stated shapes of everything that depends on a node: inference would not correct them."""
-    stale = set(node.output)
-    for other in graph.node:
-        if stale.intersection(other.input):
-            stale.update(other.output)
+def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:
+    """Drop the stated lengths of some values and of all that depends on them: inference would not correct them."""
+    stale = set(names)
+    for node in graph.node:
+        if not stale.isdisjoint(node.input):
+            stale.update(node.output)
     for value in graph.value_info:
         if value.name in stale and value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for value in graph.output:  # must keep a rank
-        if value.name in stale and value.type.HasField("tensor_type"):
+        if value.name in stale:
             for dim in value.type.tensor_type.shape.dim:
                 dim.Clear()
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-
-
-def _lengths(graph: GraphProto) -> Lengths:
-    found: Lengths = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape"):
-            found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
-    return found

@@ -8,27 +8,43 @@ beginning unless auto_pad is SAME_UPPER, in every version of the operator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class AxisPads(NamedTuple):
+    """The pads of one axis; `beyond`: what they leave of the wanted length, which output_padding has to be.
+
+    onnxruntime refuses an output_shape for which 0 <= beyond < stride does not hold.
+    """
+
+    begin: int
+    end: int
+    beyond: int
+
 
 def extent(kernel: int, dilation: int) -> int:
-    """(K - 1) · dilation + 1, the cells that a kernel covers."""
+    """(K - 1) · dilation + 1, the pixels that a kernel covers."""
     return (kernel - 1) * dilation + 1
 
 
-def same_pads(extent: int, stride: int, extra: int, *, upper: bool) -> tuple[int, int]:
-    """auto_pad SAME without output_shape: out = in · stride wherever the kernel covers the stride."""
-    return _split(max(extent + extra - stride, 0), begin_small=upper)
-
-
-def output_shape_pads(length: int, out: int, extent: int, stride: int, extra: int, *, upper: bool) -> tuple[int, int]:
-    """Pads that lead to a given output length; the odd cell is at the beginning unless auto_pad is SAME_UPPER."""
-    return _split(max(full_length(length, extent, stride) + extra - out, 0), begin_small=upper)
-
-
-def full_length(length: int, extent: int, stride: int) -> int:
-    """s·(in-1) + EK: every cell that a kernel cell reaches."""
-    return stride * (length - 1) + extent
-
-
-def _split(total: int, *, begin_small: bool) -> tuple[int, int]:
-    half = total // 2
-    return (half, total - half) if begin_small else (total - half, half)
+def axis_pads(
+    extents: Sequence[int],
+    strides: Sequence[int],
+    extra: Sequence[int],
+    *,
+    upper: bool,
+    lengths: Sequence[int] = (),
+    wanted: Sequence[int] = (),
+) -> list[AxisPads]:
+    """The pads of every axis: those of SAME, out = in · stride wherever the kernel covers the stride, or for outputs
+    of `wanted` lengths, from inputs of the given ones.
+    """
+    result: list[AxisPads] = []
+    for axis, (covered, stride, more) in enumerate(zip(extents, strides, extra, strict=True)):
+        full = stride * (lengths[axis] - 1) + covered if wanted else covered  # every pixel that a kernel reaches
+        out = wanted[axis] if wanted else stride
+        total = max(full + more - out, 0)
+        begin = total // 2 if upper else total - total // 2
+        result.append(AxisPads(begin, total - begin, out - (full - total) if wanted else more))
+    return result

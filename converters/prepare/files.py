@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnx_backprop.converters.prepare.graphs import without_initializers
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -91,30 +92,6 @@ def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int
             reference.external_data.add(key=key, value=text)
         offset += -(-length // ALIGNMENT) * ALIGNMENT
     return small, tensors
-
-
-def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """A copy of a model without the initializers of the given names, whose values are not copied meanwhile."""
-    result = ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _assign(result, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _assign(result.graph, field.name, value)
-    result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
-    return result
-
-
-def _assign(message: object, name: str, value: object) -> None:
-    """Copy one field of a message, be it repeated, a message or a plain value."""
-    current = getattr(message, name)
-    if hasattr(current, "extend"):
-        current.extend(value)
-    elif hasattr(current, "CopyFrom"):
-        current.CopyFrom(value)
-    else:
-        setattr(message, name, value)
 
 
 def _raw(tensor: TensorProto) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, copied, subgraphs
 
 FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE})
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -25,17 +25,23 @@ _TYPE_ATTRIBUTES = {
 }
 
 
-def retype(model: ModelProto, element: int) -> ModelProto:
+def with_float_type(model: ModelProto, element: int) -> ModelProto:
     """A copy in which every float tensor has the given element type: inputs, constants, casts, sub-graphs, functions.
 
     Inferred types in between are dropped. Inputs that an operator wants in float32 whatever the model's type, such as
     a Resize's scales, change too: for `DOUBLE` the result is for onnx's reference evaluator, which does not mind.
     """
-    result = ModelProto()
-    result.CopyFrom(model)
-    _retype_graph(result.graph, element)
-    for function in result.functions:
-        _retype_nodes(function.node, element)
+    result = copied(model)
+    for graph in [result.graph, *(graph for node in all_nodes(result) for graph in subgraphs(node))]:
+        del graph.value_info[:]
+        for value in (*graph.input, *graph.output):
+            if value.type.tensor_type.elem_type in FLOATS:
+                value.type.tensor_type.elem_type = element
+        for tensor in graph.initializer:
+            _retype_tensor(tensor, element)
+    for node in all_nodes(result):
+        if node.domain in DEFAULT_DOMAINS:
+            _retype_attributes(node, element)
     return result
 
 
@@ -53,24 +59,6 @@ def converted(array: np.ndarray, element: int) -> np.ndarray:
     return array.astype(helper.tensor_dtype_to_np_dtype(element))
 
 
-def _retype_graph(graph: GraphProto, element: int) -> None:
-    del graph.value_info[:]
-    for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type in FLOATS:
-            value.type.tensor_type.elem_type = element
-    for tensor in graph.initializer:
-        _retype_tensor(tensor, element)
-    _retype_nodes(graph.node, element)
-
-
-def _retype_nodes(nodes: Iterable[NodeProto], element: int) -> None:
-    for node in nodes:
-        if node.domain in ("", "ai.onnx"):
-            _retype_attributes(node, element)
-        for graph in graphs_of(node):
-            _retype_graph(graph, element)
-
-
 def _retype_attributes(node: NodeProto, element: int) -> None:
     attributes = {a.name: a for a in node.attribute}
     if node.op_type == "ConstantOfShape" and "value" not in attributes:
@@ -81,11 +69,11 @@ def _retype_attributes(node: NodeProto, element: int) -> None:
                 number = attributes[name].f if name == "value_float" else list(attributes[name].floats)
                 tensor = numpy_helper.from_array(np.array(number, np.float32))
                 attributes[name].CopyFrom(helper.make_attribute("value", tensor))
-    kind = _TYPE_ATTRIBUTES.get(node.op_type)
-    if kind in attributes and attributes[kind].i in FLOATS:
-        attributes[kind].i = element
-    elif kind is not None and kind not in attributes and not node.op_type.endswith("Like"):
-        node.attribute.append(helper.make_attribute(kind, element))
+    name = _TYPE_ATTRIBUTES.get(node.op_type)
+    if name in attributes and attributes[name].i in FLOATS:
+        attributes[name].i = element
+    elif name is not None and name not in attributes and not node.op_type.endswith("Like"):
+        node.attribute.append(helper.make_attribute(name, element))
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
             _retype_tensor(attribute.t, element)
@@ -94,11 +82,3 @@ def _retype_attributes(node: NodeProto, element: int) -> None:
 def _retype_tensor(tensor: TensorProto, element: int) -> None:
     if tensor.data_type in FLOATS and tensor.data_type != element:
         tensor.CopyFrom(numpy_helper.from_array(converted(numpy_helper.to_array(tensor), element), tensor.name))
-
-
-def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs

@@ -12,6 +12,8 @@ from math import prod
 
 from onnx import ModelProto, TensorProto, helper
 
+from onnx_backprop.converters.prepare.graphs import assign, without_initializers
+
 LARGE = 4096  # elements
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -32,10 +34,8 @@ class Weights:
         known = set(self.order)
         new = [tensor for tensor in graph.initializer if tensor.name not in known]
         merged = [tensor for tensor in ordered if tensor is not None] + new
-        inputs = [value for value in graph.input if value.name not in self.declared]
-        del graph.initializer[:], graph.input[:]
-        graph.initializer.extend(merged)
-        graph.input.extend(inputs)
+        assign(graph.initializer, merged)
+        assign(graph.input, [value for value in graph.input if value.name not in self.declared])
         return model
 
 
@@ -45,14 +45,7 @@ def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
     The tensors themselves are not copied: they stay the model's own until they are put back.
     """
     tensors = {t.name: t for t in model.graph.initializer if _is_large(t)}
-    light = ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _copy(light, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _copy(light.graph, field.name, value)
-    light.graph.initializer.extend(t for t in model.graph.initializer if t.name not in tensors)
+    light = without_initializers(model, tensors)
     inputs = {value.name for value in model.graph.input}
     light.graph.input.extend(
         helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in tensors.items() if name not in inputs
@@ -66,10 +59,3 @@ def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
 def _is_large(tensor: TensorProto) -> bool:
     stored = tensor.data_location == TensorProto.DEFAULT
     return stored and tensor.data_type in FLOATS and prod(tensor.dims) >= LARGE
-
-
-def _copy(target: object, name: str, value: object) -> None:
-    if hasattr(value, "MergeFrom"):
-        getattr(target, name).MergeFrom(value)
-    else:
-        setattr(target, name, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx
@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, checker, defs, shape_inference
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.upgrade import upgrade
@@ -102,18 +103,14 @@ def initializers_are_constants(proto: ModelProto) -> None:
     if proto.ir_version >= 4:
         return
     names = {i.name for i in proto.graph.initializer}
-    inputs = [i for i in proto.graph.input if i.name not in names]
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    assign(proto.graph.input, [i for i in proto.graph.input if i.name not in names])
     proto.ir_version = 4
 
 
 def _inline(proto: ModelProto) -> ModelProto:
     """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
     kept = [f for f in proto.functions if f.domain != DOMAIN]
-    if len(kept) != len(proto.functions):
-        del proto.functions[:]
-        proto.functions.extend(kept)
+    assign(proto.functions, kept)
     if not kept:
         return proto
     _align_opsets(proto)
@@ -130,23 +127,15 @@ def _align_opsets(proto: ModelProto) -> None:
             version = imported.get(opset.domain)
             if version is None or version == opset.version:
                 continue
-            for node in _nodes_of(function.node):
+            for node in all_nodes(function):
                 if node.domain == opset.domain and _since(node, opset.version) != _since(node, version):
                     raise UnsupportedError(
                         f"it is written in opset {opset.version} of domain {opset.domain!r}, the model in {version}, "
                         f"and {node.op_type} is not the same in both. Convert one of them first",
                         op_type=f"{function.domain}::{function.name}",
-                        node=node.name or next(filter(None, node.output), ""),
+                        node=called(node),
                     )
             opset.version = version
-
-
-def _nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes_of(graph.node)
 
 
 def _since(node: NodeProto, opset: int) -> int | None:

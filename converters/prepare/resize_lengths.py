@@ -13,6 +13,10 @@ from collections.abc import Callable
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.converters.prepare.conv_lengths import forget_shapes
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied
+from onnx_backprop.opset.functions.scope import Scope
+
 SCALES, SIZES = 2, 3
 
 
@@ -26,9 +30,7 @@ def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto]
             if _is_resize(node) and len(node.input) > index and node.input[index] in defaults:
                 _hide(proto.graph, node, index)
     while True:
-        copy = ModelProto()
-        copy.CopyFrom(proto)
-        inferred = infer(copy)
+        inferred = infer(copied(proto))
         misread = _misread(inferred.graph)
         node = next((n for n in proto.graph.node if _is_resize(n) and n.output[0] in misread), None)
         if node is None:
@@ -37,38 +39,25 @@ def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto]
 
 
 def _is_resize(node: NodeProto) -> bool:
-    return node.op_type == "Resize" and node.domain in ("", "ai.onnx")
+    return node.op_type == "Resize" and node.domain in DEFAULT_DOMAINS
 
 
 def _misread(graph: GraphProto) -> set[str]:
     """The outputs of Resize nodes that have another length by onnxruntime than by inference."""
-    lengths = {
-        value.name: [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.value_info, *graph.output)
-    }
-    lengths |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    constants = _constants(graph)
+    scope = Scope(graph)
     result: set[str] = set()
     for node in filter(_is_resize, graph.node):
-        scales = constants.get(node.input[SCALES]) if len(node.input) > SCALES else None
-        x, y = lengths.get(node.input[0]), lengths.get(node.output[0])
+        scales = scope.constant(node.input[SCALES]) if len(node.input) > SCALES and node.input[SCALES] else None
+        x, y = scope.dims(node.input[0]), scope.dims(node.output[0])
         if scales is None or not x or not y or len(x) != len(y):
             continue
-        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), []) or list(range(len(x)))
-        values = numpy_helper.to_array(scales).reshape(-1)
-        for axis, scale in zip(axes, values, strict=False):
+        axes = attributes_of(node).get("axes") or range(len(x))
+        for axis, scale in zip(axes, scales, strict=False):
             length, inferred = (d[axis] if -len(d) <= axis < len(d) else None for d in (x, y))
-            if length is not None and inferred is not None and inferred != int(np.float32(length) * np.float32(scale)):
+            if not isinstance(length, int) or not isinstance(inferred, int):
+                continue
+            if inferred != int(np.float32(length) * np.float32(scale)):
                 result.add(node.output[0])
-    return result
-
-
-def _constants(graph: GraphProto) -> dict[str, TensorProto]:
-    inputs = {value.name for value in graph.input}
-    result = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in inputs}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            result[node.output[0]] = node.attribute[0].t
     return result
 
 
@@ -92,19 +81,4 @@ def _hide(graph: GraphProto, node: NodeProto, index: int) -> None:
     node.input[index] = hidden
     for one in reversed(nodes):
         graph.node.insert(position, one)
-    _forget_shapes(graph, node.output[0])
-
-
-def _forget_shapes(graph: GraphProto, name: str) -> None:
-    """Drop what is stated of the lengths of a value and of all that follows from it; onnx may have inferred it."""
-    names = {name}
-    for node in graph.node:
-        if names & set(node.input):
-            names |= set(node.output)
-    kept = [value for value in graph.value_info if value.name not in names]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
-    for output in graph.output:
-        if output.name in names:
-            for d in output.type.tensor_type.shape.dim:
-                d.Clear()
+    forget_shapes(graph, node.output)

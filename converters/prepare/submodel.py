@@ -8,20 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.float_types import graphs_of
-
-
-def reads(node: NodeProto) -> set[str]:
-    """The names of everything a node reads: its inputs, and what its sub-graphs capture from outside."""
-    names = {name for name in node.input if name}
-    for graph in graphs_of(node):
-        inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-        inside |= {name for inner in graph.node for name in inner.output}
-        used = {v.name for v in graph.output}
-        for inner in graph.node:
-            used |= reads(inner)
-        names |= used - inside
-    return names
+from onnx_backprop.converters.prepare.graphs import copied, reads
 
 
 def boundary(nodes: Sequence[NodeProto]) -> list[str]:
@@ -34,8 +21,8 @@ def boundary(nodes: Sequence[NodeProto]) -> list[str]:
     return list(found)
 
 
-class Cutter:
-    """Cuts sub-models out of one model whose types are inferred."""
+class Submodels:
+    """Takes sub-models out of one model whose types are inferred."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model = model
@@ -57,7 +44,7 @@ class Cutter:
         """What the nodes need that is not constant."""
         return [name for name in boundary(nodes) if name not in self.constants]
 
-    def cut(
+    def extract(
         self, nodes: Sequence[NodeProto], values: Mapping[str, np.ndarray], *, variables: Collection[str] = ()
     ) -> ModelProto:
         """The nodes as a model; what they read is a graph input whose default is its value here.
@@ -72,30 +59,26 @@ class Cutter:
         defaults = [numpy_helper.from_array(np.asarray(values[n]), n) for n in names if self._is_input(n, variables)]
         made = [name for node in nodes for name in node.output if name]
         outputs = [n for n in made if n in self._outputs or self._readers.get(n, inside) - inside] or made
-        result = ModelProto()
-        result.CopyFrom(
-            helper.make_model(
-                helper.make_graph(
-                    list(nodes),
-                    "cut",
-                    [self._info(t.name, values) for t in defaults],
-                    [self._info(name, values) for name in outputs],
-                    [*constants, *defaults],
-                    value_info=[self._declared[n] for n in made if n in self._declared and n not in outputs],
-                ),
-                ir_version=max(self.model.ir_version, 10),
-                opset_imports=list(self.model.opset_import),
-            )
+        graph = helper.make_graph(
+            list(nodes),
+            "submodel",
+            [self._info(t.name, values) for t in defaults],
+            [self._info(name, values) for name in outputs],
+            [*constants, *defaults],
+            value_info=[self._declared[n] for n in made if n in self._declared and n not in outputs],
         )
-        result.functions.extend(self.model.functions)
-        return result
+        return helper.make_model(
+            graph,
+            ir_version=max(self.model.ir_version, 10),
+            opset_imports=list(self.model.opset_import),
+            functions=list(self.model.functions),
+        )
 
     def _is_input(self, name: str, variables: Collection[str]) -> bool:
         return name not in self.constants or name in variables
 
     def _named(self, name: str) -> TensorProto:
-        tensor = TensorProto()
-        tensor.CopyFrom(self.constants[name])
+        tensor = copied(self.constants[name])
         tensor.name = name
         return tensor
 
@@ -116,8 +99,7 @@ def with_outputs(model: ModelProto, names: Iterable[str]) -> ModelProto:
     """The model with other outputs: any values of its main graph."""
     graph = model.graph
     declared = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     del result.graph.output[:]
     result.graph.output.extend(declared.get(name, ValueInfoProto(name=name)) for name in names)
     return result

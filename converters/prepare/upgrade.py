@@ -8,12 +8,15 @@ under a name of ours and written back as a Resize that says what they do.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
+from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
 
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign, scoped_graphs, without_imports
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.functions.scope import Scope
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 
 MIN_OPSET = MIN_BODY_OPSET
@@ -22,7 +25,7 @@ _ASIDE = "onnx_backprop.aside"
 
 def default_opset(proto: ModelProto) -> int:
     """The version of the default domain that a model imports."""
-    version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+    version = next((o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), None)
     if version is None:
         raise InvalidModelError("the model imports no opset of the default domain")
     return version
@@ -38,7 +41,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
         return proto
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
-    legacy = version < 11 and _set_aside(proto.graph)
+    legacy = version < 11 and _set_aside(proto)
     if legacy:
         proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
     try:
@@ -48,48 +51,29 @@ def upgrade(proto: ModelProto) -> ModelProto:
             f"converting the model from opset {version} to {MIN_OPSET} failed: {e}. Convert it another way first"
         ) from e
     if legacy:
-        _write_back(result.graph, {})
-        imports = [o for o in result.opset_import if o.domain != _ASIDE]
-        del result.opset_import[:]
-        result.opset_import.extend(imports)
+        _write_back(result)
+        without_imports(result, _ASIDE)
     return result
 
 
-def _set_aside(graph: GraphProto) -> bool:
+def _set_aside(model: ModelProto) -> bool:
     """Move legacy nodes to a domain of ours, in sub-graphs too; whether there are any."""
-    found = False
-    for node in graph.node:
-        if node.domain in ("", "ai.onnx") and node.op_type in ("Upsample", "Resize"):
-            node.domain = _ASIDE
-            found = True
-        for inner in _subgraphs(node):
-            found = _set_aside(inner) or found
-    return found
+    legacy = [n for n in all_nodes(model.graph) if n.domain in DEFAULT_DOMAINS and n.op_type in ("Upsample", "Resize")]
+    for node in legacy:
+        node.domain = _ASIDE
+    return bool(legacy)
 
 
-def _subgraphs(node: NodeProto) -> list[GraphProto]:
-    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
-
-
-def _write_back(graph: GraphProto, outer: dict[str, np.ndarray]) -> None:
-    inputs = {value.name for value in graph.input}  # an initializer among them is a default that a caller may override
-    constants = outer | {i.name: numpy_helper.to_array(i) for i in graph.initializer if i.name not in inputs}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
-    nodes: list[NodeProto] = []
-    for node in graph.node:
-        for inner in _subgraphs(node):
-            _write_back(inner, constants)
-        nodes.extend(_Legacy(node, constants).nodes() if node.domain == _ASIDE else [node])
-    del graph.node[:]
-    graph.node.extend(nodes)
+def _write_back(model: ModelProto) -> None:
+    for graph, scope in reversed(list(scoped_graphs(model.graph))):  # inner ones first: the outer nodes are copied
+        rewritten = [_Legacy(node, scope).nodes() if node.domain == _ASIDE else [node] for node in graph.node]
+        assign(graph.node, chain.from_iterable(rewritten))
 
 
 class _Legacy:
     """A legacy Upsample or Resize, and the Resize-18 nodes that compute the same."""
 
-    def __init__(self, node: NodeProto, constants: dict[str, np.ndarray]) -> None:
+    def __init__(self, node: NodeProto, scope: Scope) -> None:
         attributes: dict[str, AttributeProto] = {a.name: a for a in node.attribute}
         self._node = node
         self._mode = attributes["mode"].s.decode() if "mode" in attributes else "nearest"
@@ -98,7 +82,8 @@ class _Legacy:
             self._scales = np.array(attributes["scales"].floats, np.float32)
             self._scales_name = self._constant("scales", self._scales)
         else:
-            self._scales = constants.get(node.input[1])
+            known = scope.constant(node.input[1])
+            self._scales = None if known is None else np.array(known, np.float32)
             self._scales_name = node.input[1]
 
     def nodes(self) -> list[NodeProto]:

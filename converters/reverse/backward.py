@@ -9,11 +9,17 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
-from onnx_backprop.converters.reverse.differentiate import Path as GradientPath
-from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path, walk_back
+from onnx_backprop.converters.reverse.differentiate import (
+    GradientPath,
+    Progress,
+    explain_unreached,
+    find_path,
+    walk_back,
+)
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -204,17 +210,6 @@ def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken:
     return gradient
 
 
-def used_names(graph: ir.Graph) -> set[str]:
-    """The names of all values and nodes of a graph and its subgraphs."""
-    names = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
-    for node in graph.all_nodes():
-        names.add(str(node.name))
-        names.update(str(v.name) for v in node.outputs)
-    for inner in graph.subgraphs():
-        names.update(str(v.name) for v in (*inner.inputs, *inner.initializers.values()))
-    return names
-
-
 def check_names(argument: str, names: Sequence[str]) -> Sequence[str]:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
@@ -226,5 +221,5 @@ def check_names(argument: str, names: Sequence[str]) -> Sequence[str]:
 
 def _require_float(value: ir.Value, argument: str) -> None:
     if not is_float(value):
-        kind = value.dtype.name if value.dtype is not None else "unknown"
-        raise InvalidArgumentError(f"{argument}: {value.name!r} has type {kind}; gradients exist for floats only")
+        dtype = value.dtype.name if value.dtype is not None else "unknown"
+        raise InvalidArgumentError(f"{argument}: {value.name!r} has type {dtype}; gradients exist for floats only")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder, is_float
-from onnx_backprop.converters.reverse.expand import Body, branch_bodies, drop_unread, function_body, settle
+from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
 from onnx_backprop.converters.reverse.forward import Forward, label
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, UnsupportedOpError
 
@@ -22,7 +23,7 @@ Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 
 
 @dataclass(frozen=True)
-class Path:
+class GradientPath:
     """The nodes between the values to differentiate and those to differentiate by."""
 
     nodes: list[ir.Node]  # in forward order
@@ -30,32 +31,13 @@ class Path:
     stops: dict[ir.Node, str]  # nodes that depend on a `wrt` value and let no gradient through, with the reason
 
 
-def inputs_of(node: ir.Node) -> set[ir.Value]:
-    """Everything a node reads: its inputs and what its subgraphs capture from outside."""
-    used = {value for value in node.inputs if value is not None}
-    for attribute in node.attributes.values():
-        graphs: Sequence[ir.Graph] = ()
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            graphs = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            graphs = attribute.as_graphs()
-        for graph in graphs:
-            inside: set[ir.Value] = set(graph.inputs)
-            read: set[ir.Value] = set(graph.outputs)
-            for inner in graph:
-                read |= inputs_of(inner)
-                inside |= set(inner.outputs)
-            used |= read - inside - set(graph.initializers.values())
-    return used
-
-
-def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> Path:
+def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> GradientPath:
     """Find the nodes on a differentiable path from a `wrt` value to an `of` value."""
     influenced = set(wrt)
     candidates: list[tuple[ir.Node, set[ir.Value]]] = []
     stops: dict[ir.Node, str] = {}
     for node in graph:
-        read = inputs_of(node) & influenced
+        read = values_read(node) & influenced
         flowing = registry.FLOWING_INPUTS.get((node.domain, node.op_type))
         if read and flowing is not None:
             reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
@@ -77,36 +59,36 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
         if active.intersection(node.outputs):
             nodes.append(node)
             active |= read
-    return Path(nodes[::-1], active, stops)
+    return GradientPath(nodes[::-1], active, stops)
 
 
 @dataclass(frozen=True)
-class Part:
+class BodyPlan:
     """A copy of what a node without a rule is made of, and the path through it."""
 
-    body: Body
-    path: Path
-    steps: list[Step]  # one for each node of the path
+    body: Expansion
+    path: GradientPath
+    plans: list[NodePlan]  # one for each node of the path
 
 
 @dataclass(frozen=True)
-class Step:
+class NodePlan:
     """How one node of a path is differentiated: by its rule, through its function body, or through both branches."""
 
     node: ir.Node
     rule: registry.Rule | None
     version: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BodyPlan, ...] = ()
 
 
-def plan(path: Path, opsets: dict[str, int]) -> list[Step]:
-    """A step for every node of a path, in forward order.
+def plan(path: GradientPath, opsets: dict[str, int]) -> list[NodePlan]:
+    """A plan for every node of a path, in forward order.
 
     Raises one UnsupportedOpError that lists every operator on the path that has neither a rule nor a function body,
     with its nodes.
     """
     missing: dict[str, list[str]] = defaultdict(list)
-    steps = _plan(path, opsets, missing)
+    plans = _plan(path, opsets, missing)
     if missing:
         lines = "".join(f"\n  {what}: {_shorten(names)}" for what, names in sorted(missing.items()))
         raise UnsupportedOpError(
@@ -114,15 +96,17 @@ def plan(path: Path, opsets: dict[str, int]) -> list[Step]:
             "`onnx-backprop ops` lists the operators that have one; leave these nodes out of the path with `wrt` and "
             "`of`, or add a rule (CONTRIBUTING.md)"
         )
-    return steps
+    return plans
 
 
-def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]], within: str = "") -> list[Step]:
+def _plan(
+    path: GradientPath, opsets: dict[str, int], missing: dict[str, list[str]], within: str = ""
+) -> list[NodePlan]:
     """`within`: the operator that the nodes are the body of, for messages."""
-    steps: list[Step] = []
+    plans: list[NodePlan] = []
     for node in path.nodes:
         rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
-        parts: list[Part] = []
+        parts: list[BodyPlan] = []
         if rule is None or version is None:
             bodies = _bodies(node, opsets)
             if not bodies or version is None:
@@ -131,13 +115,13 @@ def _plan(path: Path, opsets: dict[str, int], missing: dict[str, list[str]], wit
             body_of = within if node.op_type == "If" else f" in the body of {node.op_type}"
             for body in bodies:
                 of = [y for y, outer in zip(body.outputs, node.outputs, strict=True) if y and outer in path.active]
-                inside = find_path(body.nodes, of, inputs_of(node) & path.active)
-                parts.append(Part(body, inside, _plan(inside, opsets, missing, body_of)))
-        steps.append(Step(node, rule, version, tuple(parts)))
-    return steps
+                inside = find_path(body.nodes, of, values_read(node) & path.active)
+                parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
+        plans.append(NodePlan(node, rule, version, tuple(parts)))
+    return plans
 
 
-def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Body]:
+def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
     if (node.domain, node.op_type) == ("", "If"):
         return branch_bodies(node)
     body = function_body(node, opsets)
@@ -163,7 +147,7 @@ def _shorten(names: list[str], limit: int = 8) -> str:
 
 
 def walk_back(
-    path: Path,
+    path: GradientPath,
     seeds: Mapping[ir.Value, ir.Value],
     op: Builder,
     opsets: dict[str, int],
@@ -174,7 +158,7 @@ def walk_back(
 
 
 def _walk_back(
-    steps: list[Step],
+    plans: list[NodePlan],
     active: set[ir.Value],
     seeds: Mapping[ir.Value, ir.Value],
     op: Builder,
@@ -183,9 +167,9 @@ def _walk_back(
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
     for value, seed in seeds.items():
         pending[value].append(seed)
-    step_of = {step.node: step for step in steps}
-    for node in progress([step.node for step in reversed(steps)]):
-        step = step_of[node]
+    plan_of = {one.node: one for one in plans}
+    for node in progress([one.node for one in reversed(plans)]):
+        one = plan_of[node]
         op.prefix = f"{label(node)}_grad"
         dys = [op.accumulate(pending.pop(y)) if y in pending and y in active else None for y in node.outputs]
         if all(dy is None for dy in dys):
@@ -193,13 +177,13 @@ def _walk_back(
         for value, dy in zip(node.outputs, dys, strict=True):
             if dy is not None:
                 pending[value] = [dy]  # kept: an intermediate value may itself be asked for
-        if step.rule is not None:
-            grads = _apply(step.rule, op, Forward(node, active, step.version), dys)
+        if one.rule is not None:
+            grads = _apply(one.rule, op, Forward(node, active, one.version), dys)
             received = zip(node.inputs, grads, strict=True)
         elif node.op_type == "If":
-            received = _through_branches(step, dys, op)
+            received = _through_branches(one, dys, op)
         else:
-            received = _through_body(step.parts[0], node, dys, op)
+            received = _through_body(one.parts[0], node, dys, op)
         for value, grad in received:
             if grad is not None and value in active:
                 pending[value].append(grad)
@@ -208,7 +192,7 @@ def _walk_back(
 
 
 def _through_body(
-    part: Part, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
+    part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
     op.nodes.extend(part.body.nodes)
@@ -217,22 +201,22 @@ def _through_body(
         if y is not None and dy is not None and y in part.path.active:
             seeds[y].append(dy)
     summed = {y: op.accumulate(values) for y, values in seeds.items()}
-    grads = _walk_back(part.steps, part.path.active, summed, op)
-    outside = sorted(inputs_of(node) & part.path.active, key=lambda value: str(value.name))
+    grads = _walk_back(part.plans, part.path.active, summed, op)
+    outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
     settle(part.body, op, node)
     return result
 
 
-def _through_branches(step: Step, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
+def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
     """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
 
     A branch that does not let a gradient through to x gives zeros.
     """
-    node = step.node
-    inner = [op.inside() for _ in step.parts]
+    node = one.node
+    inner = [op.inside() for _ in one.parts]
     found: list[dict[ir.Value, ir.Value]] = []
-    for part, child in zip(step.parts, inner, strict=True):
+    for part, child in zip(one.parts, inner, strict=True):
         child.prefix = op.prefix
         found.append(dict(_through_body(part, node, dys, child)))
     reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
@@ -271,7 +255,9 @@ def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value |
     return grads
 
 
-def explain_unreached(name: str, of: Sequence[str], path: Path, *, argument: str = "wrt") -> InvalidArgumentError:
+def explain_unreached(
+    name: str, of: Sequence[str], path: GradientPath, *, argument: str = "wrt"
+) -> InvalidArgumentError:
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
     reasons = "; ".join(f"{n.op_type} '{label(n)}' stops it ({why})" for n, why in list(path.stops.items())[:4])
     return InvalidArgumentError(

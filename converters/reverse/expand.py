@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
+from onnx_backprop.converters.prepare.graphs import all_nodes, subgraphs
 from onnx_backprop.converters.reverse.builder import Builder, dims
 from onnx_backprop.converters.reverse.forward import constant_value, label
 from onnx_backprop.opset import DOMAIN
@@ -46,14 +47,14 @@ def amends(op_type: str, domain: str = "") -> Callable[[Amendment], Amendment]:
 
 
 @dataclass(frozen=True)
-class Body:
+class Expansion:
     """A copy of what a node is made of. `outputs` correspond to the node's, None where it leaves one out."""
 
     nodes: list[ir.Node]
     outputs: list[ir.Value | None]
 
 
-def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
+def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
     """The body that ONNX or our domain gives an operator, wired to the node's own inputs; None where there is none.
 
     Which body depends on the opset, the node's attributes, and the types of its inputs. Errors: UnsupportedError when
@@ -91,7 +92,7 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Body | None:
     nodes = _taken_out(graph)
     for inner in nodes:
         inner.name = f"{label(node)}/{inner.op_type}"  # for messages
-    return Body(nodes, [_outer(value, given) for value in wired])
+    return Expansion(nodes, [_outer(value, given) for value in wired])
 
 
 def has_body(schema: defs.OpSchema) -> bool:
@@ -99,14 +100,14 @@ def has_body(schema: defs.OpSchema) -> bool:
     return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))  # not in the stubs
 
 
-def branch_bodies(node: ir.Node) -> list[Body]:
+def branch_bodies(node: ir.Node) -> list[Expansion]:
     """Copies of the then-branch and the else-branch of an If."""
-    result: list[Body] = []
+    result: list[Expansion] = []
     for name in ("then_branch", "else_branch"):
         graph = node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
         outputs: list[ir.Value | None] = list(graph.outputs)
         graph.outputs.clear()
-        result.append(Body(_taken_out(graph), outputs))
+        result.append(Expansion(_taken_out(graph), outputs))
     return result
 
 
@@ -170,13 +171,7 @@ def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]
     for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
         if value is None:
             continue
-        array = None if spec.tensor else constant_value(value)
-        if array is None:
-            args[n] = Arg(dims(value))
-        elif spec.type_name == "T3":
-            args[n] = Arg(dims(value), numbers=tuple(float(v) for v in array.ravel()))
-        else:
-            args[n] = Arg(dims(value), tuple(int(v) for v in array.ravel()))
+        args[n] = Arg.of_array(spec, dims(value), None if spec.tensor else constant_value(value))
     return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
 
 
@@ -189,18 +184,9 @@ def _check_nodes(model: ModelProto) -> None:
     context = checker.C.CheckerContext()
     context.ir_version = model.ir_version
     context.opset_imports = {o.domain: o.version for o in model.opset_import}
-    for node in _without_subgraphs(model.graph.node):
-        checker.check_node(node, context)
-
-
-def _without_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    """The nodes, and in place of one with sub-graphs theirs: alone it seems to read values that nobody makes."""
-    for node in nodes:
-        graphs = [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
-        if not graphs:
-            yield node
-        for graph in graphs:
-            yield from _without_subgraphs(graph.node)
+    for node in all_nodes(model.graph):
+        if not subgraphs(node):  # alone, one with sub-graphs seems to read values that nobody makes
+            checker.check_node(node, context)
 
 
 def _constants_are_known(model: ModelProto, given: Mapping[str, ir.Value]) -> None:
@@ -235,28 +221,15 @@ def _taken_out(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _rename(node: ir.Node, prefix: str, unique: Unique) -> None:
-    node.name = unique(f"{prefix}/{node.op_type}")
-    for value in node.outputs:
-        if value.name:
-            value.name = unique(f"{prefix}/{value.name}")
-    for graph in _subgraphs(node):
-        for value in graph.inputs:
-            value.name = unique(f"{prefix}/{value.name}")
-        for value in list(graph.initializers.values()):
-            value.name = unique(f"{prefix}/{value.name}")
-        for inner in graph:
-            _rename(inner, prefix, unique)
+    for inner in all_nodes([node]):
+        inner.name = unique(f"{prefix}/{inner.op_type}")
+        own = [value for graph in subgraphs(inner) for value in (*graph.inputs, *graph.initializers.values())]
+        for value in (*inner.outputs, *own):
+            if value.name:
+                value.name = unique(f"{prefix}/{value.name}")
 
 
-def _subgraphs(node: ir.Node) -> Iterable[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
-def settle(body: Body, op: Builder, node: ir.Node) -> None:
+def settle(body: Expansion, op: Builder, node: ir.Node) -> None:
     """Once the gradient is emitted: take the copied nodes that nothing reads away, and give the others their names.
 
     Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
@@ -285,26 +258,23 @@ def _unread(nodes: Sequence[ir.Node], kept: Iterable[ir.Value]) -> set[ir.Node]:
 
 
 def _detach(node: ir.Node) -> None:
-    for index in range(len(node.inputs)):
-        node.replace_input_with(index, None)
-    for graph in _subgraphs(node):
-        graph.outputs.clear()
-        for inner in graph:
-            _detach(inner)
+    for inner in all_nodes([node]):
+        for index in range(len(inner.inputs)):
+            inner.replace_input_with(index, None)
+        for graph in subgraphs(inner):
+            graph.outputs.clear()
 
 
-def _require_repeatable(copy: ir.Node, node: ir.Node) -> None:
-    training = copy.op_type == "Dropout" and len(copy.inputs) > 2 and copy.inputs[2] is not None
-    if training:
-        mode = constant_value(copy.inputs[2])
-        training = mode is None or bool(mode.any())
-    if copy.op_type in RANDOM or training:
-        raise UnsupportedError(
-            f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "
-            "numbers. Move that node out of the sub-graph",
-            op_type=node.op_type,
-            node=label(node),
-        )
-    for graph in _subgraphs(copy):
-        for inner in graph:
-            _require_repeatable(inner, node)
+def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
+    for copy in all_nodes([copied]):
+        training = copy.op_type == "Dropout" and len(copy.inputs) > 2 and copy.inputs[2] is not None
+        if training:
+            mode = constant_value(copy.inputs[2])
+            training = mode is None or bool(mode.any())
+        if copy.op_type in RANDOM or training:
+            raise UnsupportedError(
+                f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "
+                "numbers. Move that node out of the sub-graph",
+                op_type=node.op_type,
+                node=label(node),
+            )

@@ -21,17 +21,17 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     would come back. Here the scores are replaced before the softmax as well. And onnxruntime counts a query as masked
     where no entry of its mask is above the lowest finite number, the body only where all are -inf.
     """
-    kind = None if node.inputs[0] is None else element_type(node.inputs[0])
+    dtype = None if node.inputs[0] is None else element_type(node.inputs[0])
     copies = [_copy(inner) for inner in body.node]
     nodes = {inner.output[0]: inner for inner in copies}
     softmax = next((inner for inner in copies if inner.op_type == "Softmax"), None)
-    if softmax is None or kind is None or not {"BiasRowMaxAxes", "BiasRowMax", "RowAllMasked"} <= nodes.keys():
+    if softmax is None or dtype is None or not {"BiasRowMaxAxes", "BiasRowMax", "RowAllMasked"} <= nodes.keys():
         raise UnsupportedError(
             "the function body that onnx defines for it is not one that this version knows",
             op_type=node.op_type,
             node=label(node),
         )
-    lowest = numpy_helper.from_array(np.array([kind.min]).astype(kind.numpy()))
+    lowest = numpy_helper.from_array(np.array([dtype.min]).astype(dtype.numpy()))
     scores = softmax.input[0]
     softmax.input[0] = "ScoresOrNone"
     known = [nodes.pop(name) for name in ("BiasRowMaxAxes", "BiasRowMax")]

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.conv_transpose_pads import extent, full_length, output_shape_pads, same_pads
+from onnx_backprop.converters.prepare.conv_transpose_pads import axis_pads, extent
 from onnx_backprop.converters.reverse.builder import Builder, dims
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.registry import Grads, gradient
@@ -208,29 +208,18 @@ def _conv_transpose_pads(node: Forward, attributes: ConvAttributes) -> Pads | No
         return attributes.pads
     if extents is None:
         return None
-    if wanted is None:
-        pairs = [
-            same_pads(e, s, x, upper=attributes.upper)
-            for e, s, x in zip(extents, attributes.strides, extra, strict=True)
-        ]
-        return [begin for begin, _ in pairs], [end for _, end in pairs]
     lengths = (dims(node.input(0)) or (None,) * (axes + 2))[2:]
-    if not all(isinstance(length, int) for length in lengths):
+    known = [length for length in lengths if isinstance(length, int)]
+    if wanted is not None and len(known) < axes:
         return None
-    begins: list[int] = []
-    ends: list[int] = []
-    for axis, (length, out) in enumerate(zip(lengths, wanted, strict=True)):
-        assert isinstance(length, int)
-        e, stride = extents[axis], attributes.strides[axis]
-        begin, end = output_shape_pads(length, out, e, stride, extra[axis], upper=attributes.upper)
-        beyond = out - (full_length(length, e, stride) - begin - end)
-        if not 0 <= beyond < stride:  # as onnxruntime does
+    found = axis_pads(extents, attributes.strides, extra, upper=attributes.upper, lengths=known, wanted=wanted or ())
+    for axis, (one, stride) in enumerate(zip(found, attributes.strides, strict=True)):
+        if wanted is not None and not 0 <= one.beyond < stride:
+            natural = wanted[axis] - one.beyond
             raise node.refuse(
-                "output_shape", wanted, f"within one stride of the natural output (axis {axis}: {out - beyond})"
+                "output_shape", wanted, f"within one stride of the natural output (axis {axis}: {natural})"
             )
-        begins.append(begin)
-        ends.append(end)
-    return begins, ends
+    return [one.begin for one in found], [one.end for one in found]
 
 
 def _output_padding(node: Forward, attributes: ConvAttributes) -> list[int]:

@@ -9,7 +9,7 @@ from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.common import cast, work_type
-from onnx_backprop.converters.rules.taps import Taps, taps
+from onnx_backprop.converters.rules.taps import SampleTaps, taps
 
 
 @gradient("DeformConv", versions=(19, 22))
@@ -32,7 +32,7 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     split = op.Concat(op.ints([-1]), op.Div(op.Shape(x, start=1, end=2), op.ints([offset_groups])), axis=0)
     images = op.Reshape(x_wide, op.Concat(split, op.Shape(x, start=2), axis=0))
     images.type, images.shape = ir.TensorType(wide), ir.Shape([None] * 4)
-    at = taps(op, images, _points(op, node, offset_wide, kernel, out, wide), wide, kind="linear", padding="zeros")
+    at = taps(op, images, _points(op, node, offset_wide, kernel, out, wide), wide, mode="linear", padding="zeros")
     flat = op.Reshape(images, op.ints([0, 0, -1]))
     read = at.read(flat)  # (N o, C / o, K P, 4)
     values = op.ReduceSum(op.Mul(read, op.Unsqueeze(at.weight, op.ints([1]))), op.ints([3]), keepdims=0)
@@ -78,7 +78,9 @@ def _columns_per_group(op: Builder, weights: ir.Value, taken: ir.Value) -> ir.Va
     return op.Mul(op.Shape(weights, start=1, end=2), taken)
 
 
-def _offsets(op: Builder, at: Taps, read: ir.Value, taken: ir.Value, positions: ir.Value, shape: ir.Value) -> ir.Value:
+def _offsets(
+    op: Builder, at: SampleTaps, read: ir.Value, taken: ir.Value, positions: ir.Value, shape: ir.Value
+) -> ir.Value:
     """From what was read, weighted by its gradient, (N o, K P, 4)."""
     by_axis = []
     for axis in range(2):

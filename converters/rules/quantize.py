@@ -28,9 +28,9 @@ def quantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """
     _require_straight_through(op, node)
     x, scale, q = node.input(0), node.input(1), node.output()
-    kind = element_type(q)
-    if kind.name not in TYPES:
-        raise node.refuse("output type", kind.name, f"of {', '.join(TYPES)}")
+    dtype = element_type(q)
+    if dtype.name not in TYPES:
+        raise node.refuse("output type", dtype.name, f"of {', '.join(TYPES)}")
     own, own_scale, wide = element_type(x), element_type(scale), work_type(x)
     s = _aligned(op, node, cast(op, scale, own_scale, wide), scale)
     steps = op.Div(cast(op, x, own, wide), s)
@@ -38,7 +38,7 @@ def quantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     if node.has(2):
         zero_point = op.Cast(node.input(2), to=wide.value)
         place = op.Add(place, _aligned(op, node, zero_point, node.input(2)))
-    low, high = (op.constant(np.array(limit, wide.numpy())) for limit in (int(kind.min), int(kind.max)))
+    low, high = (op.constant(np.array(limit, wide.numpy())) for limit in (int(dtype.min), int(dtype.max)))
     inside = op.And(op.GreaterOrEqual(place, low), op.LessOrEqual(place, high))
     nothing = op.constant(np.array(0, wide.numpy()))
     g = op.Where(inside, op.Div(cast(op, dy, own_scale, wide), s), nothing)

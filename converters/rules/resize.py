@@ -17,7 +17,7 @@ from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.conv import wanted_shape
 from onnx_backprop.converters.rules.resize_equivalence import (
-    Axis,
+    AxisScale,
     Mode,
     Offsets,
     meanings,
@@ -71,7 +71,7 @@ def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return dx, *(None,) * (len(node.inputs) - 1)
 
 
-def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Sequence[Axis]) -> ir.Value:
+def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Sequence[AxisScale]) -> ir.Value:
     """By the first operator that means the same."""
     if mode.unpublished:
         return _resize_grad(op, node, dy, mode, f"neither has {mode.unpublished}")
@@ -94,7 +94,7 @@ def _log(node: Forward, chosen: str, mode: Mode) -> None:
 
 
 def _interpolate_backward(
-    op: Builder, node: Forward, dy: ir.Value, mode: Mode, common: str, axes: Sequence[Axis]
+    op: Builder, node: Forward, dy: ir.Value, mode: Mode, common: str, axes: Sequence[AxisScale]
 ) -> ir.Value:
     outs = [a.out for a in axes[2:]]
     sizes = [o for o in outs if isinstance(o, int)]
@@ -179,7 +179,7 @@ def _mode(node: Forward) -> Mode:
     return mode
 
 
-def _axes(node: Forward) -> list[Axis] | str:
+def _axes(node: Forward) -> list[AxisScale] | str:
     """Lengths and scale of every axis, those that the node does not list keep their length; or why not known."""
     lengths = dims(node.input(0))
     ask_scales, ask_sizes = not _is_empty(node, SCALES), not _is_empty(node, SIZES)
@@ -197,7 +197,7 @@ def _axes(node: Forward) -> list[Axis] | str:
             f"{what}: expected {len(listed)} values, got {values.tolist()}", op_type=node.op_type, node=node.name
         )
     outs = dims(node.output()) or (None,) * len(lengths)
-    result = [Axis(length, length, 1.0, given=True) for length in lengths]
+    result = [AxisScale(length, length, 1.0, given=True) for length in lengths]
     if node.string("keep_aspect_ratio_policy", "stretch") != "stretch" and ask_sizes:
         if any(axis < 0 for axis in node.ints("axes") or ()):
             raise UnsupportedError(
@@ -213,7 +213,7 @@ def _axes(node: Forward) -> list[Axis] | str:
             result[axis] = _by_scale(node, length, None if scales is None else float(scales[position]), outs[axis])
         else:
             size = outs[axis] if sizes is None else int(sizes[position])
-            result[axis] = Axis(length, size, _ratio(length, size), given=False)
+            result[axis] = AxisScale(length, size, _ratio(length, size), given=False)
     return result
 
 
@@ -228,10 +228,10 @@ def _listed(node: Forward, rank: int) -> list[int]:
     return listed
 
 
-def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> Axis:
+def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> AxisScale:
     """out = floor(length · scale) in float32, as onnxruntime computes it."""
     if scale is None or not isinstance(length, int):
-        return Axis(length, None, scale, given=True)
+        return AxisScale(length, None, scale, given=True)
     out = int(np.float32(length) * np.float32(scale))
     if isinstance(inferred, int) and out != inferred:
         raise InvalidModelError(
@@ -240,7 +240,7 @@ def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) ->
             op_type=node.op_type,
             node=node.name,
         )
-    return Axis(length, out, scale, given=True)
+    return AxisScale(length, out, scale, given=True)
 
 
 def _ratio(length: Dim, size: Dim) -> float | None:
@@ -250,8 +250,8 @@ def _ratio(length: Dim, size: Dim) -> float | None:
 
 
 def _keep_aspect_ratio(
-    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[Axis]
-) -> list[Axis] | str:
+    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[AxisScale]
+) -> list[AxisScale] | str:
     """One scale for all listed axes, the smallest or largest of sizes / lengths; lengths rounded, halves up."""
     policy = node.string("keep_aspect_ratio_policy", "stretch")
     known = [length for length in (lengths[axis] for axis in listed) if isinstance(length, int) and length > 0]
@@ -259,11 +259,11 @@ def _keep_aspect_ratio(
         return f"{policy} takes its scale from lengths that are unknown at conversion"
     scale = scales_of_sizes(policy, known, [int(size) for size in sizes])[0]
     for axis, length in zip(listed, known, strict=True):
-        axes[axis] = Axis(length, policy_length(scale, length), scale, given=True)
+        axes[axis] = AxisScale(length, policy_length(scale, length), scale, given=True)
     return axes
 
 
-def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[Axis]) -> None:
+def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[AxisScale]) -> None:
     """Onnxruntime's own forward is wrong here, so there is nothing that a gradient could be right for."""
     if len(axes) != 4 or axes[1].identity or mode.coordinates != "tf_crop_and_resize":
         return
@@ -278,7 +278,7 @@ def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[Axis]) -> None
     )
 
 
-def _inside(node: Forward, mode: Mode, axes: Sequence[Axis]) -> bool:
+def _inside(node: Forward, mode: Mode, axes: Sequence[AxisScale]) -> bool:
     """Whether no pixel lies outside the roi, for certain."""
     if not node.has(ROI):
         return True

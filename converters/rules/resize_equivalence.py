@@ -23,7 +23,7 @@ ASYMMETRIC_OFFSETS = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisScale:
     """What conversion knows of one axis. `scale` is None when it is O/I with a length unknown."""
 
     length: Dim
@@ -87,12 +87,12 @@ class Mode:
 ANY = Meaning(frozenset(SPEC_COORDINATES), (1.0, *HALF_PIXEL_OFFSETS))
 
 
-def meanings(mode: Mode, axes: Sequence[Axis]) -> list[Meaning]:
+def meanings(mode: Mode, axes: Sequence[AxisScale]) -> list[Meaning]:
     """What every axis means; the ones that are copied can be said by any operator."""
     return [ANY if axis.identity else _meaning(mode, axis) for axis in axes]
 
 
-def spec_coordinates(axes: Sequence[Axis], found: Sequence[Meaning]) -> str:
+def spec_coordinates(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
     """The coordinate mode under which InterpolateBackward, which resizes spatial axes only, serves all axes, or ''."""
     if not 3 <= len(axes) <= 5 or not all(a.identity for a in axes[:2]):
         return ""
@@ -100,7 +100,7 @@ def spec_coordinates(axes: Sequence[Axis], found: Sequence[Meaning]) -> str:
     return next((c for c in SPEC_COORDINATES if c in common), "")
 
 
-def why_neither(axes: Sequence[Axis], found: Sequence[Meaning]) -> str:
+def why_neither(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
     """Why no published operator serves all axes."""
     for number, (axis, one) in enumerate(zip(axes, found, strict=True)):
         if not axis.identity and not one.spec and not one.resample:
@@ -112,7 +112,7 @@ def why_neither(axes: Sequence[Axis], found: Sequence[Meaning]) -> str:
     raise AssertionError("ResampleGrad serves all axes")
 
 
-def _meaning(mode: Mode, axis: Axis) -> Meaning:
+def _meaning(mode: Mode, axis: AxisScale) -> Meaning:
     """Which published operators place the same taps as this Resize along one axis, for every run."""
     if isinstance(axis.length, int) and isinstance(axis.out, int) and axis.scale is not None:
         return _known_lengths(mode, axis.length, axis.out, axis.scale)
@@ -163,7 +163,7 @@ def _same(a: Taps, b: Taps) -> bool:
     return bool(np.allclose(apply(a, x, 1), apply(b, x, 1), rtol=0, atol=tolerance))
 
 
-def _any_lengths(mode: Mode, axis: Axis) -> Meaning:
+def _any_lengths(mode: Mode, axis: AxisScale) -> Meaning:
     """The cases that hold whatever the lengths turn out to be."""
     factor = axis.whole_factor
     if mode.mode == "linear" and mode.coordinates == "align_corners":
@@ -201,7 +201,7 @@ def _centred(mode: Mode, factor: int) -> bool:
     return mode.mode == "nearest" and mode.coordinates == "asymmetric" and mode.nearest_mode == "floor"
 
 
-def _unless_copied(axis: Axis, offsets: tuple[float, float]) -> Meaning:
+def _unless_copied(axis: AxisScale, offsets: tuple[float, float]) -> Meaning:
     assert axis.scale is not None
     if 1 < axis.scale < 1.5:  # floor(2 · s) is still 2: such a length may come out unchanged
         return Meaning(why_not=f"onnxruntime copies where a scale of {axis.scale:g} happens to keep every length")

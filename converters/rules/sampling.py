@@ -12,7 +12,7 @@ from onnx_backprop.converters.rules.common import cast, length, work_type
 from onnx_backprop.converters.rules.taps import taps
 from onnx_backprop.opset.core.errors import UnsupportedError
 
-KINDS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic", "nearest": "nearest"}
+MODES = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic", "nearest": "nearest"}
 
 
 @gradient("GridSample", versions=(16, 20, 22))
@@ -29,9 +29,9 @@ def grid_sample(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     mode, padding = node.string("mode", "linear"), node.string("padding_mode", "zeros")
     aligned = node.int("align_corners", 0) != 0
     spatial = _spatial_rank(node)
-    if mode not in KINDS:
+    if mode not in MODES:
         raise node.refuse("mode", mode, "linear (bilinear), nearest and cubic (bicubic)")
-    if KINDS[mode] == "cubic" and spatial != 2:
+    if MODES[mode] == "cubic" and spatial != 2:
         raise node.refuse("mode", mode, "for 2 spatial axes, as onnxruntime does")
     if padding not in ("zeros", "border", "reflection"):
         raise node.refuse("padding_mode", padding, "zeros, border and reflection")
@@ -46,13 +46,13 @@ def grid_sample(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         point, rate = _pixels(op, g, length(op, x, axis - spatial), wide, aligned=aligned)
         points.append(point)
         rates.append(rate)
-    at = taps(op, x, points, wide, kind=KINDS[mode], padding=padding)
+    at = taps(op, x, points, wide, mode=MODES[mode], padding=padding)
     flat = op.Reshape(image, op.ints([0, 0, -1]))
     g = op.Reshape(cast(op, dy, own, wide), op.ints([0, 0, -1]))
     dx = dgrid = None
     if node.wants(0):
         dx = cast(op, op.Reshape(at.add_into(g, flat, wide), op.shape(x), allowzero=1), wide, own)
-    if node.wants(1) and KINDS[mode] != "nearest":
+    if node.wants(1) and MODES[mode] != "nearest":
         read = op.ReduceSum(op.Mul(at.read(flat), op.Unsqueeze(g, op.ints([-1]))), op.ints([1]), keepdims=0)
         by_axis = []
         for axis in reversed(range(spatial)):

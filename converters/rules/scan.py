@@ -8,14 +8,14 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.rules.cell_activations import Arithmetic
 
-Step = Callable[[Arithmetic, list[ir.Value], list[ir.Value]], tuple[list[ir.Value], list[ir.Value]]]
+ScanBody = Callable[[Arithmetic, list[ir.Value], list[ir.Value]], tuple[list[ir.Value], list[ir.Value]]]
 
 
 def scan(
     m: Arithmetic,
     states: Sequence[ir.Value],
     sequences: Sequence[ir.Value],
-    step: Step,
+    step: ScanBody,
     *,
     outputs: int,
     backwards: bool,

@@ -38,7 +38,7 @@ class AxisTaps:
 
 
 @dataclass(frozen=True)
-class Taps:
+class SampleTaps:
     """The products of the axes' taps, T for each point: row-major positions and weights, both (N, P, T)."""
 
     op: Builder
@@ -76,21 +76,21 @@ class Taps:
 
 
 def taps(
-    op: Builder, image: ir.Value, points: Sequence[ir.Value], dtype: ir.DataType, *, kind: str, padding: str
-) -> Taps:
+    op: Builder, image: ir.Value, points: Sequence[ir.Value], dtype: ir.DataType, *, mode: str, padding: str
+) -> SampleTaps:
     """The taps of points (N, P), one for each spatial axis of the image (N, C, …), first axis first.
 
-    kind: nearest, linear or cubic. padding: what lies outside; zeros, border or reflection_centre (about the middle
+    mode: nearest, linear or cubic. padding: what lies outside; zeros, border or reflection_centre (about the middle
     of the first and last pixel) or reflection_edge (about their outer edges).
     """
     rank = len(points) + 2
     lengths = [length(op, image, axis - rank) for axis in range(2, rank)]
-    axes = [_axis(op, x, n, dtype, kind, padding) for x, n in zip(points, lengths, strict=True)]
+    axes = [_axis(op, x, n, dtype, mode, padding) for x, n in zip(points, lengths, strict=True)]
     index = axes[0].index
     for axis, n in zip(axes[1:], lengths[1:], strict=True):
         index = op.Add(op.Unsqueeze(op.Mul(index, n), op.ints([-1])), op.Unsqueeze(axis.index, op.ints([2])))
         index = op.Reshape(index, op.ints([0, 0, -1]))
-    return Taps(op, axes, index, _product(op, [axis.weight for axis in axes]))
+    return SampleTaps(op, axes, index, _product(op, [axis.weight for axis in axes]))
 
 
 def _product(op: Builder, factors: list[ir.Value]) -> ir.Value:
@@ -102,12 +102,12 @@ def _product(op: Builder, factors: list[ir.Value]) -> ir.Value:
     return result
 
 
-def _axis(op: Builder, x: ir.Value, n: ir.Value, dtype: ir.DataType, kind: str, padding: str) -> AxisTaps:
-    base = op.Round(x) if kind == "nearest" else op.Floor(x)
+def _axis(op: Builder, x: ir.Value, n: ir.Value, dtype: ir.DataType, mode: str, padding: str) -> AxisTaps:
+    base = op.Round(x) if mode == "nearest" else op.Floor(x)
     fraction = op.Unsqueeze(op.Sub(x, base), op.ints([-1]))
-    weight, slope = _weights(op, fraction, dtype, kind)
+    weight, slope = _weights(op, fraction, dtype, mode)
     index = op.Unsqueeze(op.Cast(base, to=ir.DataType.INT64.value), op.ints([-1]))
-    index = op.Add(index, op.ints(NEIGHBOURS[kind]))
+    index = op.Add(index, op.ints(NEIGHBOURS[mode]))
     zero, one, two = op.constant(np.array(0)), op.constant(np.array(1)), op.constant(np.array(2))
     last = op.Sub(n, one)
     if padding == "reflection_centre":
@@ -126,16 +126,16 @@ def _axis(op: Builder, x: ir.Value, n: ir.Value, dtype: ir.DataType, kind: str, 
     return AxisTaps(index, weight, slope)
 
 
-def _weights(op: Builder, f: ir.Value, dtype: ir.DataType, kind: str) -> tuple[ir.Value, ir.Value]:
+def _weights(op: Builder, f: ir.Value, dtype: ir.DataType, mode: str) -> tuple[ir.Value, ir.Value]:
     """Weights and slopes of the neighbours of a point that lies f above the pixel below it."""
 
     def numbers(values: object) -> ir.Value:
         return op.constant(np.array(values, dtype.numpy()))
 
-    if kind == "nearest":
+    if mode == "nearest":
         nothing = op.Mul(f, numbers(0))
         return op.Add(nothing, numbers(1)), nothing
-    if kind == "linear":
+    if mode == "linear":
         slopes = numbers([-1, 1])
         return op.Add(op.Mul(f, slopes), numbers([1, 0])), op.Add(op.Mul(f, numbers(0)), slopes)
     square = op.Mul(f, f)

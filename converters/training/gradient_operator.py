@@ -9,20 +9,30 @@ values of the forward pass serve; for each other one the part is computed again 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.float_types import graphs_of
+from onnx_backprop.converters.prepare.graphs import (
+    all_nodes,
+    called,
+    copied,
+    reads,
+    rename,
+    subgraphs,
+    unique,
+    used_names,
+    without_imports,
+)
 from onnx_backprop.converters.prepare.load import infer, load, near, prepare
-from onnx_backprop.converters.prepare.submodel import reads
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, used_names
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
 from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
 from onnx_backprop.converters.reverse.expand import drop_unread
@@ -55,8 +65,7 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     for operators on the way that have no gradient rule. Those of our domain are differentiated through their bodies.
     """
     check_kernels(kernels)
-    source = ModelProto()
-    source.CopyFrom(load(model))
+    source = copied(load(model))
     _refuse_inner(source)
     if all(o.domain not in ("", "ai.onnx") for o in source.opset_import):  # a model of optimizers alone
         source.opset_import.append(helper.make_opsetid("", MIN_OPSET))
@@ -64,10 +73,8 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     while gradients := [node for node in proto.graph.node if _is_gradient(node)]:
         proto = _expand_some(proto, gradients)
     attach_optimizers(proto)
-    if not any(node.domain == TRAINING_DOMAIN for node in _all_nodes(proto.graph.node)):
-        imports = [o for o in proto.opset_import if o.domain != TRAINING_DOMAIN]
-        del proto.opset_import[:]
-        proto.opset_import.extend(imports)
+    if not any(node.domain == TRAINING_DOMAIN for node in all_nodes(proto.graph)):
+        without_imports(proto, TRAINING_DOMAIN)
     return use_kernels(proto, kernels)
 
 
@@ -90,30 +97,20 @@ class _Request:
         return self.xs + self.zs
 
     def fail(self, message: str) -> InvalidModelError:
-        name = self.node.name or next(filter(None, self.node.output), "")
-        return InvalidModelError(message, op_type="Gradient", node=name)
+        return InvalidModelError(message, op_type="Gradient", node=called(self.node))
 
 
 def _is_gradient(node: NodeProto) -> bool:
     return (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")
 
 
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for graph in graphs_of(node):
-            yield from _all_nodes(graph.node)
-
-
 def _refuse_inner(model: ModelProto) -> None:
-    inner = [n for node in model.graph.node for graph in graphs_of(node) for n in _all_nodes(graph.node)]
-    for function in model.functions:
-        inner += _all_nodes(function.node)
-    for node in filter(_is_gradient, inner):
+    inner = [n for node in model.graph.node for graph in subgraphs(node) for n in all_nodes(graph)]
+    for node in filter(_is_gradient, chain(inner, *map(all_nodes, model.functions))):
         raise UnsupportedError(
             "a Gradient inside a sub-graph or a function is not expanded; move it into the main graph",
             op_type="Gradient",
-            node=node.name or next(filter(None, node.output), ""),
+            node=called(node),
         )
 
 
@@ -156,7 +153,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
         raise requests[0].fail("its y depends on its own output, or on that of a Gradient for which this holds")
     elsewhere = [(r, part) for r, part in ready if list(r.node.input) != r.leaves]
     if elsewhere:
-        names = _names(proto)
+        names = used_names(proto.graph)
         for request, part in elsewhere:
             _evaluate_at_inputs(graph, request, part, names)
         return infer(proto)  # the copies have types now; the next round differentiates them
@@ -201,51 +198,21 @@ def _evaluate_at_inputs(graph: GraphProto, request: _Request, part: Sequence[Nod
     new: dict[str, str] = {}
     for leaf, given in zip(request.leaves, node.input, strict=True):
         if leaf != given:
-            new[leaf] = _unique(f"{leaf}_given", names)
+            new[leaf] = unique(f"{leaf}_given", names)
             graph.node.append(helper.make_node("Identity", [given], [new[leaf]], name=new[leaf]))
     for inner in part:
         if not new.keys().isdisjoint(reads(inner)):
             copy = graph.node.add()
             copy.CopyFrom(inner)
-            copy.name = _unique(f"{inner.name or inner.op_type}_given", names)
-            new |= {name: _unique(f"{name}_given", names) for name in inner.output if name}
-            _rename(copy, new)
+            copy.name = unique(f"{inner.name or inner.op_type}_given", names)
+            new |= {name: unique(f"{name}_given", names) for name in inner.output if name}
+            rename(copy, new)
     for attribute in node.attribute:
         if attribute.name in ("xs", "zs"):
             attribute.strings[:] = [new.get(s.decode(), s.decode()).encode() for s in attribute.strings]
         elif attribute.name == "y":
             attribute.s = new.get(request.y, request.y).encode()
     node.input[:] = [new.get(leaf, leaf) for leaf in request.leaves]
-
-
-def _rename(node: NodeProto, new: Mapping[str, str]) -> None:
-    """Rename what a node reads, also from within its sub-graphs, and what it makes."""
-    node.input[:] = [new.get(name, name) for name in node.input]
-    node.output[:] = [new.get(name, name) for name in node.output]
-    for graph in graphs_of(node):
-        own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-        own |= {name for inner in graph.node for name in inner.output}
-        outer = {name: other for name, other in new.items() if name not in own}
-        for inner in graph.node:
-            _rename(inner, outer)
-        for value in graph.output:
-            value.name = outer.get(value.name, value.name)
-
-
-def _names(proto: ModelProto) -> set[str]:
-    names = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
-    for node in _all_nodes(proto.graph.node):
-        names |= {node.name, *node.output}
-    return names
-
-
-def _unique(name: str, names: set[str]) -> str:
-    candidate, n = name, 1
-    while candidate in names:
-        n += 1
-        candidate = f"{name}_{n}"
-    names.add(candidate)
-    return candidate
 
 
 def _differentiate(
@@ -260,8 +227,8 @@ def _differentiate(
     y, xs = values[request.y], [values[name] for name in request.xs]
     for value in (y, *xs):
         if not is_float(value):
-            kind = value.dtype.name if value.dtype is not None else "unknown"
-            raise request.fail(f"gradients exist for floats only, {value.name!r} has type {kind}")
+            dtype = value.dtype.name if value.dtype is not None else "unknown"
+            raise request.fail(f"gradients exist for floats only, {value.name!r} has type {dtype}")
     before = len(op.nodes)
     shape = [d for d in dims(y) or (None,) if isinstance(d, int)]
     assert y.dtype is not None

@@ -267,7 +267,7 @@ class SoftmaxCrossEntropy(Loss):
         return op.Div(total, op.ReduceSum(counts, keepdims=0))
 
 
-LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (MSE, L1, Huber, BCEWithLogits, SoftmaxCrossEntropy)}
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (MSE, L1, Huber, BCEWithLogits, SoftmaxCrossEntropy)}
 AnyLoss = str | Loss | LossFunction | None
 
 

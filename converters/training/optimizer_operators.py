@@ -7,12 +7,12 @@ overload.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, defs, helper
 
-from onnx_backprop.converters.prepare.float_types import graphs_of
+from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.upgrade import default_opset
 from onnx_backprop.opset.bodies.builder import DOUBLE, Body
 from onnx_backprop.opset.core.errors import InvalidModelError
@@ -29,10 +29,7 @@ def attach_optimizers(model: ModelProto) -> None:
     """
     attached = {(f.domain, f.name, f.overload) for f in model.functions}
     functions: dict[tuple[str, str], FunctionProto] = {}
-    nodes = list(_nodes(model.graph.node))
-    for function in model.functions:
-        nodes += _nodes(function.node)
-    for node in nodes:
+    for node in all_nodes(model):
         if node.domain != TRAINING_DOMAIN or node.op_type not in _UPDATES:
             continue
         if (node.domain, node.op_type, node.overload) in attached:
@@ -46,17 +43,10 @@ def attach_optimizers(model: ModelProto) -> None:
         model.functions.extend(functions.values())
         model.ir_version = max(model.ir_version, MIN_IR_VERSION)
         for function in model.functions:
-            if any(n.domain == TRAINING_DOMAIN for n in _nodes(function.node)) and all(
+            if any(n.domain == TRAINING_DOMAIN for n in all_nodes(function)) and all(
                 o.domain != TRAINING_DOMAIN for o in function.opset_import
             ):
                 function.opset_import.append(helper.make_opsetid(TRAINING_DOMAIN, 1))
-
-
-def _nodes(nodes: object) -> Iterator[NodeProto]:
-    for node in nodes:  # type: ignore[attr-defined]
-        yield node
-        for graph in graphs_of(node):
-            yield from _nodes(graph.node)
 
 
 def _tensors(node: NodeProto) -> int:

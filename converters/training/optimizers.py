@@ -257,7 +257,7 @@ class Lion(Optimizer):
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    kind.name.lower(): kind for kind in (SGD, Adam, AdamW, RMSProp, Adagrad, Lion)
+    rule.name.lower(): rule for rule in (SGD, Adam, AdamW, RMSProp, Adagrad, Lion)
 }
 
 

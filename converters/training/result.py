@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, load, near
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
@@ -60,19 +63,22 @@ class TrainingGraph:
     copies: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def _tensors(self) -> dict[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
     def initial_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters in the model, as arrays of one's own, in the order of `parameters`."""
-        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
+        return {name: np.array(numpy_helper.to_array(self._tensors[name])) for name in self.parameters}
 
     def frozen_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters that are not trained."""
-        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        tensors = self._tensors
         return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.frozen if name in tensors}
 
     def initial_state(self) -> dict[str, np.ndarray]:
         """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
-        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        tensors = self._tensors
         declared = {value.name: value.type.tensor_type for value in self.model.graph.input}
         result: dict[str, np.ndarray] = {}
         for name in self.updates:
@@ -87,7 +93,7 @@ class TrainingGraph:
     @property
     def forward_state(self) -> tuple[str, ...]:
         """What of the state the forward model reads: the parameters and the running statistics."""
-        stored = {tensor.name for tensor in self.model.graph.initializer}
+        stored = self._tensors
         return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
 
     def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
@@ -153,9 +159,7 @@ class TrainingGraph:
         if graph_name is not None:
             proto.graph.name = f"{self.model.graph.name}_{graph_name}"
         _drop_unused(proto)
-        metadata = [entry for entry in proto.metadata_props if entry.key != METADATA]
-        del proto.metadata_props[:]
-        proto.metadata_props.extend(metadata)
+        assign(proto.metadata_props, [entry for entry in proto.metadata_props if entry.key != METADATA])
         light, weights = set_aside(proto)
         return weights.put_back(infer(light))
 
@@ -169,20 +173,19 @@ class TrainingGraph:
 
     def summary(self) -> str:
         """A table of the parameters, their shapes, elements and whether they are trained."""
-        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        rows = [(name, tensors[name], "trained") for name in self.parameters]
-        rows += [(name, tensors[name], "frozen") for name in self.frozen if name in tensors]
-        statistics = [n for n in self.updates if n in tensors and n not in self.parameters]
-        rows += [(name, tensors[name], "statistic") for name in statistics]
-        width = max((len(name) for name, _, _ in rows), default=9)
-        lines = [f"{'parameter':{width}}  {'shape':>16}  {'elements':>12}"]
+        tensors = self._tensors
+        statistics = [name for name in self.updates if name not in self.parameters]
+        groups = (("trained", self.parameters), ("frozen", self.frozen), ("statistic", statistics))
         counts: dict[str, int] = {}
-        for name, tensor, kind in rows:
-            elements = int(np.prod(tensor.dims)) if tensor.dims else 1
-            counts[kind] = counts.get(kind, 0) + elements
-            shape = "×".join(map(str, tensor.dims)) or "scalar"
-            lines.append(f"{name:{width}}  {shape:>16}  {elements:>12,}  {kind}")
-        total = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        rows: list[tuple[str, ...]] = []
+        for group, names in groups:
+            for name in names:
+                if name in tensors:
+                    elements, shape = prod(tensors[name].dims), "×".join(map(str, tensors[name].dims)) or "scalar"
+                    counts[group] = counts.get(group, 0) + elements
+                    rows.append((name, shape, f"{elements:,}", group))
+        total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
+        lines = table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2))
         lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
         return "\n".join(lines)
 
@@ -225,9 +228,7 @@ class TrainingGraph:
     def describe(self) -> None:
         """Write what is known about the model into its metadata."""
         said = {key: value for key, value in vars(self).items() if key != "model"}
-        del_keys = [entry for entry in self.model.metadata_props if entry.key != METADATA]
-        del self.model.metadata_props[:]
-        self.model.metadata_props.extend(del_keys)
+        assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
         text = json.dumps({"format": _FORMAT, **said}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)
 
@@ -243,9 +244,7 @@ def _prune(graph: ir.Graph) -> None:
 def _drop_unused(proto: ModelProto) -> None:
     """Functions and opset imports that no node needs any more."""
     used = {node.domain for node in proto.graph.node}
-    functions = [f for f in proto.functions if f.domain not in (DOMAIN, UPDATE_DOMAIN) or f.domain in used]
-    del proto.functions[:]
-    proto.functions.extend(functions)
-    imports = [o for o in proto.opset_import if o.domain not in (DOMAIN, UPDATE_DOMAIN) or o.domain in used]
-    del proto.opset_import[:]
-    proto.opset_import.extend(imports)
+    for entries in (proto.functions, proto.opset_import):
+        assign(
+            entries, [entry for entry in entries if entry.domain not in (DOMAIN, UPDATE_DOMAIN) or entry.domain in used]
+        )

@@ -248,11 +248,11 @@ class StepWriter:
     def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
         """m + (1 - d)·(x - m)."""
         assert self.optimizer.ema is not None
-        kind = element_type(mean)
-        if element_type(x) != kind:
-            value = op.Cast(value, to=kind.value)
+        dtype = element_type(mean)
+        if element_type(x) != dtype:
+            value = op.Cast(value, to=dtype.value)
         share = op.scalar(1 - self.optimizer.ema, mean)
-        return _typed(op.Add(mean, op.Mul(share, op.Sub(value, mean))), kind, x.shape)
+        return _typed(op.Add(mean, op.Mul(share, op.Sub(value, mean))), dtype, x.shape)
 
 
 def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:

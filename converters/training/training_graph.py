@@ -11,9 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish, used_names
+from onnx_backprop.converters.prepare.submodel import with_outputs
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
 from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
@@ -236,18 +238,10 @@ def _typed(ir_model: ir.Model) -> ir.Model:
     proto = ir.to_proto(ir_model)
     for output in proto.graph.output:
         if not output.HasField("type"):
-            known = {v.name: v for v in infer(_without_outputs(proto)).graph.value_info}
+            known = {v.name: v for v in infer(with_outputs(proto, ())).graph.value_info}
             if output.name in known:
                 output.CopyFrom(known[output.name])
     return ir.from_proto(infer(proto))
-
-
-def _without_outputs(proto: ModelProto) -> ModelProto:
-    """A copy without graph outputs, whose values inference then lists among the others."""
-    result = ModelProto()
-    result.CopyFrom(proto)
-    del result.graph.output[:]
-    return result
 
 
 def _add_update(
@@ -315,8 +309,8 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
     if name is not None:
         (value,) = pick([name], outputs, argument="prediction", what="a graph output")
         if not is_float(value):
-            kind = value.dtype.name if value.dtype is not None else "unknown"
-            raise InvalidArgumentError(f"prediction: {name!r} has type {kind}; losses exist for floats only")
+            dtype = value.dtype.name if value.dtype is not None else "unknown"
+            raise InvalidArgumentError(f"prediction: {name!r} has type {dtype}; losses exist for floats only")
         return value
     floats = [value for value in outputs.values() if is_float(value)]
     if not floats:

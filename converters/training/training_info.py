@@ -11,12 +11,10 @@ Source: ONNX, onnx.proto, message TrainingInfoProto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from onnx import GraphProto, ModelProto, TrainingInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.float_types import graphs_of
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.result import METADATA, TrainingGraph
@@ -36,17 +34,13 @@ def to_training_info(graph: TrainingGraph) -> ModelProto:
     algorithm.CopyFrom(graph.model.graph)
     algorithm.name = f"{graph.model.graph.name}_step"
     stored = {tensor.name for tensor in algorithm.initializer}
-    own = [tensor for tensor in algorithm.initializer if tensor.name not in main]
-    del algorithm.initializer[:]
-    algorithm.initializer.extend(own)
+    assign(algorithm.initializer, [tensor for tensor in algorithm.initializer if tensor.name not in main])
     state = graph.initial_state()
     algorithm.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in state.items() if name not in stored
     )
     fed = {*graph.inputs, graph.learning_rate}
-    inputs = [value for value in algorithm.input if value.name in fed]
-    del algorithm.input[:]
-    algorithm.input.extend(inputs)
+    assign(algorithm.input, [value for value in algorithm.input if value.name in fed])
     for name, output in graph.updates.items():
         info.update_binding.add(key=name, value=output)
     _initialize(info, graph, state)
@@ -77,8 +71,8 @@ def _initialize(info: TrainingInfoProto, graph: TrainingGraph, state: dict[str, 
         element = numpy_helper.from_array(np.array([fill], value.dtype))
         start.node.append(helper.make_node("Constant", [], [f"{name}_shape"], value=shape))
         start.node.append(helper.make_node("ConstantOfShape", [f"{name}_shape"], [output], value=element))
-        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-        start.output.append(helper.make_tensor_value_info(output, kind, value.shape))
+        dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
+        start.output.append(helper.make_tensor_value_info(output, dtype, value.shape))
         info.initialization_binding.add(key=name, value=output)
 
 
@@ -109,11 +103,9 @@ def from_training_info(
 
 def _step_model(model: ModelProto, algorithm: GraphProto) -> ModelProto:
     """The algorithm as a model: every initializer an input with a default."""
-    step = ModelProto()
-    step.CopyFrom(model)
-    step.ClearField("graph")
-    step.ClearField("training_info")
-    step.ClearField("metadata_props")
+    step = copied(model)
+    for field in ("graph", "training_info", "metadata_props"):
+        step.ClearField(field)
     step.graph.CopyFrom(algorithm)
     present = {tensor.name for tensor in step.graph.initializer}
     step.graph.initializer.extend(t for t in model.graph.initializer if t.name not in present)
@@ -124,19 +116,9 @@ def _step_model(model: ModelProto, algorithm: GraphProto) -> ModelProto:
             continue
         if tensor.name in bound or tensor.name.startswith("optimizer."):
             step.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    used = set(_read(step.graph)) | bound
-    kept = [tensor for tensor in step.graph.initializer if tensor.name in used]
-    del step.graph.initializer[:]
-    step.graph.initializer.extend(kept)
+    used = {name for node in all_nodes(step.graph) for name in node.input} | bound
+    assign(step.graph.initializer, [tensor for tensor in step.graph.initializer if tensor.name in used])
     return step
-
-
-def _read(graph: GraphProto) -> Iterator[str]:
-    """The names that the nodes of a graph, and of the graphs inside it, read."""
-    for node in graph.node:
-        yield from node.input
-        for inner in graphs_of(node):
-            yield from _read(inner)
 
 
 def _foreign(

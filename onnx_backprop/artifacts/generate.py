@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_backprop.artifacts.module import LAZY_RESET, accumulation_names
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
 from onnx_backprop.converters import TrainingGraph, save_model, training_graph
+from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT, infer, load
 from onnx_backprop.converters.training.losses import L1, MSE, AnyLoss, BCEWithLogits, SoftmaxCrossEntropy
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
@@ -122,8 +123,8 @@ def generate_artifacts(
     }
     if optimizer is not None:
         rule = _OPTIMIZERS[optimizer] if isinstance(optimizer, OptimType) else optimizer
-        kinds = {t.name: (ir.DataType(t.data_type), list(t.dims)) for t in graph.model.graph.initializer}
-        files["optimizer_model.onnx"] = optimizer_graph(rule, {name: kinds[name] for name in graph.parameters})
+        types = {t.name: (ir.DataType(t.data_type), list(t.dims)) for t in graph.model.graph.initializer}
+        files["optimizer_model.onnx"] = optimizer_graph(rule, {name: types[name] for name in graph.parameters})
     state = CheckpointState.of(graph)
     checkpoints = ["checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     present = [f"{prefix}{n}" for n in (*files, *checkpoints) if (folder / f"{prefix}{n}").exists()]
@@ -152,34 +153,30 @@ def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     unknown = [name for name in missing if name not in known]
     if unknown:
         raise ArtifactError(f"additional_output_names: the model has no tensor {unknown[0]!r}")
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     result.graph.output.extend(known[name] for name in missing)
     return result
 
 
 def _accumulating(graph: TrainingGraph, additional: Sequence[str]) -> ModelProto:
     """The training model, with buffers that gradients are added to: out = lazy_reset_grad ? g : buffer + g."""
-    model = ModelProto()
-    model.CopyFrom(graph.model)
-    kinds = {t.name: (t.data_type, list(t.dims)) for t in model.graph.initializer}
+    model = copied(graph.model)
+    types = {t.name: (t.data_type, list(t.dims)) for t in model.graph.initializer}
     listed = {value.name for value in model.graph.input}
     # frozen parameters can be exchanged between runs as well
     model.graph.input.extend(
-        helper.make_tensor_value_info(name, *kinds[name]) for name in graph.frozen if name not in listed
+        helper.make_tensor_value_info(name, *types[name]) for name in graph.frozen if name not in listed
     )
     model.graph.input.append(helper.make_tensor_value_info(LAZY_RESET, TensorProto.BOOL, [1]))
     kept = {graph.loss, *additional, *graph.parameters.values(), *graph.updates.values()}
-    outputs = [value for value in model.graph.output if value.name in kept]
+    assign(model.graph.output, [value for value in model.graph.output if value.name in kept])
     for name, gradient in graph.parameters.items():
         buffer, out = accumulation_names(gradient)
-        model.graph.input.append(helper.make_tensor_value_info(buffer, *kinds[name]))
+        model.graph.input.append(helper.make_tensor_value_info(buffer, *types[name]))
         total = f"{gradient}.accumulation.sum"
         model.graph.node.append(helper.make_node("Add", [buffer, gradient], [total], name=total))
         flag = f"{gradient}.accumulation.reset"
         model.graph.node.append(helper.make_node("Squeeze", [LAZY_RESET], [flag], name=flag))
         model.graph.node.append(helper.make_node("Where", [flag, gradient, total], [out], name=out))
-        outputs.append(helper.make_tensor_value_info(out, *kinds[name]))
-    del model.graph.output[:]
-    model.graph.output.extend(outputs)
+        model.graph.output.append(helper.make_tensor_value_info(out, *types[name]))
     return model

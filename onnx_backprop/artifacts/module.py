@@ -180,7 +180,7 @@ class Optimizer:
         self._about = _about(proto, Path(os.fspath(optimizer_uri)))
         self._session = session(proto, kernels=None, session_options=module._options)
         self._learning_rate = 1e-3
-        self._rate_type = _kinds(proto)[self._about["learning_rate"]][0]
+        self._rate_type = _types(proto)[self._about["learning_rate"]][0]
         own = self._initial(proto)
         kept = self._state.optimizer
         self._own = {n: kept[n] if n in kept else OrtValue.ortvalue_from_numpy(value) for n, value in own.items()}
@@ -188,13 +188,13 @@ class Optimizer:
 
     def _initial(self, proto: ModelProto) -> dict[str, np.ndarray]:
         """What the optimizer's own state starts from."""
-        kinds, result = _kinds(proto), {}
+        types, result = _types(proto), {}
         for name in self._about["updates"]:
-            kind, shape = kinds[name]
+            dtype, shape = types[name]
             if name in self._about["fill"]:
-                result[name] = np.full(shape, self._about["fill"][name], kind)
+                result[name] = np.full(shape, self._about["fill"][name], dtype)
             elif name in self._about["copies"]:
-                result[name] = self._state.values[self._about["copies"][name]].numpy().astype(kind)
+                result[name] = self._state.values[self._about["copies"][name]].numpy().astype(dtype)
         return result
 
     def step(self) -> None:
@@ -255,7 +255,7 @@ def _about(proto: ModelProto, path: Path) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _kinds(proto: ModelProto) -> dict[str, tuple[Any, list[int]]]:
+def _types(proto: ModelProto) -> dict[str, tuple[Any, list[int]]]:
     """Type and shape of every input."""
     return {
         value.name: (

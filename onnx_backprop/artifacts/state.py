@@ -135,8 +135,8 @@ class CheckpointState:
         if "trained" not in about:
             raise ArtifactError(f"{checkpoint_uri} is a checkpoint of Trainer. Load it with Trainer.load")
         values = {name.removeprefix("parameter/"): v for name, v in tensors.items() if name.startswith("parameter/")}
-        for name, (kind, shape) in about.get("nominal", {}).items():
-            values[name] = np.zeros(shape, np.dtype(kind))
+        for name, (dtype, shape) in about.get("nominal", {}).items():
+            values[name] = np.zeros(shape, np.dtype(dtype))
         # in the order that the checkpoint was made in, which a safetensors file does not keep
         state = cls({name: values[name] for name in about["trained"]}, about["trained"])
         state.nominal = "nominal" in about
@@ -160,9 +160,9 @@ class CheckpointState:
 
     def save_nominal(self, checkpoint_uri: Uri) -> None:
         """Write names, types and shapes, but no values."""
-        kinds = {name: (value.numpy().dtype.name, list(value.shape())) for name, value in self.values.items()}
+        types = {name: (value.numpy().dtype.name, list(value.shape())) for name, value in self.values.items()}
         write_checkpoint(
-            checkpoint_uri, {}, {"trained": self.trained, "properties": self.properties.values, "nominal": kinds}
+            checkpoint_uri, {}, {"trained": self.trained, "properties": self.properties.values, "nominal": types}
         )
 
     def __getitem__(self, name: str) -> int | float | str:

@@ -13,17 +13,16 @@ import logging
 import os
 import subprocess
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
-from onnx_backprop.command.train import NO_LOSS, add_train
+from onnx_backprop.command.options import NO_LOSS, check_paths, loss_of, progress_bar, read_arrays, share
+from onnx_backprop.command.train import add_train
 from onnx_backprop.converters import (
     TrainingGraph,
     backward,
@@ -33,10 +32,9 @@ from onnx_backprop.converters import (
     supported_ops,
     training_graph,
 )
-from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.prepare.load import load
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.gradient_operator import has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
@@ -83,10 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description="Train ONNX models in stock onnxruntime.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_convert(commands)
-    _add_check(commands)
-    _add_explain(commands)
-    add_train(commands)
+    for add in (_add_convert, _add_check, _add_explain, add_train):
+        add(commands)
 
     ops = commands.add_parser("ops", help="list the operators of the domain and the differentiable ONNX operators")
     ops.add_argument("--markdown", action="store_true", help="as Markdown tables")
@@ -111,47 +107,32 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     convert.add_argument("model", metavar="IN", help="the ONNX model to read")
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
-    convert.add_argument(
-        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers to differentiate by"
-    )
-    convert.add_argument("--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate")
-    convert.add_argument(
-        "--loss", choices=(*LOSSES, NO_LOSS), help=f"the loss to add; {NO_LOSS}: the model's output is its loss"
-    )
-    convert.add_argument("--prediction", metavar="NAME", help="the output that the loss reads")
-    convert.add_argument("--trainable", nargs="+", action="extend", metavar="NAME", help="initializers to train")
-    convert.add_argument("--frozen", nargs="+", action="extend", metavar="NAME", help="initializers not to train")
-    convert.add_argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)")
-    convert.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
+    share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--kernels", "--force", "--quiet")
     convert.add_argument("--verbose", action="store_true", help="tell how nodes are converted")
-    convert.add_argument("--quiet", action="store_true", help="print nothing but errors")
     convert.set_defaults(run=_convert)
 
 
 def _convert(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
-    _check_paths(Path(arguments.model), Path(arguments.output), force=arguments.force)
-    progress: Progress = iter if arguments.quiet else _progress
+    check_paths(Path(arguments.model), Path(arguments.output), force=arguments.force)
+    progress: Progress = iter if arguments.quiet else progress_bar
     with _logging(verbose=arguments.verbose):
         model = load(arguments.model)
         expanded = has_training_nodes(model)
         if expanded:
             model = expand_gradients(model, kernels=arguments.kernels)
-        if expanded and not (arguments.loss or arguments.wrt or arguments.of):
+        if arguments.loss is None and expanded and not (arguments.wrt or arguments.of):
             result = model
-            optional = {tensor.name for tensor in result.graph.initializer}
-            inputs = [value.name for value in result.graph.input if value.name not in optional]
-            lines = [("inputs", inputs), ("outputs", [value.name for value in result.graph.output])]
+            lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
             result = backward(model, wrt=arguments.wrt, of=arguments.of, kernels=arguments.kernels, progress=progress)
-            optional = {tensor.name for tensor in result.graph.initializer}
-            inputs = [value.name for value in result.graph.input if value.name not in optional]
-            gradients = [value.name for value in result.graph.output[len(model.graph.output) :]]
-            lines = [("inputs", inputs), ("gradients", gradients)]
+            gradients = _names(result.graph.output)[len(model.graph.output) :]
+            lines = [("inputs", _required(result)), ("gradients", gradients)]
         else:
             graph = training_graph(
                 model,
-                loss=None if arguments.loss == NO_LOSS else arguments.loss,
+                loss=loss_of(arguments),
                 trainable=arguments.trainable,
                 frozen=arguments.frozen,
                 prediction=arguments.prediction,
@@ -174,20 +155,12 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
         "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
     )
     check.add_argument("model", metavar="MODEL", help="the ONNX model to check")
-    check.add_argument(
-        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
-    )
-    check.add_argument(
-        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
-    )
+    share(check, "--wrt", "--of", "--kernels", "--force", "--quiet")
     check.add_argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)")
     check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
     check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
     check.add_argument("--nodes", action="store_true", help="check every node, even when the whole model is right")
-    check.add_argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)")
     check.add_argument("--save-repro", metavar="OUT", help="write the smallest sub-model whose gradient is wrong")
-    check.add_argument("--force", action="store_true", help="replace OUT if it is there")
-    check.add_argument("--quiet", action="store_true", help="print nothing but errors")
     check.set_defaults(run=_check)
 
 
@@ -195,17 +168,17 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
     if arguments.save_repro:
-        _check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
+        check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
     report = check_gradients(
         arguments.model,
         wrt=arguments.wrt,
         of=arguments.of,
-        feeds=_read_feeds(arguments.feeds),
+        feeds=read_arrays(arguments.feeds, "--feeds"),
         seed=arguments.seed,
         kernels=arguments.kernels,
         tolerance=arguments.tolerance,
         nodes=arguments.nodes,
-        progress=iter if arguments.quiet else _progress,
+        progress=iter if arguments.quiet else progress_bar,
     )
     if not arguments.quiet:
         print(report)
@@ -223,12 +196,7 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
         description="Builds nothing. Exit code 0: every variable gets a gradient, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
-    explain.add_argument(
-        "--wrt", nargs="+", action="extend", metavar="NAME", help="inputs and initializers (default: every float one)"
-    )
-    explain.add_argument(
-        "--of", nargs="+", action="extend", metavar="NAME", help="outputs to differentiate (default: every float one)"
-    )
+    share(explain, "--wrt", "--of")
     explain.set_defaults(run=_explain)
 
 
@@ -238,14 +206,14 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0 if explanation.ok else 1
 
 
-def _read_feeds(path: str | None) -> dict[str, np.ndarray] | None:
-    if path is None:
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise InvalidArgumentError(f"--feeds: {path} cannot be read as an .npz file: {e}") from e
+def _names(values: Iterable[ValueInfoProto]) -> list[str]:
+    return [value.name for value in values]
+
+
+def _required(model: ModelProto) -> list[str]:
+    """The inputs that a run must be fed."""
+    optional = {tensor.name for tensor in model.graph.initializer}
+    return [name for name in _names(model.graph.input) if name not in optional]
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -261,26 +229,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: {hint}")
     if arguments.verbose and arguments.quiet:
         raise InvalidArgumentError("--verbose and --quiet exclude each other")
-
-
-def _check_paths(source: Path, target: Path, *, force: bool) -> None:
-    """Before any long work: there is something to read and a place to write."""
-    if source.is_dir():
-        raise InvalidArgumentError(f"{source} is a folder. Name an ONNX file")
-    check_writable(target)
-    if target.exists() and not force:
-        raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
-
-
-def _progress(nodes: Sequence[Any]) -> Iterable[Any]:
-    """A progress bar where a person is watching and tqdm is there."""
-    if not sys.stderr.isatty():
-        return nodes
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return nodes
-    return tqdm(nodes, unit="node", leave=False, delay=0.5)
 
 
 @contextlib.contextmanager
@@ -337,9 +285,8 @@ def _ops(arguments: argparse.Namespace) -> int:
 
 
 def _plain(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in [header, *rows])
-    for name, text in [header, ("-" * width, "-" * len(header[1])), *rows]:
-        print(f"{name:{width}}  {text}")
+    head, *lines = table(header, rows)
+    print(head, "-" * len(head), *lines, sep="\n")
 
 
 def _markdown(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnx_backprop.command.options import loss_of, read_arrays, share
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.prepare.files import check_writable
-from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
-NO_LOSS = "none"
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
@@ -38,7 +36,8 @@ def add_train(commands: Any) -> None:
         "--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs"
     )
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
-    train.add_argument("--loss", choices=(*LOSSES, NO_LOSS), required=True, help=f"{NO_LOSS}: the output is the loss")
+    share(train, "--loss", required=True)
+    share(train, "--prediction", "--trainable", "--frozen", "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
     train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
@@ -50,21 +49,12 @@ def add_train(commands: Any) -> None:
     train.add_argument("--clip-norm", type=float, help="limit of the norm of all gradients")
     train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
     train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
-    train.add_argument("--prediction", metavar="NAME", help="the output that the loss reads")
-    train.add_argument("--trainable", nargs="+", action="extend", metavar="NAME", help="parameters to train; globs too")
-    train.add_argument("--frozen", nargs="+", action="extend", metavar="NAME", help="parameters to leave; globs too")
-    train.add_argument(
-        "--training-mode",
-        action="store_true",
-        help="Dropout and BatchNormalization in training mode",
-    )
+    train.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
     train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
     train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
     train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
     train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
     train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
-    train.add_argument("--force", action="store_true", help="replace OUT and the checkpoint if they are there")
-    train.add_argument("--quiet", action="store_true", help="print nothing but errors")
     train.set_defaults(run=run)
 
 
@@ -75,10 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.output)
     checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")
     _check(arguments, target, checkpoint)
-    data, evaluation = (_read(path) for path in (arguments.data, arguments.evaluation))
+    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     graph = training_graph(
         arguments.model,
-        loss=None if arguments.loss == NO_LOSS else arguments.loss,
+        loss=loss_of(arguments),
         optimizer=_optimizer(arguments),
         trainable=arguments.trainable,
         frozen=arguments.frozen,
@@ -138,16 +128,6 @@ def _check(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> Non
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 
 
-def _read(path: str | None) -> dict[str, np.ndarray] | None:
-    if path is None:
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise InvalidArgumentError(f"{path} cannot be read as an .npz file: {e}") from e
-
-
 def _loader(
     graph: TrainingGraph, arrays: dict[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
 ) -> Batches | None:
@@ -164,13 +144,7 @@ def _loader(
 
 
 def _optimizer(arguments: argparse.Namespace) -> Optimizer:
-    given = {
-        "momentum": arguments.momentum,
-        "weight_decay": arguments.weight_decay,
-        "clip_norm": arguments.clip_norm,
-        "accumulate": arguments.accumulate,
-        "ema": arguments.ema,
-    }
+    given = {n: getattr(arguments, n) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
     if arguments.momentum is not None and arguments.optimizer not in ("sgd", "rmsprop"):
         raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
     return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})

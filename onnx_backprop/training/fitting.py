@@ -6,43 +6,74 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.training.history import Log, Record, plot
+from onnx_backprop.training.history import Log, Record, draw
 from onnx_backprop.training.schedules import Schedule
 
-if TYPE_CHECKING:
-    from onnx_backprop.training.trainer import Trainer
+Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
 
-Callback = Callable[["Trainer", Record], "bool | None"]
+
+class Trained(Protocol):
+    """What the loop moves: a Trainer."""
+
+    learning_rate: float
+    steps: int
+    epoch: int
+    batch: int
+    schedule: Schedule | None
+
+    @property
+    def updates(self) -> int: ...
+    def named(self, batch: Any) -> dict[str, Any]: ...
+    def step(self, feeds: Mapping[str, Any], /) -> float: ...
+    def evaluate(self, loader: Iterable[Any], /) -> float: ...
+    def save(self, path: str | Path) -> None: ...
 
 
 def fit(
-    trainer: Trainer,
+    trainer: Trained,
     loader: Iterable[Any],
     epochs: int,
     *,
-    schedule: Schedule | None,
-    callbacks: tuple[Callback, ...],
-    evaluation: Iterable[Any] | None,
-    checkpoint: str | Path | None,
-    every: int,
-    log: str | Path | None,
-    picture: str | Path | None,
-    progress: bool | None,
+    schedule: Schedule | None = None,
+    callbacks: Iterable[Callback] = (),
+    evaluation: Iterable[Any] | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 0,
+    log: str | Path | None = None,
+    plot: str | Path | None = None,
+    progress: bool | None = None,
 ) -> list[Record]:
-    """See `Trainer.fit`."""
+    """Train until `epochs` epochs are over, those before a checkpoint that was loaded included.
+
+    Args:
+        loader: gives the batches of an epoch each time it is gone through; told the epoch by `set_epoch(n)` if it
+            has that. After a resumption in the middle of an epoch, the batches that were seen are passed over.
+        epochs: how many in all.
+        schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
+        callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
+            returns True ends the training.
+        evaluation: batches whose loss in inference mode is measured after every epoch.
+        checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch.
+        log: a file that gets a line for every step: .csv or .jsonl.
+        plot: a picture of the losses, drawn at the end.
+        progress: a progress bar. Default: where a person is watching.
+
+    Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number; the last
+    checkpoint is of a step before that.
+    """
     if epochs < 0 or every < 0:
         raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
     if schedule is not None:
         trainer.schedule = schedule
-    records: list[Record] = []
+    callbacks, records = tuple(callbacks), []
     with ExitStack() as stack:
         file = None
         if log is not None:
@@ -62,12 +93,12 @@ def fit(
                 break
     if checkpoint is not None and records:
         trainer.save(checkpoint)
-    if picture is not None:
-        plot(records, picture)
+    if plot is not None:
+        draw(records, plot)
     return records
 
 
-def _steps(trainer: Trainer, loader: Iterable[Any], epochs: int, evaluation: Iterable[Any] | None) -> Iterator[Record]:
+def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Iterable[Any] | None) -> Iterator[Record]:
     """Run step after step; the trainer's epoch and batch are those of the step to come."""
     while trainer.epoch < epochs:
         epoch = trainer.epoch
@@ -104,7 +135,7 @@ def _steps(trainer: Trainer, loader: Iterable[Any], epochs: int, evaluation: Ite
 class _Bar:
     """A progress bar where a person is watching, else nothing."""
 
-    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trainer) -> None:
+    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trained) -> None:
         self._bar: Any = None
         if wanted is False or (wanted is None and not sys.stderr.isatty()):
             return
@@ -131,6 +162,3 @@ class _Bar:
         self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
         self._bar.set_postfix_str(f"epoch {record.epoch} loss {self._mean:.4g} η {record.learning_rate:.2g}", False)
         self._bar.update()
-
-
-__all__ = ["Callback", "fit"]

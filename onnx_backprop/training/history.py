@@ -97,7 +97,7 @@ def _parsed(row: list[str]) -> Record:
     return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured)
 
 
-def plot(records: list[Record], path: str | Path) -> None:
+def draw(records: list[Record], path: str | Path) -> None:
     """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
 
     Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.

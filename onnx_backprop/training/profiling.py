@@ -70,9 +70,9 @@ def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Pr
     operators: dict[str, list[float]] = defaultdict(list)
     nodes: dict[str, list[float]] = defaultdict(list)
     for event in kernels:
-        kind = event["args"].get("op_name", "?")
-        operators[kind].append(event["dur"] / 1000)
-        nodes[f"{event['name'].removesuffix('_kernel_time')} ({kind})"].append(event["dur"] / 1000)
+        op_type = event["args"].get("op_name", "?")
+        operators[op_type].append(event["dur"] / 1000)
+        nodes[f"{event['name'].removesuffix('_kernel_time')} ({op_type})"].append(event["dur"] / 1000)
     return Profile(steps, _timings(operators, steps), _timings(nodes, steps))
 
 

@@ -28,8 +28,8 @@ class Schedule(ABC):
             value = getattr(self, field.name)
             if isinstance(value, Schedule):
                 continue
-            low, kind = (1, int) if field.name in self.positive else (0, (int, float))
-            if value is not None and not (isinstance(value, kind) and low <= value < math.inf):
+            low, types = (1, int) if field.name in self.positive else (0, (int, float))
+            if value is not None and not (isinstance(value, types) and low <= value < math.inf):
                 name = f"{type(self).__name__}: {field.name}"
                 raise InvalidArgumentError(f"{name}: expected {low} or more, got {value!r}")
 
@@ -139,7 +139,7 @@ def _along_cosine(start: float, end: float, share: float) -> float:
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    kind.__name__: kind for kind in (Constant, Warmup, Linear, Cosine, Step, OneCycle)
+    schedule.__name__: schedule for schedule in (Constant, Warmup, Linear, Cosine, Step, OneCycle)
 }
 
 

@@ -12,15 +12,14 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import TrainingGraph, save_model
-from onnx_backprop.converters.prepare.files import without_initializers
+from onnx_backprop.converters.prepare.graphs import without_initializers
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.ort_ops import default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
-from onnx_backprop.training.fitting import Callback, fit
-from onnx_backprop.training.history import Record
+from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.schedules import Schedule, described, restored
 
 Feeds = Mapping[str, Any]
@@ -41,6 +40,8 @@ class Trainer:
 
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is.
     """
+
+    fit = fit
 
     def __init__(
         self,
@@ -102,9 +103,9 @@ class Trainer:
         return OrtValue.ortvalue_from_numpy(np.asarray(value))
 
     def _output(self, name: str) -> OrtValue:
-        kind = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
-        shape = [d.dim_value for d in kind.shape.dim]
-        return OrtValue.ortvalue_from_numpy(np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+        declared = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
+        shape = [d.dim_value for d in declared.shape.dim]
+        return OrtValue.ortvalue_from_numpy(np.zeros(shape, helper.tensor_dtype_to_np_dtype(declared.elem_type)))
 
     def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()
@@ -130,8 +131,8 @@ class Trainer:
         rate_name = self.graph.learning_rate
         if rate_name is not None:
             declared = self._types[rate_name]
-            kind, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
-            rate = np.full(shape, self.learning_rate, kind)
+            dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
+            rate = np.full(shape, self.learning_rate, dtype)
             binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
         self._session.run_with_iobinding(binding)
         self._state, self._spare = self._spare, self._state
@@ -155,11 +156,11 @@ class Trainer:
         if isinstance(value, OrtValue):
             return value
         element = self._types[name].elem_type
-        kind, array = helper.tensor_dtype_to_np_dtype(element), np.asarray(value)
-        if array.dtype != kind:
-            if array.dtype.kind != np.dtype(kind).kind and not (array.dtype.kind in "iu" and kind.kind == "f"):
-                raise InvalidArgumentError(f"{name!r} has type {kind}, got an array of {array.dtype}")
-            array = array.astype(kind)
+        dtype, array = helper.tensor_dtype_to_np_dtype(element), np.asarray(value)
+        if array.dtype != dtype:
+            if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind == "f"):
+                raise InvalidArgumentError(f"{name!r} has type {dtype}, got an array of {array.dtype}")
+            array = array.astype(dtype)
         array = np.ascontiguousarray(array).reshape(array.shape)
         if element == TensorProto.BFLOAT16:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
@@ -202,8 +203,8 @@ class Trainer:
             raise InvalidArgumentError("the optimizer keeps no running means. Make it with ema=0.999")
         for name, mean in means.items():
             array = _array(self._state[mean], self._types[mean].elem_type)
-            kind = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
-            result[name] = self._state[mean] if array.dtype == kind else self._ort_value(name, array.astype(kind))
+            dtype = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
+            result[name] = self._state[mean] if array.dtype == dtype else self._ort_value(name, array.astype(dtype))
         return result
 
     def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, np.ndarray]:
@@ -242,52 +243,6 @@ class Trainer:
                 f"({', '.join(self.graph.inputs)}), got {type(batch).__name__}"
             )
         return dict(zip(self.graph.inputs, batch, strict=True))
-
-    def fit(
-        self,
-        loader: Iterable[Any],
-        epochs: int,
-        *,
-        schedule: Schedule | None = None,
-        callbacks: Iterable[Callback] = (),
-        evaluation: Iterable[Any] | None = None,
-        checkpoint: str | Path | None = None,
-        every: int = 0,
-        log: str | Path | None = None,
-        plot: str | Path | None = None,
-        progress: bool | None = None,
-    ) -> list[Record]:
-        """Train until `epochs` epochs are over, those before a checkpoint that was loaded included.
-
-        Args:
-            loader: gives the batches of an epoch each time it is gone through; told the epoch by `set_epoch(n)` if it
-                has that. After a resumption in the middle of an epoch, the batches that were seen are passed over.
-            epochs: how many in all.
-            schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
-            callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
-                returns True ends the training.
-            evaluation: batches whose loss in inference mode is measured after every epoch.
-            checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch.
-            log: a file that gets a line for every step: .csv or .jsonl.
-            plot: a picture of the losses, drawn at the end.
-            progress: a progress bar. Default: where a person is watching.
-
-        Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number; the last
-        checkpoint is of a step before that.
-        """
-        return fit(
-            self,
-            loader,
-            epochs,
-            schedule=schedule,
-            callbacks=tuple(callbacks),
-            evaluation=evaluation,
-            checkpoint=checkpoint,
-            every=every,
-            log=log,
-            picture=plot,
-            progress=progress,
-        )
 
     def end_profiling(self) -> str:
         """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""
@@ -344,8 +299,8 @@ class Trainer:
 
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
         """
-        kinds = self._types
-        values = {name: _array(value, kinds[name].elem_type) for name, value in self._weights(ema=ema).items()}
+        types = self._types
+        values = {name: _array(value, types[name].elem_type) for name, value in self._weights(ema=ema).items()}
         save_model(self.graph.inference_model(values), path)
 
 

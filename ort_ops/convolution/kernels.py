@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from onnx_backprop.opset.core.layout import Order, conv_transpose_weights_to_canonical, conv_weights_to_canonical
+from onnx_backprop.opset.maths.convolution_roles import Roles
 from onnx_backprop.opset.operators import (
     conv_transpose_backprop_filters,
     conv_transpose_backward_data,
@@ -69,10 +70,10 @@ def _transpose_backward_data(call: Call) -> Plan:
     return _forward(c, call.element_type)
 
 
-def _transpose_weights(names: conv_transpose_backward_weights.Names, call: Call) -> Plan:
+def _transpose_weights(roles: Roles, call: Call) -> Plan:
     """The ConvTranspose's output is the correlation's source, its input the destination."""
     src, diff_dst = _given(call)
-    order = names.order(call.attributes, len(call.output))
+    order = roles.order(call.attributes, "weights", len(call.output))
     c = correlation(call.attributes, diff_dst, src, call.output, order, transposed=True)
     return weights_plan(c, call.element_type, (1, 0))
 
@@ -83,7 +84,7 @@ KERNELS = (
     NativeKernel(convolution_backward_weights.OP, _backward_weights),
     NativeKernel(conv_transpose_backward_data.OP, _transpose_backward_data),
     *(
-        NativeKernel(operator.OP, partial(_transpose_weights, operator.NAMES))
+        NativeKernel(operator.OP, partial(_transpose_weights, operator.ROLES))
         for operator in (conv_transpose_backward_weights, conv_transpose_backprop_filters)
     ),
 )

@@ -2,7 +2,8 @@
 
 `register(entries)` hands every operator, once per element type, to onnxruntime-extensions. When a session is created
 the attributes of a node are read and validated; when a shape is new `prepare` validates it with the operator's own
-`shape` function and makes the plan. Both are Python and end in a status, never in an exception. All else is compiled.
+`shape` function and makes the plan. Both are Python, and what they raise becomes a status (`interpreter`). All else is
+compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import isnan
 from typing import Any, TypeVar
 
@@ -23,11 +24,13 @@ from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
 from onnx_backprop.ort_ops.runtime import c_abi
-from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, State, compute, destroy
+from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, Question, State, compute, destroy
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.machine import processors
-from onnx_backprop.ort_ops.runtime.records import Record, offset, size
+from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
+from onnx_backprop.ort_ops.runtime.signals import Deferred
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
@@ -80,6 +83,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _specs: list[_Spec] = []
 _spec_numbers: dict[tuple[object, ...], int] = {}
 _apis: dict[int, c_abi.Api] = {}
+_registered: list[str] = []  # the library, once it has the operators
 
 
 _T = TypeVar("_T")
@@ -116,13 +120,8 @@ def runtime() -> int:
     """The process-wide block."""
     _, malloc, free = _libc()
     no_memory = keep(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
-    no_plan = keep(ctypes.create_string_buffer(b"onnx_backprop: the call was interrupted"))
     block = Runtime(
-        malloc=malloc,
-        free=free,
-        no_memory=ctypes.addressof(no_memory),
-        no_plan=ctypes.addressof(no_plan),
-        lanes=processors(),
+        malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), lanes=processors()
     )
     return _block(np.array(block.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
 
@@ -178,7 +177,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
         state = State(
             api=api_table,
             spec=_spec_number(key, _Spec(kernel, attributes)),
-            prepare=ctypes.cast(_prepare_function(), ctypes.c_void_p).value or 0,
+            prepare=id(immortal(_prepare)),
             runtime=runtime(),
             numbers=sum(1 << n for n, numbers in enumerate(carries) if numbers),
         )
@@ -194,27 +193,22 @@ def _sentence(op: Op, error: Exception) -> str:
 
 # ----- a shape is new ------
 
-_Prepare = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
-
-@cache
-def _prepare_function() -> Any:
-    return keep(_Prepare(_prepare))
-
-
-def _prepare(address: int, key: int, words: int, answer: int) -> int:
-    """A plan for a key; 0 and a status at `answer` where it is refused."""
-    state = np.ctypeslib.as_array((ctypes.c_int64 * size(State)).from_address(address))
-    spec, api = (int(state[offset(State, name) // 8]) for name in ("spec", "api"))
+def _prepare(asked: int) -> None:
+    """Answer a `Question`."""
+    question = (ctypes.c_int64 * size(Question)).from_address(asked)
+    address, key, words = question[:3]
+    state = (ctypes.c_int64 * size(State)).from_address(address)
+    spec = _specs[state[layout(State)["spec"].at]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
-        call = _validated(_specs[spec], key_words)
+        call = _validated(spec, key_words)
         empty = all(0 in shape for shape in call.outputs)  # nothing is to be done
-        plan = Plan(Record(), ()) if empty else _specs[spec].kernel.plan(call)
-        return _block(plan.block(key_words, call.outputs))
+        plan = Plan(Record(), ()) if empty else spec.kernel.plan(call)
+        question[layout(Question)["plan"].at] = _block(plan.block(key_words, call.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
-        ctypes.c_int64.from_address(answer).value = _apis[api].status(_sentence(_specs[spec].kernel.op, e))
-        return 0
+        api = _apis[state[layout(State)["api"].at]]
+        question[layout(Question)["status"].at] = api.status(_sentence(spec.kernel.op, e))
 
 
 def _validated(spec: _Spec, key: np.ndarray) -> Call:
@@ -246,34 +240,30 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
             raise ShapeError(f"{name}: expected at most {MAX_NUMBERS} entries, got {dims[0]}", op_type=op.name)
         if rank != 1:
             args[n] = Arg(dims)
-        elif op.inputs[n].type_name == "T3":
-            numbers[n] = tuple(float(v) for v in values.astype(np.int32).view(np.float32))
-            args[n] = Arg(dims, numbers=numbers[n])
         else:
-            whole = tuple(int(v) for v in values)
-            numbers[n] = whole
-            args[n] = Arg(dims, whole)
+            floats = op.inputs[n].type_name == "T3"
+            numbers[n] = tuple((values.astype(np.int32).view(np.float32) if floats else values).tolist())
+            args[n] = Arg(dims, numbers[n])
     op.require_inputs([i is not None for i in inputs])
     return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
 
 def register(kernels: Sequence[NativeKernel]) -> None:
-    """Hand the operators to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
+    """Hand the operators to onnxruntime-extensions, once. Raises OSError or AttributeError where that is impossible."""
     library = str(get_library_path())
-    for kernel in kernels:
-        for element_type in ELEMENT_TYPES:
-            op = c_abi.native_op(
-                NATIVE_PREFIX + kernel.op.name,
-                [
-                    (
-                        _NUMBER_ELEMENTS.get(i.type_name, element_type),
-                        c_abi.OPTIONAL if i.optional else c_abi.REQUIRED,
-                    )
-                    for i in kernel.op.inputs
-                ],
-                [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
-                create=lambda api, info, kernel=kernel: _create(kernel, api, info),
-                compute=compute.address,
-                destroy=destroy.address,
-            )
-            c_abi.add_external_custom_op(library, keep(op))
+    with Deferred():  # an operator is registered once or never
+        if _registered:
+            return
+        for kernel in kernels:
+            inputs = [(i.type_name, c_abi.OPTIONAL if i.optional else c_abi.REQUIRED) for i in kernel.op.inputs]
+            for element_type in ELEMENT_TYPES:
+                op = c_abi.custom_op(
+                    NATIVE_PREFIX + kernel.op.name,
+                    [(_NUMBER_ELEMENTS.get(name, element_type), there) for name, there in inputs],
+                    [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
+                    create=partial(_create, kernel),
+                    compute=compute,
+                    destroy=destroy,
+                )
+                c_abi.add_external_custom_op(library, op)
+        _registered.append(library)

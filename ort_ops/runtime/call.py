@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
 from onnx_backprop.ort_ops.runtime.compile import exported, inner
+from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask
 from onnx_backprop.ort_ops.runtime.llvm import call as call_function
 from onnx_backprop.ort_ops.runtime.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
 from onnx_backprop.ort_ops.runtime.scratch import Runtime
-from onnx_backprop.ort_ops.runtime.stages import CREATE_STATUS, Call, PlanHead, ort, run_stages
+from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
 from onnx_backprop.ort_ops.runtime.values import INT
 
 MAX_INPUTS = 8
@@ -26,14 +28,14 @@ INPUT_WORDS = 3 + MAX_RANK + MAX_NUMBERS  # element type (0: absent), rank, numb
 KEY_WORDS = 2 + MAX_INPUTS * INPUT_WORDS
 
 # positions in OrtApi
-_MUTABLE_DATA = 51
+MUTABLE_DATA = 51
 _ELEMENT_TYPE = 60
 _RANK = 61
 _DIMENSIONS = 62
 _TYPE_AND_SHAPE = 65
 _INPUT_COUNT = 88
 _INPUT = 90
-_OUTPUT = 91
+OUTPUT = 91
 _RELEASE_TYPE_AND_SHAPE = 99
 
 _INT64 = 7
@@ -54,6 +56,17 @@ class State(Record):
     lock: int = 0  # 1 while a thread is at the list
 
 
+@dataclass(kw_only=True)
+class Question(Record):
+    """What Python is asked for: a plan for a key of so many words. It answers one, or a status."""
+
+    state: int
+    key: int
+    words: int
+    plan: int
+    status: int
+
+
 _LOCK, _USERS = offset(State, "lock"), offset(PlanHead, "users")
 _OUTPUT_AT, _MORE_AT, _INPUTS_AT = (offset(Call, name) for name in ("output", "more", "inputs"))
 
@@ -61,6 +74,7 @@ _key = stack(KEY_WORDS)
 _call_block = stack(size(Call))
 _word = stack(1)
 _words2 = stack(2)
+_question = stack(size(Question))
 
 
 # ----- the list of plans ------
@@ -115,7 +129,7 @@ def _add(state, plan):
 
 
 @inner
-def _read_input(api, context, index, numbers, key, at, data):
+def read_input(api, context, index, numbers, key, at, data):
     """Append what an input is to the key, store its data's address; (words of the key, status)."""
     word, two = _word(), _words2()
     store_i64(word, 0, 0)
@@ -146,7 +160,7 @@ def _read_input(api, context, index, numbers, key, at, data):
     ort(api, _RELEASE_TYPE_AND_SHAPE, (info,))
     if status:
         return at, status
-    status = ort(api, _MUTABLE_DATA, (value, data))
+    status = ort(api, MUTABLE_DATA, (value, data))
     if status:
         return at, status
     store_i64(key, at, element_type)
@@ -180,20 +194,20 @@ def _compute(state, context):
     store_i64(key, 0, count)
     words = 1
     for i in range(count):
-        words, status = _read_input(api, context, i, state.numbers, key, words, call + _INPUTS_AT + 8 * i)
+        words, status = read_input(api, context, i, state.numbers, key, words, call + _INPUTS_AT + 8 * i)
         if status:
             return status
     for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
         store_i64(call + _INPUTS_AT, i, 0)
     found, spare = _find(state, key, words), 0
     if found == 0:
-        store_i64(word, 0, 0)
-        found = call_function(state.prepare, (state, key, words, word))
+        question, python = view(Question, _question()), view(Interpreter, runtime.python)
+        question.state, question.key, question.words, question.plan, question.status = state, key, words, 0, 0
+        if not ask(python, state.prepare, question):
+            return ort(api, CREATE_STATUS, (1, python.interrupted))
+        found = question.plan
         if found == 0:
-            status = load_i64(word, 0)
-            if status == 0:
-                status = ort(api, CREATE_STATUS, (1, runtime.no_plan))
-            return status
+            return question.status
         spare = _add(state, view(PlanHead, found))
     if spare:
         call_function(runtime.free, (spare,))
@@ -210,7 +224,7 @@ def _run(call, plan):
     for index in range(plan.outputs):
         rank, dims = load_i64(shape, 0), shape + 8
         store_i64(word, 0, 0)
-        status = ort(call.api, _OUTPUT, (call.context, index, dims, rank, word))
+        status = ort(call.api, OUTPUT, (call.context, index, dims, rank, word))
         if status:
             return status
         elements = 1
@@ -219,7 +233,7 @@ def _run(call, plan):
         place = call + (_OUTPUT_AT if index == 0 else _MORE_AT + 8 * (index - 1))
         store_i64(place, 0, 0)
         if elements and load_i64(word, 0):
-            status = ort(call.api, _MUTABLE_DATA, (load_i64(word, 0), place))
+            status = ort(call.api, MUTABLE_DATA, (load_i64(word, 0), place))
             if status:
                 return status
             filled += 1

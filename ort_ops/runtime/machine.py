@@ -70,11 +70,15 @@ def _width() -> int:
 def _vector_length(width: int) -> int:
     """How many float32 a vector of the kernels has: the environment may force another power of two."""
     forced = os.environ.get(VECTOR_VARIABLE)
-    if not forced:
-        return width
-    if forced not in _LENGTHS:
-        raise ValueError(f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}")
-    return int(forced)
+    return int(forced) if forced in _LENGTHS else width
+
+
+def complaint() -> str:
+    """What is wrong with the environment, '' if nothing is."""
+    forced = os.environ.get(VECTOR_VARIABLE)
+    if not forced or forced in _LENGTHS:
+        return ""
+    return f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}"
 
 
 WIDTH = _width()

@@ -30,12 +30,14 @@ from onnx_backprop.ort_ops.runtime import expressions, language, records, values
 from onnx_backprop.ort_ops.runtime.language import Module
 from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
 from onnx_backprop.ort_ops.runtime.records import Record, layout
+from onnx_backprop.ort_ops.runtime.signals import Deferred
 from onnx_backprop.ort_ops.runtime.values import Inner, Intrinsic, Type
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
 _lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 # ----- what a function depends on ------
@@ -235,19 +237,20 @@ class Exported:
 
     def compile(self) -> bytes:
         """The machine code, which is kept on disk."""
-        with _lock:
+        with _lock, Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
             module = llvm.parse_assembly(text(self._inner, self._arguments, self._result, self.name))
             module.verify()
             _optimised(module)
             code = _target().emit_object(module)
-        if self._path:
-            _write(self._path, code)
+            del module
+            if self._path:
+                _write(self._path, code)
         return code
 
     @functools.cached_property
     def address(self) -> int:
         """Of the function in this process."""
-        with _lock:
+        with _lock, Deferred():
             if "address" in vars(self):  # meanwhile, by another thread
                 return vars(self)["address"]
             code = self._path and _read(self._path)

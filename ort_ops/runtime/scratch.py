@@ -19,8 +19,8 @@ class Runtime(Record):
 
     malloc: int
     free: int
-    no_memory: int  # texts
-    no_plan: int
+    no_memory: int  # a text
+    python: int  # an `Interpreter`
     lanes: int  # threads at most that work on a call
     live: int = 0  # bytes in use, and the most there were
     peak: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
 from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 from onnx_backprop.ort_ops.runtime.llvm import call as call_function
 from onnx_backprop.ort_ops.runtime.llvm import fetch_add, load_i64
@@ -20,7 +21,7 @@ from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
 from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, block_bytes, release
 from onnx_backprop.ort_ops.runtime.values import INT
 
-CREATE_STATUS, _PARALLEL_FOR = 0, 274  # positions in OrtApi
+_PARALLEL_FOR = 274  # its position in OrtApi
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,13 @@ def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(tqdm, "tqdm", bar)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    assert list(command._progress([])) == []
+    assert list(command.progress_bar([])) == []
     assert seen == []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(command._progress([])) == []
+    assert list(command.progress_bar([])) == []
     assert seen[0]["unit"] == "node"
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert list(command._progress([])) == []
+    assert list(command.progress_bar([])) == []
     assert len(seen) == 1
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_functions_are_handed_to_functions() -> None:
     def first(load, _store, address, index):
         return np.float64(load(address, index))
 
-    of_first = inner(first)
+    of_first: Any = inner(first)
 
     def computed(address, kind):
         return by_type(kind, of_first, address, 0)

@@ -1,0 +1,76 @@
+"""What several commands have in common: options, each declared once, arrays from files, progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+NO_LOSS = "none"
+_NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--wrt": _NAMES | {"help": "inputs and initializers to differentiate by (default: every float one)"},
+    "--of": _NAMES | {"help": "outputs to differentiate (default: every float one)"},
+    "--loss": {
+        "choices": (*LOSSES, NO_LOSS),
+        "help": f"the loss to add; {NO_LOSS}: the model's output is its loss",
+    },
+    "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
+    "--trainable": _NAMES | {"help": "parameters to train; globs too"},
+    "--frozen": _NAMES | {"help": "parameters to leave; globs too"},
+    "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
+    "--force": {"action": "store_true", "help": "replace what is there"},
+    "--quiet": {"action": "store_true", "help": "print nothing but errors"},
+}
+
+
+def share(parser: argparse.ArgumentParser, *options: str, **settings: Any) -> None:
+    """Give a command some of the options that several have; `settings`: what is particular to it."""
+    for option in options:
+        parser.add_argument(option, **_OPTIONS[option] | settings)
+
+
+def loss_of(arguments: argparse.Namespace) -> str | None:
+    """What --loss asks for, as `training_graph` takes it."""
+    return None if arguments.loss == NO_LOSS else arguments.loss
+
+
+def read_arrays(path: str | None, option: str) -> dict[str, np.ndarray] | None:
+    """The arrays of an .npz file, None without one."""
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise InvalidArgumentError(f"{option}: {path} cannot be read as an .npz file: {e}") from e
+
+
+def check_paths(source: Path, target: Path, *, force: bool) -> None:
+    """Before any long work: there is something to read and a place to write."""
+    if source.is_dir():
+        raise InvalidArgumentError(f"{source} is a folder. Name an ONNX file")
+    check_writable(target)
+    if target.exists() and not force:
+        raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
+
+
+def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:
+    """A progress bar where a person is watching and tqdm is there."""
+    if not sys.stderr.isatty():
+        return nodes
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return nodes
+    return tqdm(nodes, unit="node", leave=False, delay=0.5)
