@@ -100,7 +100,7 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
 
 def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
     if isinstance(value, Inner):
-        add(repr(sorted((k, sorted(v)) for k, v in value.options.items())).encode())
+        add(repr((value.fast, value.apart)).encode())
         itself, refers = _of_function(value.function)
         add(itself)
         for other in refers:

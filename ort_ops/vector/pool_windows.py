@@ -63,7 +63,6 @@ def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, 
 
 def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None:
     """The function for windows a known step apart and some of them at once."""
-    function.attributes.add("noinline")
     owner, source, table, taps, stride, owner_step, count = function.args
     entry, block, tap, done, leave = (
         ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "block", "tap", "done", "leave")

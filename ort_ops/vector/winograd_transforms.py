@@ -128,10 +128,9 @@ def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Val
 
 
 def _whole(write: Callable[..., None]) -> Make:
-    """A function of its own, never inlined, with what is written."""
+    """A function with what is written."""
 
     def make(function: ir.Function) -> None:
-        function.attributes.add("noinline")
         b = ir.IRBuilder(function.append_basic_block("entry"))
         write(b, *function.args)
         b.ret_void()
