@@ -22,6 +22,7 @@ from numba import types
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
 from onnx_backprop.ort_ops.runtime import c_abi
@@ -30,7 +31,6 @@ from onnx_backprop.ort_ops.runtime.compile import exported
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.machine import processors
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
 _NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT}

@@ -28,10 +28,11 @@ import numpy as np
 from llvmlite import ir
 from numba.core.types import Type as NumbaType
 
+from onnx_backprop.opset.core.files import replacing
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops.runtime import language
 from onnx_backprop.ort_ops.runtime.language import Inner, Module, Type
 from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
@@ -159,15 +160,8 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, code: bytes) -> None:
     """Appears whole or not at all; where it cannot be written, the next process compiles again."""
-    with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    with contextlib.suppress(OSError), replacing(path) as (file,):
+        file.write(hashlib.sha256(code).digest() + code)
 
 
 # ----- machine code ------
