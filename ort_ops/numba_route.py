@@ -17,6 +17,7 @@ from onnx import helper
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import surface
+from onnx_backprop.ort_ops.runtime.machine import complaint
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2
@@ -32,6 +33,8 @@ def reason_against() -> str:
     version = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
     if version < _MIN_ONNXRUNTIME:
         return f"onnxruntime {onnxruntime.__version__} is older than 1.17"
+    if wrong := complaint():
+        return wrong
     try:
         from onnx_backprop.ort_ops import native_table
 

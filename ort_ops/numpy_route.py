@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from onnx_backprop.opset.core.errors import OnnxBackpropError
@@ -22,11 +21,13 @@ from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DO
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
 from onnx_backprop.ort_ops.runtime import c_abi
-from onnx_backprop.ort_ops.runtime.call import INPUT_WORDS, MUTABLE_DATA, OUTPUT, api_call, read_input
+from onnx_backprop.ort_ops.runtime.call import INPUT_WORDS, MUTABLE_DATA, OUTPUT, read_input
 from onnx_backprop.ort_ops.runtime.compile import exported
 from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, invoke, onnx_op
 from onnx_backprop.ort_ops.runtime.interpreter import guarded
 from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
+from onnx_backprop.ort_ops.runtime.stages import ort
+from onnx_backprop.ort_ops.runtime.values import INT
 
 logger = logging.getLogger("onnx_backprop")
 
@@ -133,7 +134,7 @@ def _failure(message: str, outputs: int) -> tuple[_Result, ...]:
     return _answer([(np.zeros(0), (1,))] * outputs, message)
 
 
-@exported(types.int64(types.int64, types.int64))
+@exported(INT, INT, INT)
 def _check(api, context):
     """(shape, message) -> shape, or the message as the reason why the run fails."""
     words, data = _input_words(), _address()
@@ -141,15 +142,15 @@ def _check(api, context):
     if status:
         return status
     if load_i64(words, 3):
-        return api_call(api, c_abi.CREATE_STATUS, (c_abi.INVALID_ARGUMENT, load_i64(data, 0)))
+        return ort(api, c_abi.CREATE_STATUS, (c_abi.INVALID_ARGUMENT, load_i64(data, 0)))
     _, status = read_input(api, context, 0, 0, words, 0, data)
     if status:
         return status
     source, length = load_i64(data, 0), load_i64(words, 3)
-    status = api_call(api, OUTPUT, (context, 0, words + 8 * 3, 1, data))
+    status = ort(api, OUTPUT, (context, 0, words + 8 * 3, 1, data))
     if status:
         return status
-    status = api_call(api, MUTABLE_DATA, (load_i64(data, 0), data))
+    status = ort(api, MUTABLE_DATA, (load_i64(data, 0), data))
     if status:
         return status
     for n in range(length):

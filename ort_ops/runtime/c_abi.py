@@ -12,12 +12,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
-from numba import types
-
 from onnx_backprop.ort_ops.runtime.compile import exported
-from onnx_backprop.ort_ops.runtime.interpreter import INTERRUPTED, ask, immortal, interface
+from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask, immortal, interface
 from onnx_backprop.ort_ops.runtime.llvm import call, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.runtime.objects import Exported
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.values import INT
 
 API_VERSION = 17  # of the struct below, where KernelComputeV2 may answer with a status
 INVALID_ARGUMENT = 2  # OrtErrorCode
@@ -107,7 +107,7 @@ class OrtCustomOp(Structure):
 
 
 def _always(value: int) -> Exported:
-    @exported(types.int64(types.int64))
+    @exported(INT, INT)
     def constant(_op):
         return value
 
@@ -115,7 +115,7 @@ def _always(value: int) -> Exported:
 
 
 def _word(word: int) -> Exported:
-    @exported(types.int64(types.int64))
+    @exported(INT, INT)
     def single(op):
         return load_i64(op, word)
 
@@ -123,17 +123,17 @@ def _word(word: int) -> Exported:
 
 
 def _entry(word: int) -> Exported:
-    @exported(types.int64(types.int64, types.int64))
+    @exported(INT, INT, INT)
     def entry(op, index):
         return load_i64(load_i64(op, word), index)
 
     return entry
 
 
-@exported(types.int64(types.int64, types.int64, types.int64, types.int64))
+@exported(INT, INT, INT, INT, INT)
 def _create_kernel(op, api, info, kernel):
     """CreateKernelV2: what Python makes of it, or a failure, and the kernel is null then."""
-    words, python = _new_words(), load_i64(op, _PYTHON)
+    words, python = _new_words(), view(Interpreter, load_i64(op, _PYTHON))
     store_i64(words, 0, api)
     store_i64(words, 1, info)
     store_i64(words, 2, 0)
@@ -143,10 +143,10 @@ def _create_kernel(op, api, info, kernel):
         store_i64(kernel, 0, load_i64(words, 2))
         return 0
     status = load_i64(words, 3)
-    return status if status else call(load_i64(api, CREATE_STATUS), (1, load_i64(python, INTERRUPTED)))
+    return status if status else call(load_i64(api, CREATE_STATUS), (1, python.interrupted))
 
 
-@exported(types.int64(types.int64, types.int64, types.int64, types.int64))
+@exported(INT, INT, INT, INT, INT)
 def _create_without_state(_op, api, _info, kernel):
     """The kernel's handle is the table it was created with."""
     store_i64(kernel, 0, api)

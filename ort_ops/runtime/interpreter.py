@@ -11,28 +11,51 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from numba import types
-
 from onnx_backprop.ort_ops.runtime.compile import exported, inner
-from onnx_backprop.ort_ops.runtime.llvm import call, load_i64, store_i64
+from onnx_backprop.ort_ops.runtime.llvm import call
+from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size, view
+from onnx_backprop.ort_ops.runtime.values import INT
 
-# Functions of Python's C interface, all of the stable ABI and none of variable arguments, by their place in a block.
-_FUNCTIONS = (
-    "PyGILState_Ensure", "PyGILState_Release", "PyLong_FromLongLong", "PyTuple_New", "PyTuple_SetItem",
-    "PyObject_CallObject", "PyDict_GetItem", "Py_IncRef", "Py_DecRef", "PyErr_Fetch", "PyErr_Restore",
-    "PyErr_WriteUnraisable", "Py_AddPendingCall", "PyMem_RawMalloc", "PyMem_RawFree",
-)  # fmt: skip
-(
-    ENSURE, RELEASE, LONG, TUPLE, SET_ITEM,
-    CALL, GET_ITEM, INCREF, DECREF, FETCH, RESTORE,
-    UNRAISABLE, PENDING, MALLOC, FREE,
-    RAISE, INTERRUPTED, WORDS,
-) = range(18)  # fmt: skip
 _LOW = 0xFFFFFFFF
-# An exception that waits: its type, value and traceback, and the block above.
-_TYPE, _VALUE, _TRACEBACK, _PYTHON, _WAITING_WORDS = range(5)
+
+
+@dataclass(kw_only=True)
+class Interpreter(Record):
+    """Addresses of functions of Python's C interface, all of the stable ABI and none of variable arguments."""
+
+    PyGILState_Ensure: int
+    PyGILState_Release: int
+    PyLong_FromLongLong: int
+    PyTuple_New: int
+    PyTuple_SetItem: int
+    PyObject_CallObject: int
+    PyDict_GetItem: int
+    Py_IncRef: int
+    Py_DecRef: int
+    PyErr_Fetch: int
+    PyErr_Restore: int
+    PyErr_WriteUnraisable: int
+    Py_AddPendingCall: int
+    PyMem_RawMalloc: int
+    PyMem_RawFree: int
+    raise_waiting: int
+    interrupted: int  # a text
+
+
+@dataclass(kw_only=True)
+class Waiting(Record):
+    """An exception that waits."""
+
+    type: int
+    value: int
+    traceback: int
+    python: int
+
+
+_WAITING_BYTES, _VALUE, _TRACEBACK = 8 * size(Waiting), offset(Waiting, "value"), offset(Waiting, "traceback")
 
 
 def immortal(value: Any) -> Any:
@@ -43,82 +66,88 @@ def immortal(value: Any) -> Any:
 
 @functools.cache
 def interface() -> int:
-    """The address of the block, which compiled functions get as `python`."""
-    block = immortal((ctypes.c_int64 * WORDS)())
-    for place, name in enumerate(_FUNCTIONS):
-        block[place] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-    block[RAISE] = _raise_waiting.address
-    block[INTERRUPTED] = ctypes.addressof(
-        immortal(ctypes.create_string_buffer(b"onnx_backprop: a kernel was interrupted"))
-    )
-    return ctypes.addressof(block)
+    """The address of the `Interpreter`, which compiled functions get as `python`."""
+    text = immortal(ctypes.create_string_buffer(b"onnx_backprop: a kernel was interrupted"))
+    own = {"raise_waiting": _raise_waiting.address, "interrupted": ctypes.addressof(text)}
+    names = [name for name in layout(Interpreter) if name not in own]
+    functions = {n: ctypes.cast(getattr(ctypes.pythonapi, n), ctypes.c_void_p).value or 0 for n in names}
+    block = Interpreter(**functions, **own).words()
+    return ctypes.addressof(immortal((ctypes.c_int64 * len(block))(*block)))
 
 
 def surface() -> None:
     """Raise what waits, in the main thread: entering any Python function does that."""
 
 
-@exported(types.int64(types.int64))
-def _raise_waiting(waiting):
+@inner
+def _restore(waiting, python):
+    """Set the exception that waits."""
+    call(python.PyErr_Restore, (waiting.type, waiting.value, waiting.traceback))
+    call(python.PyMem_RawFree, (waiting,))
+
+
+@exported(INT, INT)
+def _raise_waiting(address):
     """For Py_AddPendingCall: raise it in the main thread."""
-    python = load_i64(waiting, _PYTHON)
-    traceback = load_i64(waiting, _TRACEBACK)
-    call(load_i64(python, RESTORE), (load_i64(waiting, _TYPE), load_i64(waiting, _VALUE), traceback))
-    call(load_i64(python, FREE), (waiting,))
+    waiting = view(Waiting, address)
+    _restore(waiting, view(Interpreter, waiting.python))
     return -1
 
 
 @inner
 def _put_off(python):
     """Have the exception that is set raised by the main thread; where that cannot be, it is printed."""
-    waiting = call(load_i64(python, MALLOC), (8 * _WAITING_WORDS,))
-    if waiting:
-        store_i64(waiting, _PYTHON, python)
-        call(load_i64(python, FETCH), (waiting, waiting + 8 * _VALUE, waiting + 8 * _TRACEBACK))
-        if call(load_i64(python, PENDING), (load_i64(python, RAISE), waiting)) & _LOW == 0:
+    address = call(python.PyMem_RawMalloc, (_WAITING_BYTES,))
+    if address:
+        waiting = view(Waiting, address)
+        waiting.python = python
+        call(python.PyErr_Fetch, (address, address + _VALUE, address + _TRACEBACK))
+        if call(python.Py_AddPendingCall, (python.raise_waiting, address)) & _LOW == 0:
             return
-        traceback = load_i64(waiting, _TRACEBACK)
-        call(load_i64(python, RESTORE), (load_i64(waiting, _TYPE), load_i64(waiting, _VALUE), traceback))
-        call(load_i64(python, FREE), (waiting,))
-    call(load_i64(python, UNRAISABLE), (0,))
+        _restore(waiting, python)
+    call(python.PyErr_WriteUnraisable, (0,))
 
 
 @inner
 def ask(python, function, words):
     """Call a Python function with the address of some words; whether it came back without an exception."""
-    state = call(load_i64(python, ENSURE), (0,))
-    result, number, arguments = 0, call(load_i64(python, LONG), (words,)), call(load_i64(python, TUPLE), (1,))
+    state = call(python.PyGILState_Ensure, (0,))
+    result, number, arguments = 0, call(python.PyLong_FromLongLong, (words,)), call(python.PyTuple_New, (1,))
     if number and arguments:
-        call(load_i64(python, SET_ITEM), (arguments, 0, number))
-        result = call(load_i64(python, CALL), (function, arguments))
-        call(load_i64(python, DECREF), (result,))
-        call(load_i64(python, DECREF), (arguments,))
+        call(python.PyTuple_SetItem, (arguments, 0, number))
+        result = call(python.PyObject_CallObject, (function, arguments))
+        call(python.Py_DecRef, (result,))
+        call(python.Py_DecRef, (arguments,))
     if result == 0:
         _put_off(python)
-    call(load_i64(python, RELEASE), (state,))
+    call(python.PyGILState_Release, (state,))
     return result != 0
 
 
-@exported(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64))
-def _answer(python, function, otherwise, key, feeds, attributes):
+@exported(INT, INT, INT, INT, INT, INT, INT)
+def _answer(address, function, otherwise, key, feeds, attributes):
     """What a Python function answers to three arguments; where it raises, what a dictionary has for the first."""
-    arguments = call(load_i64(python, TUPLE), (3,))
+    python = view(Interpreter, address)
+    arguments = call(python.PyTuple_New, (3,))
     if arguments == 0:
         return 0
-    call(load_i64(python, INCREF), (key,))
-    call(load_i64(python, INCREF), (feeds,))
-    call(load_i64(python, INCREF), (attributes,))
-    call(load_i64(python, SET_ITEM), (arguments, 0, key))
-    call(load_i64(python, SET_ITEM), (arguments, 1, feeds))
-    call(load_i64(python, SET_ITEM), (arguments, 2, attributes))
-    result = call(load_i64(python, CALL), (function, arguments))
+    _give(python, arguments, 0, key)
+    _give(python, arguments, 1, feeds)
+    _give(python, arguments, 2, attributes)
+    result = call(python.PyObject_CallObject, (function, arguments))
     if result == 0:
-        result = call(load_i64(python, GET_ITEM), (otherwise, key))
+        result = call(python.PyDict_GetItem, (otherwise, key))
         if result:
-            call(load_i64(python, INCREF), (result,))
+            call(python.Py_IncRef, (result,))
             _put_off(python)
-    call(load_i64(python, DECREF), (arguments,))
+    call(python.Py_DecRef, (arguments,))
     return result
+
+
+@inner
+def _give(python, arguments, place, value):
+    call(python.Py_IncRef, (value,))
+    call(python.PyTuple_SetItem, (arguments, place, value))
 
 
 def guarded(function: Callable[..., object], otherwise: dict[int, object]) -> Callable[..., object]:
