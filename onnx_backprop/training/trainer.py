@@ -16,7 +16,7 @@ from onnx_backprop.converters.prepare.graphs import without_initializers
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.ort_ops import default_options, native_kernels_work, session
+from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.fitting import fit
@@ -134,7 +134,7 @@ class Trainer:
             dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
             rate = np.full(shape, self.learning_rate, dtype)
             binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
-        self._session.run_with_iobinding(binding)
+        run_bound(self._session, binding)
         self._state, self._spare = self._spare, self._state
         self._bindings.reverse()
         self.steps += 1

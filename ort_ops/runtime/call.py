@@ -58,12 +58,13 @@ class State(Record):
 
 @dataclass(kw_only=True)
 class Question(Record):
-    """What Python is asked for: a plan for a key of so many words. It answers one, or a status."""
+    """What Python is asked for: a plan for a key of so many words. It answers one and if it is kept, or a status."""
 
     state: int
     key: int
     words: int
     plan: int
+    kept: int
     status: int
 
 
@@ -208,11 +209,14 @@ def _compute(state, context):
         found = question.plan
         if found == 0:
             return question.status
-        spare = _add(state, view(PlanHead, found))
-    if spare:
+        spare = _add(state, view(PlanHead, found)) if question.kept else found
+    if spare and spare != found:
         call_function(runtime.free, (spare,))
     call.context, call.api, call.runtime = context, api, state.runtime
     status = _run(call, view(PlanHead, found))
+    if spare == found:  # for this call only
+        call_function(runtime.free, (found,))
+        return status
     fetch_add(found + _USERS, -1)
     return status
 

@@ -220,6 +220,16 @@ class Exported:
         return f"{self._inner.name.replace('<locals>.', '')}-{digest.hexdigest()[:24]}"
 
     @property
+    def label(self) -> str:
+        """What the function is called, whatever it depends on."""
+        return self._inner.name
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether nothing has to be compiled."""
+        return "address" in vars(self) or self.kept
+
+    @property
     def _path(self) -> Path | None:
         folder = cache_folder()
         return folder / f"{self.name}.o" if folder else None
