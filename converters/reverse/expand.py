@@ -169,13 +169,7 @@ def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]
     for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
         if value is None:
             continue
-        array = None if spec.tensor else constant_value(value)
-        if array is None:
-            args[n] = Arg(dims(value))
-        elif spec.type_name == "T3":
-            args[n] = Arg(dims(value), numbers=tuple(float(v) for v in array.ravel()))
-        else:
-            args[n] = Arg(dims(value), tuple(int(v) for v in array.ravel()))
+        args[n] = Arg.of_array(spec, dims(value), None if spec.tensor else constant_value(value))
     return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
 
 

@@ -1,6 +1,6 @@
 """The contract every operator of the domain fulfils: what it is called, what shape it makes, what it computes.
 
-An operator module states an `Op`: attributes, inputs, one output or several, a `shape` function on (partly) known
+An operator module states an `Op`: attributes, inputs, outputs, a `shape` function on (partly) known
 dimensions and a float64 `reference`. Everything else is derived here, once: the ONNX schema, its type and
 shape inference, validation, the reference evaluator's class and the single rounding at the end.
 `shape` runs at model checking with what is known then and again at run time with everything known, so a
@@ -182,13 +182,19 @@ class Attributes(Mapping[str, Any]):
 class Arg:
     """What is known about one input: its dimensions and, for an input that carries numbers, its value.
 
-    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None. The value of a T3
-    input is in `numbers`.
+    `dims` is None when not even the rank is known; a dimension is an int, a symbol's name or None. The value has floats
+    for an input of type T3, dimensions for one of T2 or T4.
     """
 
     dims: Dims | None = None
-    value: Dims | None = None
-    numbers: tuple[float, ...] | None = None
+    value: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of_array(cls, spec: Input, dims: Dims | None, array: Array | None) -> Arg:
+        """An input whose value is known where there is an array of it."""
+        if array is None or spec.tensor:
+            return cls(dims)
+        return cls(dims, tuple(array.reshape(-1).astype(NUMBER_TYPES[spec.type_name].dtype).tolist()))
 
 
 Given = Array | tuple[int, ...] | None
@@ -202,11 +208,11 @@ class Op:
     """One operator. `reference(attributes, output_shape, *inputs)` gets validated float64 arrays.
 
     An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
-    carries numbers as a tuple. `body(b, attributes, output_dims, *tensors)` writes the same in standard ONNX
-    operators, float32 inside, with a `Body` and one `Tensor` per input.
+    carries numbers as a tuple. `body(b, attributes, *tensors)` writes the same in standard ONNX operators, float32
+    inside, with a `Body` and one `Tensor` per input.
 
-    An operator with `more` outputs has functions that answer one shape, array or tensor per output, and are told the
-    shapes of all.
+    The functions of an operator with several outputs answer one shape, array or tensor for each, and `reference` is
+    told the shapes of all.
     """
 
     name: str
@@ -214,22 +220,18 @@ class Op:
     source: str
     attributes: tuple[Attribute, ...]
     inputs: tuple[Input, ...]
-    output: str
-    output_doc: str
+    outputs: tuple[Output, ...]
     shape: ShapeFunction
     reference: ReferenceFunction
-    body: BodyFunction | None = None
-    more: tuple[Output, ...] = ()
-
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        """All outputs."""
-        return (Output(self.output, self.output_doc), *self.more)
+    body: BodyFunction
 
     def shapes(self, attributes: Attributes, args: Sequence[Arg | None]) -> tuple[Dims | None, ...]:
         """What `shape` says, one entry per output."""
-        dims = self.shape(attributes, args)
-        return cast("tuple[Dims | None, ...]", tuple(dims or ()) if self.more else (dims,))
+        return self._each(self.shape(attributes, args))
+
+    def _each(self, result: Any) -> tuple[Any, ...]:
+        """What a function of the operator answers, one entry per output."""
+        return (result,) if len(self.outputs) == 1 else tuple(result)
 
     def attribute(self, name: str) -> Attribute:
         return next(a for a in self.attributes if a.name == name)
@@ -245,34 +247,30 @@ class Op:
         alone. Raises InvalidModelError or ShapeError.
         """
         bound = Attributes(self, attributes)
-        args = self._pad(inputs)
+        self.require_inputs([i is not None for i in inputs])
+        args = [*inputs, *[None] * (len(self.inputs) - len(inputs))]
         dtype = self._common_dtype(args)
-        values: list[object] = []
-        known: list[Arg | None] = []
-        for spec, given in zip(self.inputs, args, strict=True):
-            if given is None:
-                values.append(None)
-                known.append(None)
-            elif isinstance(given, tuple):
-                values.append(given)
-                known.append(Arg(given))
-            elif not spec.tensor:
-                value = self._numbers(spec, given)
-                values.append(value)
-                known.append(Arg(given.shape, numbers=value) if spec.type_name == "T3" else Arg(given.shape, value))
-            else:
-                if spec.type_name == "T5" and given.dtype != np.float32:
-                    raise InvalidModelError(
-                        f"input {spec.name}: expected float32, got {given.dtype}", op_type=self.name
-                    )
-                values.append(given.shape if spec.shape_only else given.astype(np.float64))
-                known.append(Arg(given.shape))
+        read = [self._read(spec, given) for spec, given in zip(self.inputs, args, strict=True)]
+        values, known = [value for value, _ in read], [arg for _, arg in read]
         with np.errstate(over="ignore", invalid="ignore"):  # inf and NaN travel silently, as in any kernel
             results = self._compute(bound, known, values)
             return tuple(
                 result.astype(np.float32).astype(dtype if output.type_name == "T1" else np.float32)
                 for output, result in zip(self.outputs, results, strict=True)
             )
+
+    def _read(self, spec: Input, given: Given) -> tuple[object, Arg | None]:
+        """An input as `reference` gets it, and what `shape` is told of it."""
+        if given is None:
+            return None, None
+        if isinstance(given, tuple):
+            return given, Arg(given)
+        if not spec.tensor:
+            value = self._numbers(spec, given)
+            return value, Arg(given.shape, value)
+        if spec.type_name == "T5" and given.dtype != np.float32:
+            raise InvalidModelError(f"input {spec.name}: expected float32, got {given.dtype}", op_type=self.name)
+        return given.shape if spec.shape_only else given.astype(np.float64), Arg(given.shape)
 
     def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
         """The shapes of all outputs at run time, when everything is known."""
@@ -291,24 +289,17 @@ class Op:
         shapes = self.run_shapes(bound, known)
         if all(0 in shape for shape in shapes):
             return [np.zeros(shape) for shape in shapes]
-        if self.more:
-            results = cast("Sequence[Array]", self.reference(bound, shapes, *values))
-        else:
-            results = [cast("Array", self.reference(bound, shapes[0], *values))]
+        results = self._each(self.reference(bound, shapes if len(self.outputs) > 1 else shapes[0], *values))
         for result, shape in zip(results, shapes, strict=True):
             assert result.shape == shape, f"{self.name}: reference made {result.shape}, shape function said {shape}"
         return results
 
-    def _pad(self, inputs: Sequence[Given]) -> list[Given]:
-        self.require_inputs([i is not None for i in inputs])
-        return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
-
-    def require_inputs(self, present: Sequence[bool]) -> None:
-        """Raise InvalidModelError unless every required input is there and none is too many."""
+    def require_inputs(self, present: Sequence[bool], got: object = None) -> None:
+        """Raise InvalidModelError unless every required input is there and none is too many; `got`: for the message."""
         required = sum(not i.optional for i in self.inputs)
         if not required <= len(present) <= len(self.inputs) or not all(present[:required]):
             names = ", ".join(i.name + ("?" if i.optional else "") for i in self.inputs)
-            raise InvalidModelError(f"expected inputs {names}, got {sum(present)}", op_type=self.name)
+            raise InvalidModelError(f"expected inputs {names}, got {got or sum(present)}", op_type=self.name)
 
     def _common_dtype(self, args: Sequence[Given]) -> np.dtype[Any]:
         floats = {

@@ -24,7 +24,7 @@ from onnx_backprop.opset.core.op import (
     Input,
     Op,
 )
-from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.core.shapes import Dims
 
 _SINGLE, _OPTIONAL = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
 
@@ -106,27 +106,23 @@ def _arg(context: Any, n: int, spec: Input) -> Arg | None:
     if not context.has_input(n):
         return None
     proto: TypeProto | None = context.get_input_type(n)
-    dims = None
-    if proto is not None and proto.tensor_type.HasField("shape"):
-        dims = _dims(proto.tensor_type.shape)
+    dims = None if proto is None else type_dims(proto)
     if spec.tensor:
         return Arg(dims)
     data = context.get_input_data(n)
-    if data is not None and spec.type_name == "T3":
-        return Arg(dims, numbers=tuple(float(v) for v in numpy_helper.to_array(data).reshape(-1)))
     if data is not None:
-        return Arg(dims, tuple(int(v) for v in numpy_helper.to_array(data).reshape(-1)))
+        return Arg.of_array(spec, dims, numpy_helper.to_array(data))
     symbolic = context.get_symbolic_input(n)
     return Arg(dims, None if symbolic is None else _dims(symbolic))
 
 
-def _dims(shape: TensorShapeProto) -> Dims:
-    def dim(d: TensorShapeProto.Dimension) -> Dim:
-        if d.HasField("dim_value"):
-            return d.dim_value
-        return d.dim_param or None
+def type_dims(proto: TypeProto) -> Dims | None:
+    """Dimensions of a tensor type as ints, symbol names or None."""
+    return _dims(proto.tensor_type.shape) if proto.tensor_type.HasField("shape") else None
 
-    return tuple(dim(d) for d in shape.dim)
+
+def _dims(shape: TensorShapeProto) -> Dims:
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in shape.dim)
 
 
 def _shape_proto(dims: Dims) -> TensorShapeProto:

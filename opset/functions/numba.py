@@ -10,27 +10,6 @@ from onnx_backprop.opset.functions.protos import Present, function, in_its_type,
 
 NATIVE_DOMAIN = "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
-NATIVE_OPS = frozenset(
-    {
-        "AvgPoolBackward",
-        "BatchNormTrainingBackward",
-        "BiasAddBackward",
-        "Convolution",
-        "ConvolutionBackwardData",
-        "ConvolutionBackwardWeights",
-        "ConvTransposeBackwardData",
-        "ConvTransposeBackwardWeights",
-        "ConvTransposeBackpropFilters",
-        "InterpolateBackward",
-        "InterpolateBackprop",
-        "LayerNormBackward",
-        "MaxPoolBackward",
-        "ReLUBackward",
-        "SoftMaxBackward",
-        "ResampleGrad",
-        "ResizeGrad",
-    }
-)  # the others run their reference on this route
 
 
 def native_body(op: Op, present: Present, opset: int, outputs: int, *, typed: bool) -> FunctionProto:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from onnx import FunctionProto
 
 from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
-from onnx_backprop.opset.core.errors import KernelError
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.functions.protos import function, in_its_type
 
@@ -28,9 +27,7 @@ def standard_body(
 
     Raises what the operator's shape function raises, KernelError where a body needs to know more than is known.
     """
-    shapes = op.shapes(attributes, args)
-    if op.body is None:
-        raise KernelError("there is no body in standard operators", op_type=op.name)
+    op.shapes(attributes, args)
     b = Body(op.name)
     tensors: list[Tensor | None] = []
     for spec, arg in zip(op.inputs, args, strict=True):
@@ -39,8 +36,8 @@ def standard_body(
         elif spec.tensor and not spec.shape_only and not single:
             tensors.append(Tensor(b.Cast(spec.name, to=FLOAT), arg.dims))
         else:
-            tensors.append(Tensor(spec.name, arg.dims, arg.value if arg.numbers is None else arg.numbers))
-    written = op.body(b, attributes, shapes if op.more else shapes[0], *tensors)
+            tensors.append(Tensor(spec.name, arg.dims, arg.value))
+    written = op.body(b, attributes, *tensors)
     results = [written] if isinstance(written, str) else written
     for output, result in zip(op.outputs, results, strict=True):
         if single:

@@ -72,11 +72,6 @@ def named_outputs(op: Op, node: NodeProto) -> int:
     return min(len(node.output), len(op.outputs))
 
 
-def last_present(present: Present) -> int:
-    """How many inputs there are up to the last one that is present."""
-    return max((n for n, there in enumerate(present, start=1) if there), default=0)
-
-
 def _default(attribute: Attribute) -> AttributeProto:
     if attribute.default is not None:
         return helper.make_attribute(attribute.name, attribute.default)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.shape_inference import infer_shapes
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
-from onnx_backprop.opset.core.op import DOMAIN, Arg, Op
+from onnx_backprop.opset.core.op import DOMAIN, Arg, Array, Op
+from onnx_backprop.opset.core.schema import type_dims
 from onnx_backprop.opset.core.shapes import Dims
 
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
@@ -40,7 +42,7 @@ class Scope:
     def _note(self, value: ValueInfoProto) -> None:
         if value.type.tensor_type.elem_type:
             self._types[value.name] = value.type.tensor_type.elem_type
-        dims = dims_of(value.type)
+        dims = type_dims(value.type)
         if dims is not None:
             self._dims[value.name] = dims
 
@@ -69,38 +71,20 @@ class Scope:
             return self._types.get(name, 0)
         return self._outer.element_type(name)
 
-    def constant(self, name: str) -> tuple[float | int, ...] | None:
-        """The entries of a short constant, None when the tensor is none."""
+    def constant(self, name: str) -> Array | None:
+        """A short constant, None when the tensor is none."""
         if name not in self._constants:
             return None if self._outer is None or name in self._dims else self._outer.constant(name)
         tensor = self._constants[name]
-        count = 1
-        for d in tensor.dims:
-            count *= d
-        return tuple(numpy_helper.to_array(tensor).reshape(-1).tolist()) if count <= CONSTANT_LIMIT else None
+        return numpy_helper.to_array(tensor) if prod(tensor.dims) <= CONSTANT_LIMIT else None
 
     def args(self, op: Op, node: NodeProto) -> list[Arg | None]:
         """What is known about each input of an operator's node; None for an absent one."""
         names = [*node.input, *[""] * (len(op.inputs) - len(node.input))]
-        result: list[Arg | None] = []
-        for spec, name in zip(op.inputs, names, strict=True):
-            if not name:
-                result.append(None)
-                continue
-            dims = self.dims(name)
-            value = self.constant(name) if not spec.tensor else None
-            if spec.type_name == "T3":
-                result.append(Arg(dims, numbers=None if value is None else tuple(float(v) for v in value)))
-            else:
-                result.append(Arg(dims, None if value is None else tuple(int(v) for v in value)))
-        return result
-
-
-def dims_of(proto: TypeProto) -> Dims | None:
-    """Dimensions of a tensor type as ints, symbol names or None."""
-    if not proto.tensor_type.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim)
+        return [
+            Arg.of_array(spec, self.dims(name), None if spec.tensor else self.constant(name)) if name else None
+            for spec, name in zip(op.inputs, names, strict=True)
+        ]
 
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:

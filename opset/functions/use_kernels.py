@@ -16,7 +16,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
 from onnx_backprop.opset.core.schema import attributes_of
-from onnx_backprop.opset.functions.numba import NATIVE_OPS, native_body
+from onnx_backprop.opset.functions.numba import native_body
 from onnx_backprop.opset.functions.numpy import numpy_body
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
@@ -102,11 +102,8 @@ def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProt
 
 
 def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
-    present = present_inputs(op, node)
-    if op.name not in NATIVE_OPS:
-        return numpy_body(op, present, opset, named_outputs(op, node))
     typed = all(scope.states_type(name) for name in node.output if name)
-    return native_body(op, present, opset, named_outputs(op, node), typed=typed)
+    return native_body(op, present_inputs(op, node), opset, named_outputs(op, node), typed=typed)
 
 
 _BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}
@@ -129,11 +126,7 @@ def check_node(node: NodeProto) -> Op:
         )
     try:
         Attributes(op, attributes_of(node))
-        required = sum(not i.optional for i in op.inputs)
-        given = [bool(name) for name in node.input]
-        if len(given) > len(op.inputs) or len(given) < required or not all(given[:required]):
-            names = ", ".join(i.name + ("?" if i.optional else "") for i in op.inputs)
-            raise InvalidModelError(f"expected inputs {names}, got {list(node.input)}", op_type=op.name)
+        op.require_inputs([bool(name) for name in node.input], list(node.input))
     except OnnxBackpropError as e:
         raise InvalidModelError(e.message, op_type=op.name, node=node.name) from e
     return op

@@ -18,7 +18,7 @@ destination channels. All arrays here are NCX and (D, S/g, k…); a transposed c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -124,14 +124,10 @@ def resolve(
     follows what SAME means; `infers_destination`: it has no input that states the destination's lengths.
     Returns None while the rank is unknown; raises ShapeError on contradiction.
     """
-    op = attrs.op
     # a tensor's rank before that of a stated shape, so that a message blames the statement
-    rank = next((len(d) for d in (destination, weights, source) if d is not None), None)
-    for dims, name in zip((source, destination, weights), names, strict=True):
-        if dims is not None and rank is not None:
-            require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
-            require_rank(dims, rank, rank, op=op, what=name)
-    _require_attributes(attrs, rank)
+    rank = common_rank(attrs.op, {names[1]: destination, names[2]: weights, names[0]: source})
+    require_lists(attrs, len(attrs["strides"]) if rank is None else rank - 2)
+    require_at_least([attrs["groups"]], 1, op=attrs.op, what="attribute groups")
     if rank is None:
         return None
     blank: Dims = (None,) * rank
@@ -150,16 +146,24 @@ def resolve(
     return Resolved(source, destination, weights, tuple(pads))
 
 
-def _require_attributes(attrs: Attributes, rank: int | None) -> None:
-    op = attrs.op
-    axes = len(attrs["strides"]) if rank is None else rank - 2
-    for name in ("strides", "dilations", "pads_begin", "pads_end", "output_padding"):
+def common_rank(op: str, named: Mapping[str, Dims | None]) -> int | None:
+    """The rank of the first tensor that is known, which all others must have; None while none is."""
+    known = [(name, dims) for name, dims in named.items() if dims is not None]
+    for name, dims in known:
+        require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
+        require_rank(dims, len(known[0][1]), len(known[0][1]), op=op, what=name)
+    return len(known[0][1]) if known else None
+
+
+def require_lists(attrs: Attributes, axes: int) -> None:
+    """Raise ShapeError unless every list of the geometry has one entry per spatial axis, none too small."""
+    for name in ("kernel", "strides", "dilations", "pads_begin", "pads_end", "output_padding"):
         values = attrs.get(name)
         if values is None or (values == () and name.startswith("pads")):
             continue
-        require_length(values, axes, op=op, what=f"attribute {name} (one per spatial axis)")
-        require_at_least(values, 1 if name in ("strides", "dilations") else 0, op=op, what=f"attribute {name}")
-    require_at_least([attrs["groups"]], 1, op=op, what="attribute groups")
+        least = 1 if name in ("kernel", "strides", "dilations") else 0
+        require_length(values, axes, op=attrs.op, what=f"attribute {name} (one per spatial axis)")
+        require_at_least(values, least, op=attrs.op, what=f"attribute {name}")
 
 
 def _meet_channels(
@@ -182,18 +186,22 @@ def _meet_channels(
     return (batch, s, *source[2:]), (batch, d, *destination[2:]), (d, per_group, *weights[2:])
 
 
+def stated_pads(attrs: Attributes, axis: int) -> tuple[int, int] | None:
+    """The pads of one axis; None where the lengths say what SAME means."""
+    if attrs["auto_pad"].startswith("SAME"):
+        return None
+    begin, end = (attrs[name] if attrs["auto_pad"] == "None" else () for name in ("pads_begin", "pads_end"))
+    return (begin[axis] if begin else 0, end[axis] if end else 0)
+
+
 def _axis_pads(
     attrs: Attributes, axis: int, lengths: tuple[Dim, Dim, Dim], *, transposed: bool, infers: bool
 ) -> tuple[int, int] | None:
     """The pads of one axis with `lengths` of source, destination and kernel; None while they are open."""
-    if attrs["auto_pad"] == "VALID":
-        return (0, 0)
-    if attrs["auto_pad"] == "None":
-        begin, end = attrs["pads_begin"], attrs["pads_end"]
-        return (begin[axis] if begin else 0, end[axis] if end else 0)
     length, out, kernel = lengths
-    if not isinstance(kernel, int):
-        return None
+    stated = stated_pads(attrs, axis)
+    if stated is not None or not isinstance(kernel, int):
+        return stated
     extent, stride = (kernel - 1) * attrs["dilations"][axis] + 1, attrs["strides"][axis]
     upper = attrs["auto_pad"] == "SAME_UPPER"
     if not transposed:
@@ -238,16 +246,14 @@ def _meet_lengths(
     return expected
 
 
-def require_output_padding(attrs: Attributes, long: Dims, short: Dims, resolved: Resolved, name: str) -> None:
-    """Check a given output_padding: len(long) == S·(len(short)-1) + EK - P - E + output_padding.
+def require_output_padding(attrs: Attributes, resolved: Resolved, name: str) -> None:
+    """Check a given output_padding: len(source) == S·(len(destination)-1) + EK - P - E + output_padding.
 
     It never changes a gradient: the lengths already say where the transposed convolution's output ends.
     """
-    given = attrs["output_padding"]
-    if given is None:
-        return
-    for axis, padding in enumerate(given):
-        a, b, kernel, pads = long[axis + 2], short[axis + 2], resolved.weights[axis + 2], resolved.pads[axis]
+    lengths = zip(resolved.source[2:], resolved.destination[2:], resolved.weights[2:], strict=True)
+    for axis, ((a, b, kernel), padding) in enumerate(zip(lengths, attrs["output_padding"], strict=True)):
+        pads = resolved.pads[axis]
         if not (isinstance(a, int) and isinstance(b, int) and isinstance(kernel, int) and pads is not None):
             continue
         extent = (kernel - 1) * attrs["dilations"][axis] + 1

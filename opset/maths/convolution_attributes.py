@@ -83,15 +83,19 @@ CONV_TRANSPOSE_AUTO_PAD = auto_pad(
 )
 
 
-def conv_weights_format(name: str) -> Attribute:
-    """Weights layout of a convolution."""
-    return Attribute(
-        name,
-        "string",
-        "Axis order of the weights: XIO (k…, IC/g, OC) or OIX (OC, IC/g, k…), which is ONNX's.",
-        default="XIO",
-        choices=("XIO", "OIX"),
-    )
+def geometry_attributes(auto_pad: Attribute, *, output_padding: bool) -> tuple[Attribute, ...]:
+    """What says which pixels meet which, and the axis order of data."""
+    padding = (OUTPUT_PADDING,) if output_padding else ()
+    return STRIDES, PADS_BEGIN, PADS_END, DILATIONS, auto_pad, *padding, GROUPS, DATA_FORMAT
+
+
+CONV_WEIGHTS_FORMAT = Attribute(
+    "weights_format",
+    "string",
+    "Axis order of the weights: XIO (k…, IC/g, OC) or OIX (OC, IC/g, k…), which is ONNX's.",
+    default="XIO",
+    choices=("XIO", "OIX"),
+)
 
 
 def conv_transpose_weights_format(name: str, default: str) -> Attribute:

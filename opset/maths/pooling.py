@@ -14,8 +14,8 @@ import numpy as np
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Attribute, Attributes
-from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
-from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK, conv_same_pads
+from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least
+from onnx_backprop.opset.maths.convolution import MAX_RANK, common_rank, conv_same_pads, require_lists, stated_pads
 from onnx_backprop.opset.maths.convolution_attributes import auto_pad
 from onnx_backprop.opset.maths.interpolation import Taps
 
@@ -88,11 +88,7 @@ def resolve(attrs: Attributes, source: Dims | None, windows: Dims | None) -> Dim
     Raises ShapeError when anything known contradicts anything else.
     """
     op = attrs.op
-    rank = next((len(d) for d in (windows, source) if d is not None), None)
-    for dims, name in ((source, "src"), (windows, "diff_dst")):
-        if dims is not None and rank is not None:
-            require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
-            require_rank(dims, rank, rank, op=op, what=name)
+    rank = common_rank(op, {"diff_dst": windows, "src": source})
     _require_attributes(attrs, rank)
     if rank is None:
         return None
@@ -111,12 +107,7 @@ def _require_attributes(attrs: Attributes, rank: int | None) -> None:
     axes = len(kernel) if rank is None else rank - 2
     if not 1 <= axes <= MAX_RANK - 2:
         raise ShapeError(f"attribute kernel: expected 1 to {MAX_RANK - 2} entries, got {axes}", op_type=op)
-    for name in ("kernel", "strides", "dilations", "pads_begin", "pads_end"):
-        values = attrs.get(name)
-        if values is None or (values == () and name.startswith("pads")):
-            continue
-        require_length(values, axes, op=op, what=f"attribute {name} (one per spatial axis)")
-        require_at_least(values, 0 if name.startswith("pads") else 1, op=op, what=f"attribute {name}")
+    require_lists(attrs, axes)
     if attrs["auto_pad"] == "None":
         for name in ("pads_begin", "pads_end"):
             if any(pad >= k for pad, k in zip(attrs[name], kernel, strict=False)):
@@ -134,13 +125,8 @@ def _require_attributes(attrs: Attributes, rank: int | None) -> None:
 
 def axis_pads(attrs: Attributes, axis: int, length: Dim) -> tuple[int, int] | None:
     """The padding before and behind one axis; None where an unknown length hides it."""
-    if attrs["auto_pad"] == "VALID":
-        return 0, 0
-    if attrs["auto_pad"] == "None":
-        begin, end = attrs["pads_begin"], attrs["pads_end"]
-        return begin[axis] if begin else 0, end[axis] if end else 0
-    upper = attrs["auto_pad"] == "SAME_UPPER"
-    return conv_same_pads(length, attrs["kernel"][axis], attrs["strides"][axis], upper=upper)
+    stated, upper = stated_pads(attrs, axis), attrs["auto_pad"] == "SAME_UPPER"
+    return stated or conv_same_pads(length, attrs["kernel"][axis], attrs["strides"][axis], upper=upper)
 
 
 def window_counts(length: int, extent: int, stride: int, pads: tuple[int, int]) -> tuple[int, int]:

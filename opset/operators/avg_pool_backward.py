@@ -9,7 +9,7 @@ import numpy as np
 from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.errors import ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes, pooling
 from onnx_backprop.opset.maths.interpolation import Taps, apply_transpose
@@ -66,7 +66,7 @@ def reference(
     return dx
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, src_shape: Tensor | None) -> str:
+def body(b: Body, attrs: Attributes, diff_dst: Tensor, src_shape: Tensor | None) -> str:
     """The adjoint of a convolution."""
     return avg_pool_backward(b, attrs, diff_dst, src_shape, convolution_backward_data.OP)
 
@@ -89,8 +89,7 @@ OP = Op(
         Input("diff_dst", "T1", "Gradient with respect to the pool's destination."),
         Input("src_shape", "T4", SRC_SHAPE_DOC, optional=True),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the pool's source, shaped src_shape.",
+    outputs=(Output("diff_src", "Gradient with respect to the pool's source, shaped src_shape."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -82,7 +82,6 @@ def reference(
 def body(
     b: Body,
     attrs: Attributes,
-    _out: Sequence[Dims | None],
     src: Tensor,
     diff_dst: Tensor,
     mean: Tensor | None,
@@ -166,9 +165,8 @@ OP = Op(
         Input("variance", "T5", "Variance of src per channel, 1-D, divided by the number of elements.", optional=True),
         Input("gamma", "T5", "Scale per channel, 1-D.", optional=True),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to src.",
-    more=(
+    outputs=(
+        Output("diff_src", "Gradient with respect to src."),
         Output("diff_gamma", "Gradient with respect to gamma, 1-D.", "T5"),
         Output("diff_beta", "Gradient with respect to the bias per channel, 1-D.", "T5"),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.layout import data_to_ncx
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute, require_rank
 from onnx_backprop.opset.maths import convolution_attributes as spec
 
@@ -43,7 +43,7 @@ def reference(attrs: Attributes, _out: tuple[int, ...], diff_dst: Float64Array) 
     return diff_dst.sum(axis=tuple(axis for axis in range(diff_dst.ndim) if axis != channels))
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor) -> str:
+def body(b: Body, attrs: Attributes, diff_dst: Tensor) -> str:
     """The sum over all axes but one; an unknown rank is found at run time."""
     if diff_dst.dims is None:
         channels = 1 if attrs["data_format"] == "NCX" else -1
@@ -58,8 +58,7 @@ OP = Op(
     source="oneDNN Graph, BiasAddBackward (rank 2 upward, where the reference library asks for 4)",
     attributes=(spec.DATA_FORMAT,),
     inputs=(Input("diff_dst", "T1", "Gradient with respect to the sum."),),
-    output="diff_bias",
-    output_doc="Gradient with respect to the bias, 1-D.",
+    outputs=(Output("diff_bias", "Gradient with respect to the bias, 1-D."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from onnx_backprop.opset.core.op import Op
-from onnx_backprop.opset.operators.conv_transpose_backward_weights import MATHS, Names
+from functools import partial
+
+from onnx_backprop.opset.bodies.convolution_roles import body
+from onnx_backprop.opset.core.op import Op, Output
+from onnx_backprop.opset.maths.convolution_roles import Roles
+from onnx_backprop.opset.operators.conv_transpose_backward_weights import MATHS, attributes, inputs
 
 DOC = f"""{MATHS}
 ConvTransposeBackwardWeights under its older names: x = input_forward, dy = output_delta, dW = filter_delta. The
@@ -22,17 +26,20 @@ Errors: no filter_shape; filter_shape of another rank or with other channels; le
 channels that the groups do not divide; an output_padding that does not fit the lengths.
 """
 
-NAMES = Names("input_forward", "output_delta", "filter_shape", "filter_format")
+ROLES = Roles(
+    {"destination": "input_forward", "source": "output_delta", "weights": "filter_shape"},
+    transposed=True,
+    weights_format="filter_format",
+)
 
 OP = Op(
     name="ConvTransposeBackpropFilters",
     doc=DOC,
     source="oneDNN Graph, ConvTransposeBackpropFilters-1",
-    attributes=NAMES.attributes("XIO"),
-    inputs=NAMES.inputs(),
-    output="filter_delta",
-    output_doc="Gradient with respect to the filter, shaped filter_shape.",
-    shape=NAMES.shape,
-    reference=NAMES.reference,
-    body=NAMES.body,
+    attributes=attributes(ROLES, "XIO"),
+    inputs=inputs(ROLES),
+    outputs=(Output("filter_delta", "Gradient with respect to the filter, shaped filter_shape."),),
+    shape=ROLES.shape,
+    reference=ROLES.reference,
+    body=partial(body, ROLES),
 )

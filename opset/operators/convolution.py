@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from onnx_backprop.opset.bodies import convolution
-from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.core.layout import conv_weights_to_canonical
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
-from onnx_backprop.opset.core.shapes import Dims, merge, permute, require_rank
+from onnx_backprop.opset.bodies.convolution_roles import body
+from onnx_backprop.opset.core.layout import data_to_ncx
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
+from onnx_backprop.opset.core.shapes import Dims, merge, require_rank
 from onnx_backprop.opset.maths import convolution_attributes as spec
-from onnx_backprop.opset.maths.convolution import Resolved, forward, geometry, resolve
+from onnx_backprop.opset.maths.convolution_roles import Roles
 
 DOC = """
 y[n,oc,o] = bias[oc] + Σ_{ic in group, k: 0 <= o·S + k·D - P < len(x)} x[n,ic,o·S + k·D - P] · w[oc, ic mod IC/g, k]
@@ -32,63 +32,28 @@ another length than OC; a kernel longer than the padded src.
 """
 
 
-def _resolve(attrs: Attributes, src: Arg | None, weights: Arg | None) -> Resolved | None:
-    w = spec.dims_of(weights, attrs, "weights")
-    return resolve(
-        attrs,
-        source=spec.ncx(attrs, spec.dims_of(src, attrs, "src")),
-        destination=None,
-        weights=None if w is None else permute(w, conv_weights_to_canonical(attrs["weights_format"], len(w))),
-        names=("src", "dst", "weights"),
-        infers_destination=True,
-    )
+ROLES = Roles({"source": "src", "weights": "weights", "destination": "dst"})
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
-    src, weights, bias = args
-    resolved = _resolve(attrs, src, weights)
-    lengths = None
-    if bias is not None and bias.dims is not None:
-        require_rank(bias.dims, 1, 1, op=attrs.op, what="bias")
-        lengths = bias.dims
-    if resolved is None:
+    dims, bias = ROLES.shape(attrs, args), args[2]
+    if bias is None or bias.dims is None:
+        return dims
+    require_rank(bias.dims, 1, 1, op=attrs.op, what="bias")
+    if dims is None:
         return None
-    batch, channels, *rest = resolved.destination
-    if lengths is not None:
-        channels = merge(lengths[0], channels, op=attrs.op, what="lengths of bias and channels of weights")
-    return spec.from_ncx(attrs, (batch, channels, *rest))
+    channel = data_to_ncx(attrs["data_format"], len(dims))[1]
+    merged = merge(bias.dims[0], dims[channel], op=attrs.op, what="lengths of bias and channels of weights")
+    return (*dims[:channel], merged, *dims[channel + 1 :])
 
 
 def reference(
-    attrs: Attributes,
-    out: tuple[int, ...],
-    src: Float64Array,
-    weights: Float64Array,
-    bias: Float64Array | None,
+    attrs: Attributes, out: tuple[int, ...], src: Float64Array, weights: Float64Array, bias: Float64Array | None
 ) -> Float64Array:
-    resolved = _resolve(attrs, Arg(src.shape), Arg(weights.shape))
-    assert resolved is not None
-    w = weights.transpose(conv_weights_to_canonical(attrs["weights_format"], weights.ndim))
-    lengths = spec.ncx(attrs, out)
-    assert lengths is not None
-    lengths = [int(d) for d in lengths[2:] if isinstance(d, int)]
-    y = forward(spec.ncx_array(attrs, src), w, lengths, geometry(attrs, resolved))
-    if bias is not None:
-        y += bias.reshape(-1, *[1] * len(lengths))
-    return spec.from_ncx_array(attrs, y)
-
-
-def body(b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, weights: Tensor, bias: Tensor | None) -> str:
-    """Conv, which adds the bias itself."""
-    order = conv_weights_to_canonical(attrs["weights_format"], len(attrs["strides"]) + 2)
-    w = convolution.transpose(b, convolution.ranked(b, attrs, weights, "weights"), order)
-    x = convolution.ncx(b, attrs, convolution.ranked(b, attrs, src, "src"))
-    c = convolution.correlation(b, attrs, convolution.shape(b, x), convolution.shape(b, w))
-    zero = convolution.conditions(c, convolution.shape(b, w).take([1]), ("src", "dst", "weights"))
-    if bias is not None:
-        channels = c.destination_channels
-        bias = b.checked(bias, channels.name, channels.dims, "expected as many entries of bias as channels of weights")
-    return convolution.from_ncx(b, attrs, convolution.forward(c, convolution.guarded(c, x, zero), w, bias))
+    y = ROLES.reference(attrs, out, src, weights)
+    if bias is None:
+        return y
+    return y + (bias if attrs["data_format"] == "NXC" else bias.reshape(-1, *[1] * (y.ndim - 2)))
 
 
 OP = Op(
@@ -96,23 +61,16 @@ OP = Op(
     doc=DOC,
     source="oneDNN Graph, Convolution",
     attributes=(
-        spec.STRIDES,
-        spec.PADS_BEGIN,
-        spec.PADS_END,
-        spec.DILATIONS,
-        spec.CONV_AUTO_PAD,
-        spec.GROUPS,
-        spec.DATA_FORMAT,
-        spec.conv_weights_format("weights_format"),
+        *spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=False),
+        spec.CONV_WEIGHTS_FORMAT,
     ),
     inputs=(
         Input("src", "T1", "What is convolved."),
         Input("weights", "T1", "Weights, in weights_format order."),
         Input("bias", "T1", "Added to every cell of its channel, 1-D.", optional=True),
     ),
-    output="dst",
-    output_doc="The convolution.",
+    outputs=(Output("dst", "The convolution."),),
     shape=shape,
     reference=reference,
-    body=body,
+    body=partial(body, ROLES),
 )

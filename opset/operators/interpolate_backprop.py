@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_backprop.opset.core.op import Op
+from onnx_backprop.opset.core.op import Op, Output
 from onnx_backprop.opset.operators.interpolate_backward import ATTRIBUTES, Names
 
 NAMES = Names("input_forward", "output_delta")
@@ -13,8 +13,7 @@ OP = Op(
     source="oneDNN Graph, InterpolateBackprop-1",
     attributes=ATTRIBUTES,
     inputs=NAMES.inputs(),
-    output="input_delta",
-    output_doc="Gradient with respect to the input, shaped as input_forward.",
+    outputs=(Output("input_delta", "Gradient with respect to the input, shaped as input_forward."),),
     shape=NAMES.shape,
     reference=NAMES.reference,
     body=NAMES.body,

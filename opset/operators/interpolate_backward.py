@@ -10,7 +10,7 @@ import numpy as np
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.interpolation import interpolate
 from onnx_backprop.opset.core.errors import ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK
@@ -81,9 +81,7 @@ class Names:
             dx = apply_transpose(taps, dx, axis)
         return dx
 
-    def body(
-        self, b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor, sizes: Tensor | None
-    ) -> str:
+    def body(self, b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor, sizes: Tensor | None) -> str:
         return interpolate.body(b, attrs, (self.src, self.diff_dst), src, diff_dst, sizes)
 
     def inputs(self) -> tuple[Input, ...]:
@@ -171,8 +169,7 @@ OP = Op(
     source="oneDNN Graph, InterpolateBackward",
     attributes=ATTRIBUTES,
     inputs=NAMES.inputs(),
-    output="diff_src",
-    output_doc="Gradient with respect to the source, shaped as src.",
+    outputs=(Output("diff_src", "Gradient with respect to the source, shaped as src."),),
     shape=NAMES.shape,
     reference=NAMES.reference,
     body=NAMES.body,

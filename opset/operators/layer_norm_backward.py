@@ -107,7 +107,6 @@ def reference(
 def body(
     b: Body,
     attrs: Attributes,
-    _out: Sequence[Dims | None],
     src: Tensor,
     diff_dst: Tensor,
     mean: Tensor | None,
@@ -194,9 +193,8 @@ OP = Op(
         Input("gamma", "T5", "Scale, of the normalised axes; needed where use_affine is 1.", optional=True),
         Input("beta", "T5", "Bias, of the shape of gamma; its values do not matter.", optional=True),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to src.",
-    more=(
+    outputs=(
+        Output("diff_src", "Gradient with respect to src."),
         Output("diff_gamma", "Gradient with respect to gamma.", "T5"),
         Output("diff_beta", "Gradient with respect to beta.", "T5"),
     ),

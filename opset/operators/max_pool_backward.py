@@ -9,7 +9,7 @@ import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.max_pool import max_pool_backward
-from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes, pooling
 
@@ -74,7 +74,7 @@ def _outer(masks: list[np.ndarray]) -> np.ndarray:
     return result
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor) -> str:
+def body(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
     """MaxPool names the winners, ScatterElements adds to them."""
     return max_pool_backward(b, attrs, src, diff_dst)
 
@@ -96,8 +96,7 @@ OP = Op(
         Input("src", "T1", "Source of the pool."),
         Input("diff_dst", "T1", "Gradient with respect to the pool's destination."),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the pool's source, shaped like src.",
+    outputs=(Output("diff_src", "Gradient with respect to the pool's source, shaped like src."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -9,7 +9,7 @@ import numpy as np
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proven_alike, same_shape
 from onnx_backprop.opset.core.errors import ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 
 DOC = """
@@ -36,7 +36,7 @@ def reference(_attrs: Attributes, _out: tuple[int, ...], src: Float64Array, diff
     return np.where(src > 0, diff_dst, 0.0)
 
 
-def body(b: Body, _attrs: Attributes, _out: Dims | None, src: Tensor, diff_dst: Tensor) -> str:
+def body(b: Body, _attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
     """Greater and Where."""
     message = "expected diff_dst of the shape of src"
     zero = b.float_scalar(0)
@@ -53,8 +53,7 @@ OP = Op(
         Input("src", "T1", "Destination or source of ReLU."),
         Input("diff_dst", "T1", "Gradient with respect to the destination of ReLU."),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the source of ReLU.",
+    outputs=(Output("diff_src", "Gradient with respect to the source of ReLU."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -9,7 +9,7 @@ import numpy as np
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.interpolation import resample
 from onnx_backprop.opset.core.errors import ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
 from onnx_backprop.opset.maths.interpolation import apply_transpose, resample_taps
 
@@ -109,7 +109,7 @@ def reference(
     return dx
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, gradient: Tensor, sizes: Tensor | None) -> str:
+def body(b: Body, attrs: Attributes, gradient: Tensor, sizes: Tensor | None) -> str:
     return resample.body(b, attrs, gradient, sizes, DEFAULT_INPUT_OFFSET, DEFAULT_OUTPUT_OFFSET)
 
 
@@ -150,8 +150,7 @@ OP = Op(
         Input("input_gradient", "T1", "Gradient with respect to the forward output."),
         Input("output_sizes", "T2", "Shape of output_gradient, 1-D.", optional=True),
     ),
-    output="output_gradient",
-    output_doc="Gradient with respect to the forward input, shaped output_sizes.",
+    outputs=(Output("output_gradient", "Gradient with respect to the forward input, shaped output_sizes."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -10,7 +10,7 @@ import numpy as np
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.interpolation.resize_grad import ResizeBody
 from onnx_backprop.opset.core.errors import KernelError, ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
 from onnx_backprop.opset.maths.interpolation import apply_transpose
 from onnx_backprop.opset.maths.resize import (
@@ -223,9 +223,8 @@ def _count(arg: Arg | None) -> int | None:
     """How many entries an input has, 0 for an absent one, None for not known."""
     if arg is None:
         return 0
-    given = arg.numbers if arg.numbers is not None else arg.value
-    if given is not None:
-        return len(given)
+    if arg.value is not None:
+        return len(arg.value)
     return arg.dims[0] if arg.dims and isinstance(arg.dims[0], int) else None
 
 
@@ -262,15 +261,15 @@ def _require_counts(attrs: Attributes, listed: Sequence[int], rank: int | None, 
     if got is not None and got not in allowed and (rank is not None or got < 2 * count):
         expected = " or ".join(map(str, sorted(allowed)))
         raise ShapeError(f"input roi: expected {expected} entries, starts and ends, got {got}", op_type=op)
-    if roi.numbers is not None and not np.isfinite(roi.numbers).all():
-        raise ShapeError(f"input roi: expected finite numbers, got {list(roi.numbers)}", op_type=op)
+    if roi.value is not None and not np.isfinite(roi.value).all():
+        raise ShapeError(f"input roi: expected finite numbers, got {list(roi.value)}", op_type=op)
 
 
 def _require_values(arg: Arg | None, *, by_scale: bool, op: str) -> None:
     if arg is None:
         return
-    if by_scale and arg.numbers is not None and not all(0 < s < float("inf") for s in arg.numbers):
-        raise ShapeError(f"input scales: expected positive numbers, got {list(arg.numbers)}", op_type=op)
+    if by_scale and arg.value is not None and not all(0 < s < float("inf") for s in arg.value):
+        raise ShapeError(f"input scales: expected positive numbers, got {list(arg.value)}", op_type=op)
     if not by_scale and arg.value is not None:
         require_at_least(arg.value, 0, op=op, what="input sizes")
 
@@ -281,9 +280,9 @@ def _wanted(
     """The lengths that each axis of dY may have; empty where that is not known."""
     result: list[set[int]] = [set() for _ in lengths]
     policy = attrs["keep_aspect_ratio_policy"]
-    if scales is not None and scales.numbers is not None:
-        require_length(scales.numbers, len(listed), op=attrs.op, what="input scales")
-        for axis, scale in zip(listed, scales.numbers, strict=True):
+    if scales is not None and scales.value is not None:
+        require_length(scales.value, len(listed), op=attrs.op, what="input scales")
+        for axis, scale in zip(listed, scales.value, strict=True):
             length = lengths[axis]
             if isinstance(length, int):
                 result[axis] = {int(np.float32(length) * np.float32(scale)), int(length * scale)}
@@ -303,14 +302,13 @@ def _wanted(
 def body(
     b: Body,
     attrs: Attributes,
-    _out: Dims | None,
     dy: Tensor,
     x: Tensor,
     roi: Tensor | None,
     scales: Tensor | None,
     sizes: Tensor | None,
 ) -> str:
-    given = scales and Arg(scales.dims, numbers=scales.value), sizes and Arg(sizes.dims, sizes.value)
+    given = scales and Arg(scales.dims, scales.value), sizes and Arg(sizes.dims, sizes.value)
     scales, sizes = (None if _count(arg) == 0 else tensor for arg, tensor in zip(given, (scales, sizes), strict=True))
     counts = [] if attrs["axes"] else [_count(arg) for arg in given if _count(arg)]
     known = [len(t.dims) for t in (x, dy) if t.dims is not None] + [c for c in counts if c]
@@ -366,8 +364,7 @@ OP = Op(
         Input("scales", "T3", "Output over input length of every listed axis, > 0, 1-D.", optional=True),
         Input("sizes", "T4", "Output length of every listed axis, 1-D.", optional=True),
     ),
-    output="dX",
-    output_doc="Gradient with respect to X, shaped as X.",
+    outputs=(Output("dX", "Gradient with respect to X, shaped as X."),),
     shape=shape,
     reference=reference,
     body=body,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proven_alike, same_shape
 from onnx_backprop.opset.core.errors import ShapeError
-from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op
+from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 
 DOC = """
@@ -37,7 +37,7 @@ def reference(attrs: Attributes, _out: tuple[int, ...], diff_dst: Float64Array, 
     return dst * (diff_dst - (diff_dst * dst).sum(axis=attrs["axis"], keepdims=True))
 
 
-def body(b: Body, attrs: Attributes, _out: Dims | None, diff_dst: Tensor, dst: Tensor) -> str:
+def body(b: Body, attrs: Attributes, diff_dst: Tensor, dst: Tensor) -> str:
     """Two products, a sum and a difference."""
     message = "expected diff_dst of the shape of dst"
     terms = b.Mul(diff_dst, dst, name=f"{b.op}: {message}")
@@ -54,8 +54,7 @@ OP = Op(
         Input("diff_dst", "T1", "Gradient with respect to the destination of softmax."),
         Input("dst", "T1", "Destination of softmax."),
     ),
-    output="diff_src",
-    output_doc="Gradient with respect to the source of softmax.",
+    outputs=(Output("diff_src", "Gradient with respect to the source of softmax."),),
     shape=shape,
     reference=reference,
     body=body,

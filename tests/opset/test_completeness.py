@@ -131,12 +131,6 @@ def test_the_module_is_named_after_the_operator(name: str) -> None:
     assert (module.__doc__ or "").startswith(f"{name}: ")
 
 
-@each_op
-def test_every_route_has_a_body(name: str) -> None:
-    assert BY_NAME[name].reference is not None
-    assert BY_NAME[name].body is not None
-
-
 def test_every_module_of_an_operator_is_in_the_list() -> None:
     """An `OP` that nobody listed would be a dead file."""
     assert operators.__file__ is not None

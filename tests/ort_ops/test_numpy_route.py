@@ -106,10 +106,10 @@ def test_without_the_native_check_the_run_still_fails() -> None:
     """Where the library takes no native operators, the reason is logged and the run fails all the same."""
     script = """
 import logging, numpy as np
-from onnx_backprop.ort_ops import c_abi
+from onnx_backprop.ort_ops.runtime import c_abi
 def missing(library, op): raise AttributeError("AddExternalCustomOp")
 c_abi.add_external_custom_op = missing
-from tests import single_op
+from tests.support import single_op
 from tests.ort_ops.test_numpy_route import CONV_DATA, DY, W
 print(single_op.run("ConvolutionBackwardData", CONV_DATA | {"dst_shape": [1, 1, 5]}, [DY, W]).ravel().tolist())
 try:
