@@ -27,13 +27,13 @@ def einsum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Raises: UnsupportedError where an operand with an ellipsis has no known rank at conversion.
     """
     equation, values = _equation(node), node.every_input()
-    wide = [widen(op, value) for value in values]
+    wide, wide_dy = [widen(op, value) for value in values], widen(op, dy)
     grads: list[ir.Value | None] = []
     for n, value in enumerate(values):
         if not node.wants(n):  # the product of the others may be a large one
             grads.append(None)
             continue
-        others = [(widen(op, dy), equation.output)]
+        others = [(wide_dy, equation.output)]
         others += [(x, t) for m, (x, t) in enumerate(zip(wide, equation.terms, strict=True)) if m != n]
         operand = _Operand(op, value, equation.terms[n])
         g = operand.completed(_product(op, others, operand.letters), equation.reached(n, values))
