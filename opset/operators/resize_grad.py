@@ -19,6 +19,7 @@ from onnx_backprop.opset.maths.resize import (
     NEAREST_MODES,
     POLICIES,
     ResizeAxis,
+    axis_of,
     policy_length,
     policy_scale,
     resize_taps,
@@ -155,17 +156,7 @@ def resized_axes(
         assert sizes
         scales = scales_of_sizes(attrs["keep_aspect_ratio_policy"], [lengths[a] for a in listed], sizes)
     pairs = list(zip(listed, scales, strict=True))
-    common = ResizeAxis(
-        length=0,
-        out=0,
-        scale=1.0,
-        mode=attrs["mode"],
-        coordinates=attrs["coordinate_transformation_mode"],
-        nearest_mode=attrs["nearest_mode"],
-        cubic_coeff_a=attrs["cubic_coeff_a"],
-        exclude_outside=attrs["exclude_outside"] != 0,
-        antialias=attrs["antialias"] != 0,
-    )
+    common = axis_of(attrs)
     regions = _regions(listed, len(lengths), roi)
     # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
     channels_last = common.mode == "cubic" and len(lengths) == 4 and any(a == 1 and s != 1 for a, s in pairs)
