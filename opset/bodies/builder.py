@@ -104,16 +104,10 @@ class Body:
         """A 0-D float32 constant."""
         return self.constant(np.array(value, np.float32))
 
-    def shape(self, x: Tensor) -> str:
-        """The shape of x, 1-D int64: a constant where it is known."""
-        return self.lengths(x, 0, None)
-
     def lengths(self, x: Tensor, start: int, end: int | None) -> str:
         """The lengths of the axes start … end - 1 of x, 1-D int64: a constant where they are known."""
-        if x.dims is not None:
-            known = [d for d in x.dims[start:end] if isinstance(d, int)]
-            if len(known) == len(x.dims[start:end]):
-                return self.ints(known)
+        if x.dims is not None and (entries := known(x.dims[start:end])) is not None:
+            return self.ints(entries)
         return self.Shape(x, start=start, end=end)
 
     def other_axes(self, x: Tensor, axis: int) -> str:

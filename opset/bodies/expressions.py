@@ -42,6 +42,16 @@ _NEUTRAL = {("Add", 0), ("Sub", 0), ("Mul", 1), ("Div", 1), ("And", True), ("Or"
 _DECIDES = {("Mod", 1): 0, ("And", False): False, ("Or", True): True}  # as right operands, whatever the left one is
 
 
+def _operator(op_type: str, dtype: int | None = None, *, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    """A method that applies an operator; its result has the type of the operands or the given one."""
+
+    def apply(self: Expression, other: Any) -> Any:
+        left, right = (self._operand(other, self.dtype), self) if reflected else (self, other)
+        return left._binary(op_type, right, dtype)
+
+    return apply
+
+
 class Expression:
     """A tensor inside a body, of one of the types above; what is computed of it are nodes. A number takes its type."""
 
@@ -80,43 +90,9 @@ class Expression:
         """0; a run in which this does not hold everywhere fails with the message, if its result depends on the 0."""
         return Vector(self.body, [None], self.body.require(self.name, message))
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary("Add", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary("Sub", other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary("Mul", other)
-
-    def __mod__(self, other: Any) -> Any:
-        """The remainder has the sign of the divisor, in numpy as in ONNX."""
-        return self._binary("Mod", other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary("Div", other)
-
     def __floordiv__(self, other: Any) -> Any:
         """Rounded down; ONNX's Div rounds toward zero, so the remainder is taken off first."""
         return (self - self % other)._binary("Div", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._operand(other, self.dtype) + self
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._operand(other, self.dtype) - self
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._operand(other, self.dtype) * self
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._operand(other, self.dtype) / self
-
-    def __and__(self, other: Any) -> Any:
-        return self._binary("And", other)
-
-    def __or__(self, other: Any) -> Any:
-        return self._binary("Or", other)
 
     def __invert__(self) -> Any:
         return self.unary("Not")
@@ -124,20 +100,15 @@ class Expression:
     def __abs__(self) -> Any:
         return self.unary("Abs")
 
-    def __lt__(self, other: Any) -> Any:
-        return self._binary("Less", other, BOOL)
-
-    def __le__(self, other: Any) -> Any:
-        return self._binary("LessOrEqual", other, BOOL)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._binary("Greater", other, BOOL)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._binary("GreaterOrEqual", other, BOOL)
-
-    def equal(self, other: Any) -> Any:
-        return self._binary("Equal", other, BOOL)
+    __add__, __radd__ = _operator("Add"), _operator("Add", reflected=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", reflected=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", reflected=True)
+    __truediv__, __rtruediv__ = _operator("Div"), _operator("Div", reflected=True)
+    __mod__ = _operator("Mod")  # of the sign of the divisor, in numpy as in ONNX
+    __and__, __or__ = _operator("And"), _operator("Or")
+    __lt__, __le__ = _operator("Less", BOOL), _operator("LessOrEqual", BOOL)
+    __gt__, __ge__ = _operator("Greater", BOOL), _operator("GreaterOrEqual", BOOL)
+    equal = _operator("Equal", BOOL)
 
 
 class Vector(Expression):
@@ -195,7 +166,7 @@ class Vector(Expression):
         return Vector(self.body, entries, self.body.Gather(self._name, self.body.ints(positions)), self.dtype)
 
     def knowing(self, entries: Sequence[Any]) -> Vector:
-        """The same vector, of which somebody knows these entries."""
+        """The same vector, of which somebody knows these entries; checks that its tensor depends on may be lost."""
         merged = [v if own is None else own for own, v in zip(self.entries, entries, strict=True)]
         return Vector(self.body, merged, self._name, self.dtype)
 

@@ -199,9 +199,7 @@ def _listed(attrs: Attributes, rank: int) -> tuple[int, ...]:
 
 
 def _require_modes(attrs: Attributes) -> None:
-    for name in ("antialias", "exclude_outside"):
-        if attrs[name] not in (0, 1):
-            raise ShapeError(f"attribute {name}: expected 0 or 1, got {attrs[name]}", op_type=attrs.op)
+    attrs.require_flags("antialias", "exclude_outside")
     if attrs["antialias"] and attrs["mode"] == "nearest":
         raise ShapeError("antialias: expected mode linear or cubic, got nearest", op_type=attrs.op)
     if not np.isfinite(attrs["cubic_coeff_a"]):

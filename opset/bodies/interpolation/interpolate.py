@@ -27,11 +27,12 @@ def body(
     spatial = slice(first, first + rank - 2)
     source = shape_of_rank(b, src, rank, f"expected {names[0]} of rank {rank}")
     out = shape_of_rank(b, diff_dst, rank, f"expected {names[1]} of rank {rank}")[spatial]
-    if sizes is not None:
-        out = _sizes(b, attrs, sizes, rank - 2).knowing(out.entries)
-    out = join(b, source[:first], out.knowing(attrs["sizes"] or out.entries), source[first + rank - 2 :])
+    known = out.knowing(attrs["sizes"] or out.entries)
+    stated = known if sizes is None else _sizes(b, attrs, sizes, rank - 2)
+    expected = join(b, source[:first], stated, source[first + rank - 2 :])
     message = f"expected {names[1]} with the batch and channels of {names[0]} and the spatial shape that sizes says"
-    dy = b.checked(diff_dst, out, message)
+    dy = b.checked(diff_dst, expected, message)
+    out = join(b, source[:first], stated.knowing(known.entries), source[first + rank - 2 :])
     zero = _scales_check(attrs, source[spatial], out[spatial], names[1])
     message = f"expected {names[0]} with spatial lengths >= 1"
     sized = positive_or_empty(source[spatial], out[spatial], message)
