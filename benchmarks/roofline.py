@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -26,13 +27,13 @@ def multiply_add_rate(threads: int, runs: int = 25) -> float:
 
     Its operands stay in the first-level cache and its sums in registers, so it shows what the processor can do.
     """
-    from numba import njit
-
+    from onnx_backprop.ort_ops.runtime.compile import exported
+    from onnx_backprop.ort_ops.runtime.values import INT
     from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, VECTORS, multiply
 
     steps, rounds = 64, 20_000
 
-    @njit(nogil=True)
+    @exported(None, *[INT] * 6)
     def tiles(c, a, rows, b, table, rounds):
         for _ in range(rounds):
             multiply(ROWS, VECTORS, c, 4 * COLUMNS, a, rows, b, 1, table, steps, 4 * ROWS, 4 * COLUMNS, 0)
@@ -42,10 +43,11 @@ def multiply_add_rate(threads: int, runs: int = 25) -> float:
         return [*floats, 4 * np.arange(ROWS), np.zeros(COLUMNS * steps, np.float32), np.zeros(2, np.int64)]
 
     operands = [arrays() for _ in range(threads)]
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(tiles.address)
 
     def work(n: int) -> None:
         c, a, rows, b, table = (array.ctypes.data for array in operands[n])
-        tiles(c, a, rows, b, table, rounds)
+        run(c, a, rows, b, table, rounds)
 
     work(0)
     seconds = min(_in_parallel(work, threads) for _ in range(runs))

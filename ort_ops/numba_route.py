@@ -16,6 +16,8 @@ from onnx import helper
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.machine import complaint
+from onnx_backprop.ort_ops.runtime.interpreter import surface
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2
@@ -31,12 +33,15 @@ def reason_against() -> str:
     version = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
     if version < _MIN_ONNXRUNTIME:
         return f"onnxruntime {onnxruntime.__version__} is older than 1.17"
+    if wrong := complaint():
+        return wrong
     try:
         from onnx_backprop.ort_ops import native_table
 
         native_table.register()
         return _self_test()
     except Exception as e:  # noqa: BLE001 - whatever is wrong with the route, there is another one
+        surface()
         return f"{type(e).__name__}: {e}"
 
 
@@ -61,5 +66,6 @@ def _self_test() -> str:
     try:
         session.run(None, {"dy": dy[0]})
     except Exception as e:  # noqa: BLE001 - onnxruntime's exceptions have no common base
+        surface()
         return "" if "expected rank" in str(e) else f"the self-test expected a refusal of rank 1, got {e}"
     return "the self-test expected a refusal of rank 1, got an answer"

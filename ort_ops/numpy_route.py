@@ -7,10 +7,8 @@ no exceptions (one ends the process). The body in `opset.functions` therefore fe
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,20 @@ from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DO
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
 from onnx_backprop.ort_ops.runtime import c_abi
-from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, onnx_op
+from onnx_backprop.ort_ops.runtime.call import INPUT_WORDS, MUTABLE_DATA, OUTPUT, read_input
+from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, invoke, onnx_op
+from onnx_backprop.ort_ops.runtime.interpreter import guarded
+from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
+from onnx_backprop.ort_ops.runtime.signals import Deferred
+from onnx_backprop.ort_ops.runtime.stages import ort
+from onnx_backprop.ort_ops.runtime.values import INT
 
 logger = logging.getLogger("onnx_backprop")
 
 Array = NDArray[Any]
+
+_input_words, _address = stack(INPUT_WORDS), stack(1)
 
 
 class _Result:
@@ -47,12 +54,16 @@ class _Result:
         return self._array
 
 
-@cache
+_interrupted: dict[int, object] = {}  # what a Python operator answers, by its number, where Python raises
+
+
 def register() -> None:
     """Register the Python operators and the check operator, once per process."""
-    for op in OPS:
-        _register_kernel(op)
-    _register_check()
+    with Deferred():  # an operator is registered once or never
+        if not _interrupted:
+            for op in OPS:
+                _register_kernel(op)
+            _register_check()
 
 
 def _register_kernel(op: Op) -> None:
@@ -61,10 +72,10 @@ def _register_kernel(op: Op) -> None:
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
 
     def compute(*feeds: Array, **given: Any) -> tuple[_Result, ...]:
-        inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
-        attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
-        attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
         try:
+            inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
+            attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
+            attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
             results = op.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
             return _failure(str(e), len(op.outputs))
@@ -72,13 +83,16 @@ def _register_kernel(op: Op) -> None:
             return _failure(f"{op.name}: {type(e).__name__}: {e}", len(op.outputs))
         return _answer([(result.reshape(-1), result.shape) for result in results], "")
 
-    onnx_op(
+    registered = onnx_op(
         op_type=f"{NUMPY_DOMAIN}::{op.name}",
         inputs=[_input_type(i) for i in op.inputs]
         + [PyCustomOpDef.dt_int64 if a.kind == "ints" else PyCustomOpDef.dt_float for a in lists],
         outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64] * len(op.outputs) + [PyCustomOpDef.dt_uint8],
         attrs={a.name: kinds[a.kind] for a in scalars},
     )(compute)
+    failure = _failure(f"{op.name}: interrupted", len(op.outputs))
+    number = registered._nativedef.obj_id
+    _interrupted[number] = (number, *(part for result in failure for part in (result.shape, result.tolist())))
 
 
 _INPUT_TYPES = {
@@ -109,8 +123,8 @@ def _list(attribute: Attribute, feed: Array) -> float | Sequence[int] | Sequence
 
 
 def _answer(results: Sequence[tuple[Array, tuple[int, ...]]], message: str) -> tuple[_Result, ...]:
-    """Data and shape of each output, and the text."""
-    text = _Result(np.frombuffer(message.encode(), np.uint8), np.uint8)
+    """Data and shape of each output, and the text, which ends in a zero unless it is empty."""
+    text = _Result(np.frombuffer(f"{message}\0".encode() if message else b"", np.uint8), np.uint8)
     pairs = [(_Result(data, np.float32), _Result(np.array(shape), np.int64)) for data, shape in results]
     return (*(part for pair in pairs for part in pair), text)
 
@@ -120,26 +134,37 @@ def _failure(message: str, outputs: int) -> tuple[_Result, ...]:
     return _answer([(np.zeros(0), (1,))] * outputs, message)
 
 
-# The struct and its callbacks are used by every session of the process.
-_check_op = c_abi.custom_op(
-    CHECK_OP, (c_abi.INT64, c_abi.UINT8), (c_abi.INT64,), lambda api, context: _check(api, context)
-)
-
-
-def _check(api: c_abi.Api, context: int) -> str | None:
+@exported(INT, INT, INT)
+def _check(api, context):
     """(shape, message) -> shape, or the message as the reason why the run fails."""
-    address, (length,) = api.input(context, 1)
-    if length:
-        return ctypes.string_at(address, length).decode()
-    source, shape = api.input(context, 0)
-    target = api.output(context, 0, shape)
-    ctypes.memmove(target, source, 8 * int(np.prod(shape)))
-    return None
+    words, data = _input_words(), _address()
+    _, status = read_input(api, context, 1, 0, words, 0, data)
+    if status:
+        return status
+    if load_i64(words, 3):
+        return ort(api, c_abi.CREATE_STATUS, (c_abi.INVALID_ARGUMENT, load_i64(data, 0)))
+    _, status = read_input(api, context, 0, 0, words, 0, data)
+    if status:
+        return status
+    source, length = load_i64(data, 0), load_i64(words, 3)
+    status = ort(api, OUTPUT, (context, 0, words + 8 * 3, 1, data))
+    if status:
+        return status
+    status = ort(api, MUTABLE_DATA, (load_i64(data, 0), data))
+    if status:
+        return status
+    for n in range(length):
+        store_i64(load_i64(data, 0), n, load_i64(source, n))
+    return 0
 
 
 def _register_check() -> None:
+    """And keep the library's Python from raising into C++, which ends the process."""
     try:
-        c_abi.add_external_custom_op(str(get_library_path()), _check_op)
+        inputs = [(kind, c_abi.REQUIRED) for kind in (c_abi.INT64, c_abi.UINT8)]
+        check = c_abi.custom_op(CHECK_OP, inputs, (c_abi.INT64,), compute=_check)
+        c_abi.add_external_custom_op(str(get_library_path()), check)
+        PyCustomOpDef.install_hooker(guarded(invoke, _interrupted))
     except (OSError, AttributeError) as e:
         logger.warning(
             "this build of onnxruntime-extensions takes no native operators (%s); reasons for failed runs of our "
@@ -155,5 +180,5 @@ def _register_check() -> None:
 
 def _logged_check(shape: Array, message: Array) -> _Result:
     if message.size:
-        logger.error("%s", message.tobytes().decode())
+        logger.error("%s", message.tobytes()[:-1].decode())
     return _Result(shape, np.int64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import onnx
@@ -18,7 +18,9 @@ from onnx import ModelProto
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
+from onnx_backprop.ort_ops.runtime import interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.signals import Deferred
 
 logger = logging.getLogger("onnx_backprop")
 
@@ -42,9 +44,10 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     with _registration:
         numpy_route.register()
         native_kernels_work()
-        if session_options not in _registered:
-            session_options.register_custom_ops_library(get_library_path())
-            _registered.add(session_options)
+        with Deferred():
+            if session_options not in _registered:
+                session_options.register_custom_ops_library(get_library_path())
+                _registered.add(session_options)
     return session_options
 
 
@@ -74,9 +77,31 @@ def session(
         if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
         source = use_kernels(proto, kernels).SerializeToString()
-    return onnxruntime.InferenceSession(
-        source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs
-    )
+    return _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _surfacing(method: _Method) -> _Method:
+    """A method that fails because Python was interrupted in a kernel raises that, a KeyboardInterrupt as a rule."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception:
+            interpreter.surface()
+            raise
+
+    return cast(_Method, call)
+
+
+class _Session(onnxruntime.InferenceSession):
+    __init__ = _surfacing(onnxruntime.InferenceSession.__init__)
+    run = _surfacing(onnxruntime.InferenceSession.run)
+    run_with_ort_values = _surfacing(onnxruntime.InferenceSession.run_with_ort_values)
+    run_with_iobinding = _surfacing(onnxruntime.InferenceSession.run_with_iobinding)
 
 
 @cache
@@ -96,12 +121,13 @@ def native_kernels_work() -> bool:
 def default_options(*, python_operators: bool, memory_patterns: bool = True) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
-    Errors only: onnxruntime warns of every initializer that can be overridden, which parameters are. No spinning with
-    Python operators: onnxruntime's worker threads, waiting busily between nodes, would take the cores from NumPy's
-    (measured: half the speed). memory_patterns: onnxruntime's own default.
+    Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
+    can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
+    busily between nodes, would take the cores from NumPy's (measured: half the speed). memory_patterns: onnxruntime's
+    own default.
     """
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

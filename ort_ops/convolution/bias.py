@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.convolution.parameters import BIAS
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS
 from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32
+from onnx_backprop.ort_ops.runtime.llvm import load_f32, store_f32
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
 
 @inner
 def bias_address(call, p):
     """Where the bias lies; 0 where there is none."""
-    which = load_i64(p, BIAS)
-    return load_i64(call, CALL_INPUTS + which) if which else 0
+    return call.inputs[p.bias] if p.bias else 0
 
 
 @inner

@@ -15,11 +15,10 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.shapes import permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import geometry, resolve
-from onnx_backprop.ort_ops.runtime.call import POOL_BYTES
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
 from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
-
-Triple = tuple[int, int, int]
+from onnx_backprop.ort_ops.runtime.machine import VECTOR
+from onnx_backprop.ort_ops.runtime.records import Triple
+from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
 BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
 LANE_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
@@ -133,15 +132,6 @@ def _flattened(c: Correlation) -> Correlation:
 
 
 # ----- what all plans share ------
-
-
-def three_words(at: int, values: Triple) -> dict[int, int]:
-    return {at + axis: value for axis, value in enumerate(values)}
-
-
-def words(entries: dict[int, int], size: int) -> list[int]:
-    assert max(entries) < size
-    return [entries.get(n, 0) for n in range(size)]
 
 
 def fill_lanes(channels: int) -> bool:

@@ -10,56 +10,22 @@ float32 throughout; every sum runs in the order of dy's indices, whatever the th
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
-from numba import types
 
 from onnx_backprop.ort_ops.interpolation.rows import (
-    AXES,
-    AXIS_LENGTH,
-    AXIS_STRIDE,
-    AXIS_TABLE,
-    AXIS_WORDS,
-    CHUNK_COUNT,
-    CHUNK_FIRST,
-    CHUNK_LENGTH,
-    CHUNK_LOW,
-    CHUNK_TABLE,
-    CHUNK_WORDS,
-    CHUNKS,
-    COLUMNS,
-    DATA,
-    ENDS,
-    ENTRIES,
-    INNER,
-    INNERMOST,
-    ITEMS,
-    KIND,
-    LANE_BYTES,
-    LIST_WORDS,
-    METHOD,
-    PATTERNS,
-    PER_ITEM,
-    PITCH,
-    ROW_COUNT,
-    STARTS,
-    STREAMED,
-    TAPS,
-    UNITS,
-    WORKER,
+    Chunk,
+    Interpolation,
+    RowAxis,
     combine,
     innermost_taps,
     last_row,
     row_taps,
 )
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i64
 from onnx_backprop.ort_ops.runtime.machine import PERMUTES
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import gather_columns, stream_columns
 from onnx_backprop.ort_ops.vector.permute import ROWS, gather_windows
 from onnx_backprop.ort_ops.vector.registers import BYTES, fetch, settle, transpose_tile
@@ -74,15 +40,15 @@ _AHEAD = 4096  # bytes
 @inner
 def _along(p, call, row, chunk, scratch):
     """One row; vectors go along the elements behind a column."""
-    kind, inner = load_i64(p, KIND), load_i64(p, INNER)
-    low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
-    first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
-    data = load_i64(call, CALL_INPUTS + load_i64(p, DATA))
-    out, at = load_i64(call, CALL_OUTPUT), (row * load_i64(p, COLUMNS) + first) * inner
+    kind, inner = p.kind, p.inner
+    low, length = chunk.low, chunk.length
+    first, count = chunk.first, chunk.count
+    data = call.inputs[p.data]
+    out, at = call.output, (row * p.columns + first) * inner
     table = scratch
-    sums = table + 8 * load_i64(p, LIST_WORDS)
+    sums = table + 8 * p.list_words
     rows = row_taps(p, row, low * inner, table)
-    if load_i64(p, STARTS) == 0:  # no resized axis but those of the rows
+    if p.starts == 0:  # no resized axis but those of the rows
         if kind == F32:
             combine(kind, out + 4 * at, data, table, rows, count * inner)
         else:
@@ -95,9 +61,9 @@ def _along(p, call, row, chunk, scratch):
         combine(kind, sums, data, table, rows, length * inner)
         source = sums
     source -= 4 * low * inner
-    starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
+    starts, taps = p + 8 * (p.starts + first), p + 8 * p.taps
     gathered = out + 4 * at if kind == F32 else sums + 4 * length * inner
-    streaming = kind == F32 and load_i64(p, STREAMED) and (gathered | 4 * inner) % BYTES == 0
+    streaming = kind == F32 and p.streamed and (gathered | 4 * inner) % BYTES == 0
     if streaming:
         stream_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
     else:
@@ -109,21 +75,21 @@ def _along(p, call, row, chunk, scratch):
 @inner
 def _across(p, call, block, chunk, scratch):
     """As many rows as a vector has lanes; vectors go across them."""
-    kind, inner = load_i64(p, KIND), load_i64(p, INNER)
-    low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
-    first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
-    data, out = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), load_i64(call, CALL_OUTPUT)
+    kind, inner = p.kind, p.inner
+    low, length = chunk.low, chunk.length
+    first, count = chunk.first, chunk.count
+    data, out = call.inputs[p.data], call.output
     row = block * VECTOR
-    rows = min(VECTOR, load_i64(p, ROW_COUNT) - row)
+    rows = min(VECTOR, p.row_count - row)
     elements, results = length * inner, count * inner
     pitch = (elements + VECTOR - 1) // VECTOR * VECTOR
     pitch += VECTOR * (1 - pitch // VECTOR % 2)  # the rows of powers of two lie apart in the cache
     table = scratch
-    sums = table + 8 * load_i64(p, LIST_WORDS)
+    sums = table + 8 * p.list_words
     turned = sums + 4 * VECTOR * pitch
     gathered = turned + 4 * VECTOR * pitch
     tile = gathered + 4 * VECTOR * ((results + VECTOR - 1) // VECTOR * VECTOR)
-    row_length = load_i64(p, COLUMNS) * inner
+    row_length = p.columns * inner
     at = row * row_length + first * inner
     start = behind = 0
     for lane in range(rows):
@@ -136,7 +102,7 @@ def _across(p, call, block, chunk, scratch):
         fetch(data + 4 * behind, 4 * min(max(0, behind - start), 4 * VECTOR * elements))
     for i in range(0, elements, VECTOR):
         transpose_tile(turned + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
-    starts, taps = p + 8 * (load_i64(p, STARTS) + first), p + 8 * load_i64(p, TAPS)
+    starts, taps = p + 8 * (p.starts + first), p + 8 * p.taps
     source = turned - _ROW * low * inner
     gather_columns(gathered, _ROW * inner, source, _ROW * inner, _ROW * inner, starts, taps, count)
     for i in range(0, results, VECTOR):
@@ -151,18 +117,18 @@ def _across(p, call, block, chunk, scratch):
 @inner
 def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
     """The sums of rows of dy that some rows of dx need; most have one axis to look up, and follow one another in it."""
-    if load_i64(p, INNERMOST) == 0:
+    if p.innermost == 0:
         for r in range(rows):
             taps = row_taps(p, row + r, base, table)
             combine(kind, sums + 4 * r * pitch, data, table, taps, count)
         return
-    axes = p + 8 * load_i64(p, AXIS_TABLE)
-    plane, length, step = 0, load_i64(p, ROW_COUNT), 0
-    if load_i64(p, AXES) == 2:
-        step, length = load_i64(axes, AXIS_STRIDE), load_i64(axes + 8 * AXIS_WORDS, AXIS_LENGTH)
+    axes = view(RowAxis, p + 8 * p.axis_table)
+    plane, length, step = 0, p.row_count, 0
+    if p.axes == 2:
+        step, length = axes.stride, view(RowAxis, axes, 1).length
         plane = row // length
-    i, stride = row - plane * length, load_i64(axes + 8 * AXIS_WORDS * (load_i64(p, AXES) - 1), AXIS_STRIDE)
-    fetches = kind == F32 and count == stride and load_i64(p, COLUMNS) * load_i64(p, INNER) <= count <= SHORT
+    i, stride = row - plane * length, view(RowAxis, axes, p.axes - 1).stride
+    fetches = kind == F32 and count == stride and p.columns * p.inner <= count <= SHORT
     before = base + plane * step - stride
     if fetches and i > 0:
         taps = innermost_taps(p, i - 1, base + plane * step, table)
@@ -179,52 +145,40 @@ def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
             i, plane = 0, plane + 1
 
 
-def _windows_method() -> Any:
-    """The function for METHOD WINDOWS, where the processor has what it takes."""
-    if not PERMUTES:
-        return _across
-
-    @inner
-    def windows(p, call, block, chunk, scratch):
-        """A few rows; vectors go along them and are permuted."""
-        kind, inner, pitch = load_i64(p, KIND), load_i64(p, INNER), load_i64(p, PITCH)
-        low, length = load_i64(chunk, CHUNK_LOW), load_i64(chunk, CHUNK_LENGTH)
-        first, count = load_i64(chunk, CHUNK_FIRST), load_i64(chunk, CHUNK_COUNT)
-        data, out = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), load_i64(call, CALL_OUTPUT)
-        row = block * ROWS
-        rows = min(ROWS, load_i64(p, ROW_COUNT) - row)
-        row_length = load_i64(p, COLUMNS) * inner
-        at = row * row_length + first * inner
-        sums = scratch + 8 * load_i64(p, LIST_WORDS)
-        _sum_rows(p, kind, data, row, rows, low * inner, length * inner, scratch, sums, pitch)
-        results = count * inner
-        target, step = out + 4 * at, 4 * row_length
-        if kind != F32:
-            target, step = sums + 4 * ROWS * pitch, 4 * results
-        ends = p + 8 * (load_i64(p, ENDS) + first * inner // VECTOR)
-        entries, patterns = p + 8 * load_i64(p, ENTRIES), p + 8 * load_i64(p, PATTERNS)
-        streaming = kind == F32 and load_i64(p, STREAMED) and (target | step) % BYTES == 0
-        gather_windows(rows, target, step, sums, 4 * pitch, ends, entries, patterns, results, streaming)
-        if kind != F32:
-            for r in range(rows):
-                write_run(kind, out, at + r * row_length, 1, target, r * results, results)
-
-    return windows
-
-
-_windows = _windows_method()
+@inner
+def _windows(p, call, block, chunk, scratch):
+    """A few rows; vectors go along them and are permuted."""
+    kind, inner, pitch = p.kind, p.inner, p.pitch
+    low, length = chunk.low, chunk.length
+    first, count = chunk.first, chunk.count
+    data, out = call.inputs[p.data], call.output
+    row = block * ROWS
+    rows = min(ROWS, p.row_count - row)
+    row_length = p.columns * inner
+    at = row * row_length + first * inner
+    sums = scratch + 8 * p.list_words
+    _sum_rows(p, kind, data, row, rows, low * inner, length * inner, scratch, sums, pitch)
+    results = count * inner
+    target, step = out + 4 * at, 4 * row_length
+    if kind != F32:
+        target, step = sums + 4 * ROWS * pitch, 4 * results
+    ends = p + 8 * (p.ends + first * inner // VECTOR)
+    entries, patterns = p + 8 * p.entries, p + 8 * p.patterns
+    streaming = kind == F32 and p.streamed and (target | step) % BYTES == 0
+    gather_windows(rows, target, step, sums, 4 * pitch, ends, entries, patterns, results, streaming)
+    if kind != F32:
+        for r in range(rows):
+            write_run(kind, out, at + r * row_length, 1, target, r * results, results)
 
 
 @inner
-def _item(job, item, scratch):
+def _item(call, p, item, scratch):
     """Units of work that lie one behind the other: a chunk of columns of one row, or of one block of rows."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    chunks, method, each = load_i64(p, CHUNKS), load_i64(p, METHOD), load_i64(p, PER_ITEM)
+    chunks, method, each = p.chunks, p.method, p.per_item
     block, n = item * each // chunks, item * each % chunks
-    for _ in range(min(load_i64(p, UNITS) - item * each, each)):
-        chunk = p + 8 * (load_i64(p, CHUNK_TABLE) + CHUNK_WORDS * n)
-        if method == WINDOWS:
+    for _ in range(min(p.units - item * each, each)):
+        chunk = view(Chunk, p + 8 * p.chunk_table, n)
+        if PERMUTES and method == WINDOWS:
             _windows(p, call, block, chunk, scratch)
         elif method == ACROSS:
             _across(p, call, block, chunk, scratch)
@@ -236,30 +190,4 @@ def _item(job, item, scratch):
     settle()
 
 
-_work = worker("interpolation_gather_work", _item, ITEMS, LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p = load_i64(call, CALL_PARAMETERS)
-    job = new_job()
-    begin(job, call, 0)
-    return work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-
-
-def _build() -> tuple[Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, run
-
-
-@cache
-def functions() -> tuple[Any, Any]:
-    """(work, run), compiled."""
-    return keep(_build())
+GATHER = stage("interpolation", Interpolation, _item)

@@ -1,20 +1,21 @@
-"""The parameters of `interpolation.gather` from the taps of every axis. Plain Python."""
+"""Plans for `interpolation.gather` from the taps of every axis. Plain Python."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnx_backprop.opset.maths.interpolation import Taps
-from onnx_backprop.ort_ops.interpolation import rows as par
-from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, WINDOWS, functions
+from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, GATHER, WINDOWS
+from onnx_backprop.ort_ops.interpolation.rows import Interpolation, RowAxis
 from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
-from onnx_backprop.ort_ops.runtime.bridge import Call, Plan
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.machine import PERMUTES, last_level_cache, processors
+from onnx_backprop.ort_ops.runtime.bridge import Call
+from onnx_backprop.ort_ops.runtime.machine import PERMUTES, VECTOR, last_level_cache, processors
+from onnx_backprop.ort_ops.runtime.records import size
+from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
 
 # elements of a row of dy that a chunk of columns reads, about
@@ -83,7 +84,6 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
     """
     outs = call.inputs[data]
     assert outs is not None
-    work, run = functions()
     if 0 in outs:
         count = math.prod(call.output)
         axes = [_Axis(count, 0, _Column(np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)))]
@@ -94,7 +94,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         inner = axes.pop().length
     column = axes.pop() if axes else _Axis(1, 1, None)
     tables: list[np.ndarray] = []
-    table_at = par.WORDS + par.AXIS_WORDS * len(axes)
+    table_at = size(Interpolation) + size(RowAxis) * len(axes)
 
     def place(table: np.ndarray) -> int:
         nonlocal table_at
@@ -102,18 +102,19 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         table_at += len(table)
         return table_at - len(table)
 
-    stride, entries, most = column.out * inner, [], 1
+    stride, most = column.out * inner, 1
+    entries: list[RowAxis] = []
     for axis in reversed(axes):
-        entry = [axis.length, stride, 0, 0]
+        entry = RowAxis(length=axis.length, stride=stride)
         if axis.column is not None:
-            entry[2:] = [place(axis.column.starts), place(_words(axis.column))]
+            entry = replace(entry, starts=place(axis.column.starts), taps=place(_words(axis.column)))
             most *= max(1, int(np.diff(axis.column.starts).max(initial=0)))
         entries.append(entry)
         stride *= axis.out
     rows = math.prod(a.length for a in axes)
     method, table = _method(column, inner)
     chunks = _chunks(column, inner, _CHUNK[method])
-    read, made = int(chunks[:, par.CHUNK_LENGTH].max()) * inner, int(chunks[:, par.CHUNK_COUNT].max()) * inner
+    read, made = int(chunks[:, 3].max()) * inner, int(chunks[:, 1].max()) * inner
     pitch = -(-(read + WINDOW) // VECTOR) * VECTOR
     floats, at_once = {
         ALONG: (read + made, 1),
@@ -122,37 +123,37 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
     }[method]
     units = math.ceil(rows / at_once) * len(chunks)
     per_item = max(1, units // (_PARTS * processors()))
-    head = {
-        par.WORKER: work.address,
-        par.KIND: call.element_type,
-        par.DATA: data,
-        par.AXES: len(axes),
-        par.AXIS_TABLE: par.WORDS,
-        par.ROW_COUNT: rows,
-        par.COLUMNS: column.length,
-        par.INNER: inner,
-        par.STARTS: 0 if column.column is None else place(column.column.starts),
-        par.TAPS: 0 if column.column is None else place(_words(column.column)),
-        par.CHUNKS: len(chunks),
-        par.CHUNK_TABLE: place(chunks.reshape(-1)),
-        par.LIST_WORDS: 2 * most,
-        par.LANE_BYTES: 16 * most + 4 * floats,
-        par.METHOD: method,
-        par.UNITS: units,
-        par.PER_ITEM: per_item,
-        par.ITEMS: math.ceil(units / per_item),
-        par.PITCH: pitch,
-        par.STREAMED: int(4 * (math.prod(outs) + math.prod(call.output)) > last_level_cache()),
-        par.INNERMOST: int([axis.column is not None for axis in axes] in ([True], [False, True])),
-    }
+    head = Interpolation(
+        kind=call.element_type,
+        data=data,
+        axes=len(axes),
+        axis_table=size(Interpolation),
+        row_count=rows,
+        columns=column.length,
+        inner=inner,
+        starts=0 if column.column is None else place(column.column.starts),
+        taps=0 if column.column is None else place(_words(column.column)),
+        chunks=len(chunks),
+        chunk_table=place(chunks.reshape(-1)),
+        list_words=2 * most,
+        method=method,
+        units=units,
+        per_item=per_item,
+        pitch=pitch,
+        innermost=[axis.column is not None for axis in axes] in ([True], [False, True]),
+        streamed=4 * (math.prod(outs) + math.prod(call.output)) > last_level_cache(),
+    )
     if table is not None:
-        per_chunk = -(-chunks[:, par.CHUNK_COUNT] * inner // VECTOR)
-        head[par.ENDS] = place(table.ends)
-        head[par.ENTRIES] = place(table.entries(np.repeat(chunks[:, par.CHUNK_LOW] * inner, per_chunk)))
-        head[par.PATTERNS] = place(np.frombuffer(table.patterns.tobytes(), np.int64))
-    blocks = [np.array([head.get(n, 0) for n in range(par.WORDS)]), *(np.array(e) for e in reversed(entries)), *tables]
-    parameters = np.concatenate([b.astype(np.int64) for b in blocks])
-    return Plan(run.address, parameters, lane=head[par.LANE_BYTES])
+        per_chunk = -(-chunks[:, 1] * inner // VECTOR)
+        head = replace(
+            head,
+            ends=place(table.ends),
+            entries=place(table.entries(np.repeat(chunks[:, 2] * inner, per_chunk))),
+            patterns=place(np.frombuffer(table.patterns.tobytes(), np.int64)),
+        )
+    blocks = [*(entry.words() for entry in reversed(entries)), *tables]
+    behind = np.concatenate([np.asarray(block, np.int64) for block in blocks])
+    return Plan(head, ((GATHER, math.ceil(units / per_item)),), lane=16 * most + 4 * floats, tables=behind)
 
 
 def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:
@@ -174,7 +175,7 @@ def _words(column: _Column) -> np.ndarray:
 
 
 def _chunks(axis: _Axis, inner: int, limit: int) -> np.ndarray:
-    """Rows (first and count in dx, first and count in dy)."""
+    """Rows are `Chunk`s."""
     if axis.column is None:
         size = max(1, limit // inner)
         firsts = np.arange(0, axis.length, size)

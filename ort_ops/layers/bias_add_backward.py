@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onnx_backprop.opset.operators.bias_add_backward import OP
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    POOL_BYTES,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import exported, inner
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, stack, store_f32, store_i64
+from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.compile import inner
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
+from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
-
-# parameters
-WORKER, KIND, BATCH, CHANNELS, LENGTH, PARTS, LAST, AT_ONCE, SUM_BYTES = range(9)
-# what a worker is told: the call, where the sums are, and the channels of this round
-JOB_CALL, JOB_SUMS, JOB_FIRST, JOB_COUNT = range(4)
 
 LANES = 64  # independent partial sums of one run
 CHUNK = 128  # rows added up before they join the sum of the part
 
-_job = stack(4)
 _lanes = stack(LANES // 2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BiasAdd(Record):
+    """The numbers of a plan: rows of channels (`last`), or a batch of channels of so many elements."""
+
+    kind: int
+    batch: int
+    channels: int
+    length: int
+    parts: int  # of the batch or the rows
+    last: bool
+    at_once: int  # channels
+
+
 @inner
-def _sum_channel(kind, source, parameters, part, channel):
+def _sum_channel(kind, source, p, part, channel):
     """NCX: one channel of a part of the batch."""
-    channels, length = load_i64(parameters, CHANNELS), load_i64(parameters, LENGTH)
-    parts, batch = load_i64(parameters, PARTS), load_i64(parameters, BATCH)
+    channels, length = p.channels, p.length
+    parts, batch = p.parts, p.batch
     lanes = _lanes()
     total = np.float32(0.0)
     for n in range(part * batch // parts, (part + 1) * batch // parts):
@@ -63,10 +60,10 @@ def _sum_channel(kind, source, parameters, part, channel):
 
 
 @inner
-def _sum_rows(kind, source, parameters, part, first, count, sums):
+def _sum_rows(kind, source, p, part, first, count, sums):
     """NXC: some channels of a part of the rows."""
-    channels = load_i64(parameters, CHANNELS)
-    parts, rows = load_i64(parameters, PARTS), load_i64(parameters, BATCH)
+    channels = p.channels
+    parts, rows = p.parts, p.batch
     total = sums + 8 * part * count
     chunk = total + 4 * count
     clear(total, 0, count)
@@ -82,66 +79,32 @@ def _sum_rows(kind, source, parameters, part, first, count, sums):
 
 
 @inner
-def _work(job, index):
-    call = load_i64(job, JOB_CALL)
-    parameters, source = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_INPUTS)
-    kind, sums = load_i64(parameters, KIND), load_i64(job, JOB_SUMS)
-    first, count = load_i64(job, JOB_FIRST), load_i64(job, JOB_COUNT)
-    if load_i64(parameters, LAST):
-        _sum_rows(kind, source, parameters, index, first, count, sums)
-    else:
-        store_f32(sums, index, _sum_channel(kind, source, parameters, index // count, first + index % count))
+def _work(call, p, index, _scratch):
+    count = min(p.at_once, p.channels - call.part)
+    if p.last:
+        _sum_rows(p.kind, call.inputs[0], p, index, call.part, count, call.shared)
+        return
+    part, channel = index // p.at_once, index % p.at_once
+    if channel < count:
+        total = _sum_channel(p.kind, call.inputs[0], p, part, call.part + channel)
+        store_f32(call.shared, part * count + channel, total)
 
 
 @inner
-def _run(call):
-    parameters, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    channels, parts, last = (
-        load_i64(parameters, CHANNELS),
-        load_i64(parameters, PARTS),
-        load_i64(parameters, LAST),
-    )
-    size, status = load_i64(parameters, SUM_BYTES), 0
-    sums = acquire(runtime, size)
-    if sums == 0:
-        return no_memory(call)
-    job = _job()
-    store_i64(job, JOB_CALL, call)
-    store_i64(job, JOB_SUMS, sums)
-    for first in range(0, channels, load_i64(parameters, AT_ONCE)):
-        count = min(load_i64(parameters, AT_ONCE), channels - first)
-        store_i64(job, JOB_FIRST, first)
-        store_i64(job, JOB_COUNT, count)
-        if status == 0:
-            status = parallel(call, load_i64(parameters, WORKER), job, parts if last else parts * count)
-        for part in range(1, parts):
-            add_run(1, sums, sums, part * (2 * count if last else count), count)
-        write_run(load_i64(parameters, KIND), load_i64(call, CALL_OUTPUT), first, 1, sums, 0, count)
-    release(runtime, sums, size)
-    return status
+def _finish(call, p, _item, _scratch):
+    count, sums = min(p.at_once, p.channels - call.part), call.shared
+    for part in range(1, p.parts):
+        add_run(F32, sums, sums, part * (2 * count if p.last else count), count)
+    write_run(p.kind, call.output, call.part, 1, sums, 0, count)
 
 
-def _build() -> tuple[Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, index):
-        _work(job, index)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, run
-
-
-@cache
-def _functions() -> tuple[Any, Any]:
-    return keep(_build())
+_WORK = stage("bias_add", BiasAdd, _work)
+_FINISH = stage("bias_add_finish", BiasAdd, _finish)
 
 
 def _plan(call: Call) -> Plan:
     shape = call.inputs[0]
     assert shape is not None
-    work, run = _functions()
     last = call.attributes["data_format"] == "NXC"
     if last:
         rows, channels, length = math.prod(shape[:-1]), shape[-1], 1
@@ -151,18 +114,17 @@ def _plan(call: Call) -> Plan:
         parts = max(1, min(rows, 16 // channels))
     per_channel = (8 if last else 4) * parts
     at_once = min(channels, POOL_BYTES // per_channel)
-    words = {
-        WORKER: work.address,
-        KIND: call.element_type,
-        BATCH: rows,
-        CHANNELS: channels,
-        LENGTH: length,
-        PARTS: parts,
-        LAST: last,
-        AT_ONCE: at_once,
-        SUM_BYTES: at_once * per_channel,
-    }
-    return Plan(run.address, np.array([words[n] for n in range(len(words))], np.int64), words[SUM_BYTES])
+    parameters = BiasAdd(
+        kind=call.element_type,
+        batch=rows,
+        channels=channels,
+        length=length,
+        parts=parts,
+        last=last,
+        at_once=at_once,
+    )
+    stages = (_WORK, parts if last else parts * at_once), (_FINISH, 1)
+    return Plan(parameters, stages, at_once * per_channel, parts=(channels, at_once))
 
 
-KERNEL = NativeKernel(OP, _plan, _functions)
+KERNEL = NativeKernel(OP, _plan)

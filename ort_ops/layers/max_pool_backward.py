@@ -9,33 +9,14 @@ throughout; where no windows overlap, each cell of a half type has at most one s
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
-from numba import types
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.maths import convolution_attributes, pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP
 from onnx_backprop.ort_ops.layers.max_pool_windows import (
-    APART,
-    BANDS,
-    BLOCKS,
-    CHANNELS,
-    CUT,
-    DILATION,
-    ITEMS,
-    KIND,
-    LENGTH,
-    LISTED,
-    OUT,
-    PAD,
-    SCRATCH,
-    STRIDE,
-    TAPS,
-    WORDS,
-    WORKER,
+    Pool,
     add_one,
     clear_sums,
     end_until,
@@ -45,11 +26,11 @@ from onnx_backprop.ort_ops.layers.max_pool_windows import (
     windows_of_band,
     winner_of,
 )
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i32, load_i64, store_i32
+from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.compile import inner
+from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i32, store_i32
+from onnx_backprop.ort_ops.runtime.records import Triple
+from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.pool_windows import winners
 from onnx_backprop.ort_ops.vector.registers import fetch
 from onnx_backprop.ort_ops.vector.rows import read_run, write_run
@@ -67,43 +48,43 @@ WINDOWS = 1 << 12  # of a row at a time
 @inner
 def _planes(p, call, item, scratch):
     """NCX: a band of one plane."""
-    kind, bands, direct = load_i64(p, KIND), load_i64(p, BANDS), load_i64(p, KIND) == F32 or load_i64(p, APART)
-    rows, depth, width = load_i64(p, LENGTH), load_i64(p, LENGTH + 1), load_i64(p, LENGTH + 2)
+    kind, bands, direct = p.kind, p.bands, p.kind == F32 or p.apart
+    rows, depth, width = p.length[0], p.length[1], p.length[2]
     plane, band = item // bands, item % bands
     a0, a1, low, high = 0, rows, band * width // bands, (band + 1) * width // bands
-    if load_i64(p, CUT) == 0:
+    if p.cut == 0:
         a0, a1 = band * rows // bands, (band + 1) * rows // bands
         low, high = a0 * depth * width, a1 * depth * width
     cells, size = rows * depth * width, 4 if kind == F32 else 2
-    x, table = load_i64(call, CALL_INPUTS) + size * plane * cells, scratch
-    owner = table + 16 * load_i64(p, LISTED)
+    x, table = call.inputs[0] + size * plane * cells, scratch
+    owner = table + 16 * p.listed
     grads = owner + 4 * WINDOWS
-    sums = load_i64(call, CALL_OUTPUT) + size * plane * cells if direct else grads + 4 * WINDOWS - 4 * low
+    sums = call.output + size * plane * cells if direct else grads + 4 * WINDOWS - 4 * low
     clear_sums(kind if direct else F32, sums, low, high - low)
-    w_first, w_last = 0, load_i64(p, OUT + 2)
-    if load_i64(p, CUT):
+    w_first, w_last = 0, p.out[2]
+    if p.cut:
         w_first, w_last = windows_of_band(p, 2, low, high)
     first, last = windows_of_band(p, 0, a0, a1)
     listed = (-1, -1, -1, -1, 0)
     for oa in range(first, last):
-        a_start = oa * load_i64(p, STRIDE) - load_i64(p, PAD)
+        a_start = oa * p.stride[0] - p.pad[0]
         a_taps = taps_inside(p, 0, a_start)
-        for ob in range(load_i64(p, OUT + 1)):
-            b_start = ob * load_i64(p, STRIDE + 1) - load_i64(p, PAD + 1)
+        for ob in range(p.out[1]):
+            b_start = ob * p.stride[1] - p.pad[1]
             b_taps = taps_inside(p, 1, b_start)
             if a_taps[0] >= a_taps[1] or b_taps[0] >= b_taps[1]:
                 continue
-            row = (a_start * depth + b_start) * width - load_i64(p, PAD + 2)  # where the row's first window begins
+            row = (a_start * depth + b_start) * width - p.pad[2]  # where the row's first window begins
             if depth == 1:  # while winners of this row of windows are added, fetch what the next one looks at anew
-                fetch(x + size * (row + load_i64(p, STRIDE) * width), size * load_i64(p, STRIDE) * width)
+                fetch(x + size * (row + p.stride[0] * width), size * p.stride[0] * width)
             for ow in range(w_first, w_last, WINDOWS):
                 count = min(WINDOWS, w_last - ow)
                 listed = _winners_of_row(p, call, plane * cells + row, a_taps, b_taps, ow, count, table, owner, listed)
-                at = ((plane * load_i64(p, OUT) + oa) * load_i64(p, OUT + 1) + ob) * load_i64(p, OUT + 2) + ow
-                start = row + ow * load_i64(p, STRIDE + 2)
+                at = ((plane * p.out[0] + oa) * p.out[1] + ob) * p.out[2] + ow
+                start = row + ow * p.stride[2]
                 _add(p, call, sums, owner, at, count, start, low, high, grads)
     if not direct:
-        write_run(kind, load_i64(call, CALL_OUTPUT), plane * cells + low, 1, sums, low, high - low)
+        write_run(kind, call.output, plane * cells + low, 1, sums, low, high - low)
 
 
 @inner
@@ -112,12 +93,12 @@ def _winners_of_row(p, call, row, a_taps, b_taps, first, count, table, owner, li
 
     Those that lie inside along the row go together, the others singly.
     """
-    kind, stride, pad = load_i64(p, KIND), load_i64(p, STRIDE + 2), load_i64(p, PAD + 2)
-    width, kernel, x = load_i64(p, LENGTH + 2), load_i64(p, TAPS + 2), load_i64(call, CALL_INPUTS)
+    kind, stride, pad = p.kind, p.stride[2], p.pad[2]
+    width, kernel, x = p.length[2], p.taps[2], call.inputs[0]
     begin = min(first + count, max(first, first_from(pad, stride)))
-    inside = width - 1 + pad - (kernel - 1) * load_i64(p, DILATION + 2)
+    inside = width - 1 + pad - (kernel - 1) * p.dilation[2]
     end = max(begin, end_until(inside, stride, first + count))
-    if load_i64(p, LISTED) == 0:
+    if p.listed == 0:
         end = begin
     if begin < end:
         if listed[:4] != (a_taps[0], a_taps[1], b_taps[0], b_taps[1]):
@@ -138,7 +119,7 @@ def _winners_of_row(p, call, row, a_taps, b_taps, first, count, table, owner, li
 @inner
 def _add(p, call, sums, owner, at, count, start, low, high, grads):
     """dy from its element `at` on to the winners, where those lie in the band; start: where the first window begins."""
-    kind, stride, dy = load_i64(p, KIND), load_i64(p, STRIDE + 2), load_i64(call, CALL_INPUTS + 1)
+    kind, stride, dy = p.kind, p.stride[2], call.inputs[1]
     if kind != F32:
         read_run(kind, grads, 0, dy, at, 1, count)
         dy, at = grads, 0
@@ -146,27 +127,27 @@ def _add(p, call, sums, owner, at, count, start, low, high, grads):
         cell = np.int64(load_i32(owner, i))
         place = start + i * stride + cell
         if cell >= 0 and low <= place < high:
-            add_one(kind if load_i64(p, APART) else F32, sums, place, load_f32(dy, at + i))
+            add_one(kind if p.apart else F32, sums, place, load_f32(dy, at + i))
 
 
 @inner
 def _blocks(p, call, item, scratch):
     """NXC: a band of some channels of one image."""
-    kind, bands, blocks, channels = load_i64(p, KIND), load_i64(p, BANDS), load_i64(p, BLOCKS), load_i64(p, CHANNELS)
-    rows, depth, width = load_i64(p, LENGTH), load_i64(p, LENGTH + 1), load_i64(p, LENGTH + 2)
-    out_rows, out_depth, out_width = load_i64(p, OUT), load_i64(p, OUT + 1), load_i64(p, OUT + 2)
+    kind, bands, blocks, channels = p.kind, p.bands, p.blocks, p.channels
+    rows, depth, width = p.length[0], p.length[1], p.length[2]
+    out_rows, out_depth, out_width = p.out[0], p.out[1], p.out[2]
     image, band, block = item // (bands * blocks), item // blocks % bands, item % blocks
     c0 = block * channels // blocks
     count = (block + 1) * channels // blocks - c0
     a0, a1 = band * rows // bands, (band + 1) * rows // bands
     low, high = a0 * depth * width, a1 * depth * width
-    x, dy, out = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1), load_i64(call, CALL_OUTPUT)
+    x, dy, out = call.inputs[0], call.inputs[1], call.output
     table, size = scratch, 4 if kind == F32 else 2
-    owner = table + 16 * load_i64(p, LISTED)
+    owner = table + 16 * p.listed
     grads = owner + 4 * count
     sums, pitch, held = grads + 4 * count - 4 * low * count, count, F32
     origin = image * rows * depth * width
-    direct = kind == F32 or load_i64(p, APART)
+    direct = kind == F32 or p.apart
     if direct:
         sums, pitch, held = out + size * (origin * channels + c0), channels, kind
     for cell in range(low, high):
@@ -174,20 +155,20 @@ def _blocks(p, call, item, scratch):
     taps, listed = 0, (-1, -1, -1, -1, -1, -1)
     first, last = windows_of_band(p, 0, a0, a1)
     for oa in range(first, last):
-        a_start = oa * load_i64(p, STRIDE) - load_i64(p, PAD)
+        a_start = oa * p.stride[0] - p.pad[0]
         a_first, a_last = taps_inside(p, 0, a_start)
         for ob in range(out_depth):
-            b_start = ob * load_i64(p, STRIDE + 1) - load_i64(p, PAD + 1)
+            b_start = ob * p.stride[1] - p.pad[1]
             b_first, b_last = taps_inside(p, 1, b_start)
             for ow in range(out_width):
-                w_start = ow * load_i64(p, STRIDE + 2) - load_i64(p, PAD + 2)
+                w_start = ow * p.stride[2] - p.pad[2]
                 w_first, w_last = taps_inside(p, 2, w_start)
                 if a_first >= a_last or b_first >= b_last or w_first >= w_last:
                     continue
                 start = (a_start * depth + b_start) * width + w_start
                 base = (origin + start) * channels + c0
                 key = (a_first, a_last, b_first, b_last, w_first, w_last)
-                if load_i64(p, LISTED) == 0:
+                if p.listed == 0:
                     for c in range(count):
                         winner = winner_of(
                             p, kind, x, base + c, channels, a_first, a_last, b_first, b_last, w_first, w_last
@@ -196,7 +177,7 @@ def _blocks(p, call, item, scratch):
                 elif key != listed:
                     taps = list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, channels)
                     listed = key
-                if load_i64(p, LISTED):
+                if p.listed:
                     winners(kind, owner, x + size * base, table, taps, 1, 0, count)
                 at = ((image * out_rows + oa) * out_depth + ob) * out_width + ow
                 read_run(kind, grads, 0, dy, at * channels + c0, 1, count)
@@ -210,40 +191,14 @@ def _blocks(p, call, item, scratch):
 
 
 @inner
-def _item(job, item, scratch):
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    if load_i64(p, BLOCKS):
+def _item(call, p, item, scratch):
+    if p.blocks:
         _blocks(p, call, item, scratch)
     else:
         _planes(p, call, item, scratch)
 
 
-_work = worker("max_pool_work", _item, ITEMS, SCRATCH)
-
-
-@inner
-def _run(call):
-    p, job = load_i64(call, CALL_PARAMETERS), new_job()
-    begin(job, call, 0)
-    return work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-
-
-def _build() -> tuple[Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, run
-
-
-@cache
-def _functions() -> tuple[Any, Any]:
-    return keep(_build())
+_WORK = stage("max_pool", Pool, _item)
 
 
 def _plan(call: Call) -> Plan:
@@ -275,19 +230,21 @@ def _plan(call: Call) -> Plan:
     held = cells // along.length * width  # of a row of the axis that is cut
     if summed:  # windows that touch several bands are looked at for each
         bands = max(bands, min(along.length, -(-along.length * held // MAX_HELD)))
-    work, run = _functions()
-    words = np.zeros(WORDS, np.int64)
-    words[WORKER], words[KIND], words[ITEMS] = work.address, call.element_type, pieces * bands
-    words[BANDS], words[BLOCKS], words[CHANNELS], words[CUT], words[APART] = bands, blocks, channels, cut, apart
     # of a window's taps no more lie inside than there are cells
-    listed = math.prod(min(axis.kernel, axis.length) for axis in axes)
-    words[LISTED] = listed if listed <= MAX_LISTED else 0
-    words[SCRATCH] = 16 * words[LISTED] + 8 * (width if last else WINDOWS)
-    words[SCRATCH] += 4 * -(-along.length // bands) * held if summed else 0
-    fields = {LENGTH: "length", OUT: "out", TAPS: "kernel", STRIDE: "stride", DILATION: "dilation", PAD: "begin"}
-    for place, name in fields.items():
-        words[place : place + 3] = [getattr(axis, name) for axis in (a, b, w)]
-    return Plan(run.address, words, lane=int(words[SCRATCH]))
+    taps = math.prod(min(axis.kernel, axis.length) for axis in axes)
+    listed = taps if taps <= MAX_LISTED else 0
+
+    def triple(name: str) -> Triple:
+        return getattr(a, name), getattr(b, name), getattr(w, name)
+
+    parameters = Pool(
+        kind=call.element_type, bands=bands, blocks=blocks, channels=channels, listed=listed, cut=cut, apart=apart,
+        length=triple("length"), out=triple("out"), taps=triple("kernel"), stride=triple("stride"),
+        dilation=triple("dilation"), pad=triple("begin"),
+    )  # fmt: skip
+    lane = 16 * listed + 8 * (width if last else WINDOWS)
+    lane += 4 * -(-along.length // bands) * held if summed else 0
+    return Plan(parameters, ((_WORK, pieces * bands),), lane=lane)
 
 
 def _extent(axis: pooling.Axis) -> int:
@@ -295,4 +252,4 @@ def _extent(axis: pooling.Axis) -> int:
     return (axis.kernel - 1) * axis.dilation + 1
 
 
-KERNEL = NativeKernel(OP, _plan, _functions)
+KERNEL = NativeKernel(OP, _plan)

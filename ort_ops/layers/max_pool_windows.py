@@ -5,33 +5,35 @@ The parameters of a call lie here too, for the loops that go from window to wind
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import (
-    BF16,
-    F16,
-    F32,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_i64,
-    store_bf16,
-    store_f16,
-    store_f32,
-    store_i64,
-)
+from onnx_backprop.ort_ops.runtime.llvm import F32, by_half, by_type, load_f32, store_f16, store_f32, store_i64
+from onnx_backprop.ort_ops.runtime.records import Record, Triple
 from onnx_backprop.ort_ops.vector.rows import clear
 
-# parameters; three numbers each from LENGTH on, for A, B and W, the last spatial axis. CUT: which one is cut into
-# bands, W only where the others have length 1. LISTED: most taps of a table, 0: none, windows go singly. APART: no
-# window overlaps another, and a half type is written at once
-(
-    WORKER, KIND, ITEMS, BANDS, BLOCKS, CHANNELS, SCRATCH, LISTED, CUT, APART, LENGTH, OUT, TAPS, STRIDE, DILATION, PAD,
-    WORDS,
-) = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 16, 19, 22, 25, 28)  # fmt: skip
-
 NONE = np.int32(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Record):
+    """The numbers of a plan; triples for the axes A, B and W, the last spatial one."""
+
+    kind: int
+    bands: int
+    blocks: int  # of channels, NXC
+    channels: int
+    listed: int  # most taps of a table, 0: none, windows go singly
+    cut: int  # which axis is cut into bands, W only where the others have length 1
+    apart: bool  # no window overlaps another, and a half type is written at once
+    length: Triple
+    out: Triple
+    taps: Triple
+    stride: Triple
+    dilation: Triple
+    pad: Triple
 
 
 @inner
@@ -49,16 +51,16 @@ def end_until(place, step, count):
 @inner
 def windows_of_band(p, axis, first, last):
     """The windows that touch the cells first … last - 1 of an axis: first, and one behind the last."""
-    stride, pad = load_i64(p, STRIDE + axis), load_i64(p, PAD + axis)
-    reach = (load_i64(p, TAPS + axis) - 1) * load_i64(p, DILATION + axis)
-    return first_from(first + pad - reach, stride), end_until(last - 1 + pad, stride, load_i64(p, OUT + axis))
+    stride, pad = p.stride[axis], p.pad[axis]
+    reach = (p.taps[axis] - 1) * p.dilation[axis]
+    return first_from(first + pad - reach, stride), end_until(last - 1 + pad, stride, p.out[axis])
 
 
 @inner
 def taps_inside(p, axis, start):
     """The taps of a window that begins at `start` which lie inside the source: first, and one behind the last."""
-    dilation, last = load_i64(p, DILATION + axis), load_i64(p, LENGTH + axis) - 1
-    return first_from(-start, dilation), end_until(last - start, dilation, load_i64(p, TAPS + axis))
+    dilation, last = p.dilation[axis], p.length[axis] - 1
+    return first_from(-start, dilation), end_until(last - start, dilation, p.taps[axis])
 
 
 @inner
@@ -67,9 +69,9 @@ def list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, pitch
     count = 0
     for ka in range(a_first, a_last):
         for kb in range(b_first, b_last):
-            row = ka * load_i64(p, DILATION) * load_i64(p, LENGTH + 1) + kb * load_i64(p, DILATION + 1)
+            row = ka * p.dilation[0] * p.length[1] + kb * p.dilation[1]
             for kw in range(w_first, w_last):
-                cell = row * load_i64(p, LENGTH + 2) + kw * load_i64(p, DILATION + 2)
+                cell = row * p.length[2] + kw * p.dilation[2]
                 store_i64(table, 2 * count, cell * pitch)
                 store_i64(table, 2 * count + 1, cell)
                 count += 1
@@ -77,12 +79,8 @@ def list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, pitch
 
 
 @inner
-def _load(kind, source, index):
-    if kind == F16:
-        return load_f16(source, index)
-    if kind == BF16:
-        return load_bf16(source, index)
-    return load_f32(source, index)
+def _element(load, _store, source, index):
+    return load(source, index)
 
 
 @inner
@@ -91,10 +89,10 @@ def winner_of(p, kind, x, start, pitch, a_first, a_last, b_first, b_last, w_firs
     best, owner = np.float32(0.0), NONE
     for ka in range(a_first, a_last):
         for kb in range(b_first, b_last):
-            row = ka * load_i64(p, DILATION) * load_i64(p, LENGTH + 1) + kb * load_i64(p, DILATION + 1)
+            row = ka * p.dilation[0] * p.length[1] + kb * p.dilation[1]
             for kw in range(w_first, w_last):
-                cell = row * load_i64(p, LENGTH + 2) + kw * load_i64(p, DILATION + 2)
-                value = _load(kind, x, start + cell * pitch)
+                cell = row * p.length[2] + kw * p.dilation[2]
+                value = by_type(kind, _element, x, start + cell * pitch)
                 if owner == NONE or value > best:
                     best, owner = value, np.int32(cell)
     return owner
@@ -111,11 +109,14 @@ def clear_sums(kind, target, first, count):
 
 
 @inner
+def _store_sum(_load, store, sums, place, value):
+    store(sums, place, np.float32(0.0) + value)
+
+
+@inner
 def add_one(kind, sums, place, value):
     """Add to a sum; in a half type there is nothing yet."""
-    if kind == F16:
-        store_f16(sums, place, np.float32(0.0) + value)
-    elif kind == BF16:
-        store_bf16(sums, place, np.float32(0.0) + value)
-    else:
+    if kind == F32:
         store_f32(sums, place, load_f32(sums, place) + value)
+    else:
+        by_half(kind, _store_sum, sums, place, value)

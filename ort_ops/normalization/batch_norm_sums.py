@@ -6,25 +6,11 @@ in float64. No order of sums depends on the length of a vector.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN
-from onnx_backprop.ort_ops.runtime.compile import compiled, inner
-from onnx_backprop.ort_ops.runtime.llvm import (
-    BF16,
-    F16,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_f64,
-    load_i64,
-    store_bf16,
-    store_f16,
-    store_f32,
-    store_f64,
-)
+from onnx_backprop.ort_ops.runtime.compile import fast, inner
+from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32, load_f64, store_f32, store_f64
 
 GROUP = 4  # lines that are added up together
 # arrays of one length, `span`: float32 sums of a chunk of lines, float64 totals, float32 factors
@@ -33,74 +19,59 @@ T_COUNT, T_MEAN, T_SQUARE, T_WHOLE, T_ALONG, TOTALS = range(6)
 F_MEAN, F_SLOPE, F_ALONG, F_LEVEL, FACTORS = range(5)
 
 
-def _loops(name: str, load: Any, store: Any) -> tuple[Any, Any, Any, Any, Any]:
-    @compiled(f"batch_norm_sum_{name}")
-    def add(sums, x, first, count):
-        for i in range(count):
-            store_f32(sums, i, load_f32(sums, i) + load(x, first + i))
-
-    @compiled(f"batch_norm_sum_group_{name}")
-    def add_group(sums, x, first, pitch, count):
-        second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
-        for i in range(count):
-            front, back = load(x, first + i) + load(x, second + i), load(x, third + i) + load(x, fourth + i)
-            store_f32(sums, i, load_f32(sums, i) + (front + back))
-
-    @compiled(f"batch_norm_moments_{name}", fastmath={"contract"})
-    def moments(rests, squares, wholes, alongs, means, x, dy, first, count):
-        for i in range(count):
-            d, g = load(x, first + i) - load_f32(means, i), load(dy, first + i)
-            store_f32(rests, i, load_f32(rests, i) + d)
-            store_f32(squares, i, load_f32(squares, i) + d * d)
-            store_f32(wholes, i, load_f32(wholes, i) + g)
-            store_f32(alongs, i, load_f32(alongs, i) + g * d)
-
-    @compiled(f"batch_norm_moments_group_{name}", fastmath={"contract"})
-    def moments_group(rests, squares, wholes, alongs, means, x, dy, first, pitch, count):
-        second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
-        for i in range(count):
-            mean = load_f32(means, i)
-            d0, d1 = load(x, first + i) - mean, load(x, second + i) - mean
-            d2, d3 = load(x, third + i) - mean, load(x, fourth + i) - mean
-            g0, g1, g2, g3 = load(dy, first + i), load(dy, second + i), load(dy, third + i), load(dy, fourth + i)
-            store_f32(rests, i, load_f32(rests, i) + ((d0 + d1) + (d2 + d3)))
-            store_f32(squares, i, load_f32(squares, i) + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)))
-            store_f32(wholes, i, load_f32(wholes, i) + ((g0 + g1) + (g2 + g3)))
-            store_f32(alongs, i, load_f32(alongs, i) + ((g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3)))
-
-    @compiled(f"batch_norm_gradient_{name}", fastmath={"contract"})
-    def gradient(dx, x, dy, first, count, means, slopes, alongs, levels):
-        for i in range(count):
-            rest = (load(x, first + i) - load_f32(means, i)) * load_f32(alongs, i) + load_f32(levels, i)
-            store(dx, first + i, load(dy, first + i) * load_f32(slopes, i) + rest)
-
-    return add, add_group, moments, moments_group, gradient
+@inner
+def _add(load, _store, sums, x, first, count):
+    for i in range(count):
+        store_f32(sums, i, load_f32(sums, i) + load(x, first + i))
 
 
-_add_f32, _add_group_f32, _moments_f32, _moments_group_f32, _gradient_f32 = _loops("f32", load_f32, store_f32)
-_add_f16, _add_group_f16, _moments_f16, _moments_group_f16, _gradient_f16 = _loops("f16", load_f16, store_f16)
-_add_bf16, _add_group_bf16, _moments_bf16, _moments_group_bf16, _gradient_bf16 = _loops("bf16", load_bf16, store_bf16)
+@inner
+def _add_group(load, _store, sums, x, first, pitch, count):
+    second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
+    for i in range(count):
+        front, back = load(x, first + i) + load(x, second + i), load(x, third + i) + load(x, fourth + i)
+        store_f32(sums, i, load_f32(sums, i) + (front + back))
+
+
+@fast("contract")
+def _moments(load, _store, rests, squares, wholes, alongs, means, x, dy, first, count):
+    for i in range(count):
+        d, g = load(x, first + i) - load_f32(means, i), load(dy, first + i)
+        store_f32(rests, i, load_f32(rests, i) + d)
+        store_f32(squares, i, load_f32(squares, i) + d * d)
+        store_f32(wholes, i, load_f32(wholes, i) + g)
+        store_f32(alongs, i, load_f32(alongs, i) + g * d)
+
+
+@fast("contract")
+def _moments_group(load, _store, rests, squares, wholes, alongs, means, x, dy, first, pitch, count):
+    second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
+    for i in range(count):
+        mean = load_f32(means, i)
+        d0, d1 = load(x, first + i) - mean, load(x, second + i) - mean
+        d2, d3 = load(x, third + i) - mean, load(x, fourth + i) - mean
+        g0, g1, g2, g3 = load(dy, first + i), load(dy, second + i), load(dy, third + i), load(dy, fourth + i)
+        store_f32(rests, i, load_f32(rests, i) + ((d0 + d1) + (d2 + d3)))
+        store_f32(squares, i, load_f32(squares, i) + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)))
+        store_f32(wholes, i, load_f32(wholes, i) + ((g0 + g1) + (g2 + g3)))
+        store_f32(alongs, i, load_f32(alongs, i) + ((g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3)))
+
+
+@fast("contract")
+def _gradient(load, store, dx, x, dy, first, count, means, slopes, alongs, levels):
+    for i in range(count):
+        rest = (load(x, first + i) - load_f32(means, i)) * load_f32(alongs, i) + load_f32(levels, i)
+        store(dx, first + i, load(dy, first + i) * load_f32(slopes, i) + rest)
 
 
 @inner
 def add_lines(kind, sums, x, first, pitch, lines, count):
     """Lines, at most GROUP, added to the sums of their elements."""
     if lines == GROUP:
-        if kind == F16:
-            _add_group_f16(sums, x, first, pitch, count)
-        elif kind == BF16:
-            _add_group_bf16(sums, x, first, pitch, count)
-        else:
-            _add_group_f32(sums, x, first, pitch, count)
+        by_type(kind, _add_group, sums, x, first, pitch, count)
         return
     for line in range(lines):
-        at = first + line * pitch
-        if kind == F16:
-            _add_f16(sums, x, at, count)
-        elif kind == BF16:
-            _add_bf16(sums, x, at, count)
-        else:
-            _add_f32(sums, x, at, count)
+        by_type(kind, _add, sums, x, first + line * pitch, count)
 
 
 @inner
@@ -109,31 +80,20 @@ def add_moments(kind, sums, span, x, dy, first, pitch, lines, count):
     means, rests, squares = sums, sums + 4 * C_REST * span, sums + 4 * C_SQUARE * span
     wholes, alongs = sums + 4 * C_WHOLE * span, sums + 4 * C_ALONG * span
     if lines == GROUP:
-        if kind == F16:
-            _moments_group_f16(rests, squares, wholes, alongs, means, x, dy, first, pitch, count)
-        elif kind == BF16:
-            _moments_group_bf16(rests, squares, wholes, alongs, means, x, dy, first, pitch, count)
-        else:
-            _moments_group_f32(rests, squares, wholes, alongs, means, x, dy, first, pitch, count)
+        by_type(kind, _moments_group, rests, squares, wholes, alongs, means, x, dy, first, pitch, count)
         return
     for line in range(lines):
-        at = first + line * pitch
-        if kind == F16:
-            _moments_f16(rests, squares, wholes, alongs, means, x, dy, at, count)
-        elif kind == BF16:
-            _moments_bf16(rests, squares, wholes, alongs, means, x, dy, at, count)
-        else:
-            _moments_f32(rests, squares, wholes, alongs, means, x, dy, at, count)
+        by_type(kind, _moments, rests, squares, wholes, alongs, means, x, dy, first + line * pitch, count)
 
 
-@compiled("batch_norm_means")
+@inner
 def divide(sums, count, lines):
     share = np.float32(1.0 / lines)
     for i in range(count):
         store_f32(sums, i, load_f32(sums, i) * share)
 
 
-@compiled("batch_norm_flush", fastmath={"contract"})
+@fast("contract")
 def flush(totals, sums, span, count, before, lines):
     """The totals of `before` lines about their means, joined with the sums of some lines about other means.
 
@@ -158,7 +118,7 @@ def flush(totals, sums, span, count, before, lines):
         store_f64(totals, T_ALONG * span + i, load_f64(totals, T_ALONG * span + i) + along)
 
 
-@compiled("batch_norm_flush_given")
+@inner
 def flush_given(totals, sums, span, count):
     """The same where all are about a mean that is given."""
     for i in range(count):
@@ -167,7 +127,7 @@ def flush_given(totals, sums, span, count):
             store_f64(totals, n * span + i, total + np.float64(load_f32(sums, (n - T_SQUARE + C_SQUARE) * span + i)))
 
 
-@compiled("batch_norm_join", fastmath={"contract"})
+@fast("contract")
 def _join(to, to_span, by, by_span, count):
     """Totals joined with others, by Chan's formula; either may be of no lines."""
     for i in range(count):
@@ -186,7 +146,7 @@ def _join(to, to_span, by, by_span, count):
         store_f64(to, T_ALONG * to_span + i, load_f64(to, T_ALONG * to_span + i) + along)
 
 
-@compiled("batch_norm_join_given")
+@inner
 def _join_given(to, to_span, by, by_span, count):
     for i in range(count):
         for n in range(T_SQUARE, TOTALS):
@@ -195,7 +155,7 @@ def _join_given(to, to_span, by, by_span, count):
 
 @inner
 def join_totals(call, to, to_span, by, by_span, count):
-    if load_i64(call, MEAN):
+    if call.inputs[MEAN]:
         _join_given(to, to_span, by, by_span, count)
     else:
         _join(to, to_span, by, by_span, count)
@@ -204,10 +164,4 @@ def join_totals(call, to, to_span, by, by_span, count):
 @inner
 def differentiate_line(kind, dx, x, dy, first, count, factors, span):
     means, slopes, alongs = factors, factors + 4 * F_SLOPE * span, factors + 4 * F_ALONG * span
-    levels = factors + 4 * F_LEVEL * span
-    if kind == F16:
-        _gradient_f16(dx, x, dy, first, count, means, slopes, alongs, levels)
-    elif kind == BF16:
-        _gradient_bf16(dx, x, dy, first, count, means, slopes, alongs, levels)
-    else:
-        _gradient_f32(dx, x, dy, first, count, means, slopes, alongs, levels)
+    by_type(kind, _gradient, dx, x, dy, first, count, means, slopes, alongs, factors + 4 * F_LEVEL * span)

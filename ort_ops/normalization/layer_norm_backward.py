@@ -8,47 +8,19 @@ elements, and of up to FLUSH rows, are taken in float32 and added up in float64;
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onnx_backprop.opset.operators.layer_norm_backward import OP
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Plan, keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_MORE,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, JOB_SHARED, begin, new_job, work_off, worker
-from onnx_backprop.ort_ops.runtime.llvm import (
-    BF16,
-    F16,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_f64,
-    load_i64,
-    store_bf16,
-    store_f16,
-    store_f32,
-    store_f64,
-)
+from onnx_backprop.ort_ops.normalization.batch_norm_factors import DIFF_BETA, DIFF_GAMMA, GAMMA, MEAN, VARIANCE
+from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.compile import fast, inner
+from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32, load_f64, store_f32, store_f64
+from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import clear
 
-# parameters; PARTS of the rows, 0: blocks of columns. EPSILON and SHARE, which is 1 / LENGTH, are float64
-(
-    WORKER, MEASURER, KIND, ROWS, LENGTH, PARTS, EPSILON, SHARE, ITEMS, LANE_BYTES, SHARED_BYTES,
-) = range(11)  # fmt: skip
-MEAN, VARIANCE, GAMMA = (CALL_INPUTS + 2 + n for n in range(3))
-DIFF_GAMMA, DIFF_BETA = CALL_MORE, CALL_MORE + 1
 CHUNK = 4096
 FLUSH = 64
 GROUP = 4  # rows that are added up together
@@ -60,143 +32,110 @@ MAX_PARTS, MAX_SUMS = 32, 1 << 18
 F_MEAN, F_RATE, F_ALONG, F_LEVEL, FACTORS = range(5)
 
 
-def _loops(name: str, load: Any, store: Any) -> tuple[Any, Any, Any, Any, Any]:
-    fast = {"reassoc", "contract"}
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Record):
+    """The numbers of a plan."""
 
-    @compiled(f"layer_norm_sum_{name}", fastmath=fast)
-    def row_sum(x, first, count):
-        total = np.float32(0.0)
-        for i in range(count):
-            total += load(x, first + i)
-        return total
-
-    @compiled(f"layer_norm_moments_{name}", fastmath=fast)
-    def moments(x, dy, gamma, first, count, mean):
-        square, whole, along = np.float32(0.0), np.float32(0.0), np.float32(0.0)
-        for i in range(count):
-            deviation, g = load(x, first + i) - mean, load(dy, first + i) * load_f32(gamma, i)
-            square += deviation * deviation
-            whole += g
-            along += g * deviation
-        return square, whole, along
-
-    @compiled(f"layer_norm_gradient_{name}", fastmath={"contract"})
-    def gradient(dx, x, dy, gamma, first, count, factors):
-        mean, rate = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
-        along, level = load_f32(factors, F_ALONG), load_f32(factors, F_LEVEL)
-        for i in range(count):
-            rest = (load(x, first + i) - mean) * along + level
-            store(dx, first + i, load(dy, first + i) * load_f32(gamma, i) * rate + rest)
-
-    @compiled(f"layer_norm_add_{name}", fastmath={"contract"})
-    def add(scales, biases, x, dy, first, count, factors):
-        mean, rate = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
-        for i in range(count):
-            g = load(dy, first + i)
-            store_f32(biases, i, load_f32(biases, i) + g)
-            store_f32(scales, i, load_f32(scales, i) + g * ((load(x, first + i) - mean) * rate))
-
-    @compiled(f"layer_norm_add_group_{name}", fastmath={"contract"})
-    def add_group(scales, biases, x, dy, first, pitch, count, factors):
-        second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
-        m0, r0 = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
-        m1, r1 = load_f32(factors, FACTORS + F_MEAN), load_f32(factors, FACTORS + F_RATE)
-        m2, r2 = load_f32(factors, 2 * FACTORS + F_MEAN), load_f32(factors, 2 * FACTORS + F_RATE)
-        m3, r3 = load_f32(factors, 3 * FACTORS + F_MEAN), load_f32(factors, 3 * FACTORS + F_RATE)
-        for i in range(count):
-            a, b, c, d = load(dy, first + i), load(dy, second + i), load(dy, third + i), load(dy, fourth + i)
-            store_f32(biases, i, load_f32(biases, i) + ((a + b) + (c + d)))
-            front = a * ((load(x, first + i) - m0) * r0) + b * ((load(x, second + i) - m1) * r1)
-            back = c * ((load(x, third + i) - m2) * r2) + d * ((load(x, fourth + i) - m3) * r3)
-            store_f32(scales, i, load_f32(scales, i) + (front + back))
-
-    return row_sum, moments, gradient, add, add_group
+    kind: int
+    rows: int
+    length: int
+    parts: int  # of the rows, 0: blocks of columns
+    epsilon: float
+    share: float  # 1 / length
 
 
-_sum_f32, _moments_f32, _gradient_f32, _add_f32, _add_group_f32 = _loops("f32", load_f32, store_f32)
-_sum_f16, _moments_f16, _gradient_f16, _add_f16, _add_group_f16 = _loops("f16", load_f16, store_f16)
-_sum_bf16, _moments_bf16, _gradient_bf16, _add_bf16, _add_group_bf16 = _loops("bf16", load_bf16, store_bf16)
+@fast("reassoc", "contract")
+def _sum(load, _store, x, first, count):
+    total = np.float32(0.0)
+    for i in range(count):
+        total += load(x, first + i)
+    return total
 
 
-@inner
-def _sum(kind, x, first, count):
-    if kind == F16:
-        return _sum_f16(x, first, count)
-    if kind == BF16:
-        return _sum_bf16(x, first, count)
-    return _sum_f32(x, first, count)
+@fast("reassoc", "contract")
+def _moments(load, _store, x, dy, gamma, first, count, mean):
+    square, whole, along = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for i in range(count):
+        deviation, g = load(x, first + i) - mean, load(dy, first + i) * load_f32(gamma, i)
+        square += deviation * deviation
+        whole += g
+        along += g * deviation
+    return square, whole, along
+
+
+@fast("contract")
+def _gradient(load, store, dx, x, dy, gamma, first, count, factors):
+    mean, rate = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
+    along, level = load_f32(factors, F_ALONG), load_f32(factors, F_LEVEL)
+    for i in range(count):
+        rest = (load(x, first + i) - mean) * along + level
+        store(dx, first + i, load(dy, first + i) * load_f32(gamma, i) * rate + rest)
+
+
+@fast("contract")
+def _add(load, _store, scales, biases, x, dy, first, count, factors):
+    mean, rate = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
+    for i in range(count):
+        g = load(dy, first + i)
+        store_f32(biases, i, load_f32(biases, i) + g)
+        store_f32(scales, i, load_f32(scales, i) + g * ((load(x, first + i) - mean) * rate))
+
+
+@fast("contract")
+def _add_group(load, _store, scales, biases, x, dy, first, pitch, count, factors):
+    second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
+    m0, r0 = load_f32(factors, F_MEAN), load_f32(factors, F_RATE)
+    m1, r1 = load_f32(factors, FACTORS + F_MEAN), load_f32(factors, FACTORS + F_RATE)
+    m2, r2 = load_f32(factors, 2 * FACTORS + F_MEAN), load_f32(factors, 2 * FACTORS + F_RATE)
+    m3, r3 = load_f32(factors, 3 * FACTORS + F_MEAN), load_f32(factors, 3 * FACTORS + F_RATE)
+    for i in range(count):
+        a, b, c, d = load(dy, first + i), load(dy, second + i), load(dy, third + i), load(dy, fourth + i)
+        store_f32(biases, i, load_f32(biases, i) + ((a + b) + (c + d)))
+        front = a * ((load(x, first + i) - m0) * r0) + b * ((load(x, second + i) - m1) * r1)
+        back = c * ((load(x, third + i) - m2) * r2) + d * ((load(x, fourth + i) - m3) * r3)
+        store_f32(scales, i, load_f32(scales, i) + (front + back))
 
 
 @inner
-def _moments(kind, x, dy, gamma, first, count, mean):
-    if kind == F16:
-        return _moments_f16(x, dy, gamma, first, count, mean)
-    if kind == BF16:
-        return _moments_bf16(x, dy, gamma, first, count, mean)
-    return _moments_f32(x, dy, gamma, first, count, mean)
-
-
-@inner
-def _gradient(kind, dx, x, dy, gamma, first, count, factors):
-    if kind == F16:
-        _gradient_f16(dx, x, dy, gamma, first, count, factors)
-    elif kind == BF16:
-        _gradient_bf16(dx, x, dy, gamma, first, count, factors)
-    else:
-        _gradient_f32(dx, x, dy, gamma, first, count, factors)
-
-
-@inner
-def _add(kind, scales, biases, x, dy, first, pitch, rows, count, factors):
+def _add_rows(kind, scales, biases, x, dy, first, pitch, rows, count, factors):
     """Some rows, at most GROUP, added to the sums of their columns."""
     if rows == GROUP:
-        if kind == F16:
-            _add_group_f16(scales, biases, x, dy, first, pitch, count, factors)
-        elif kind == BF16:
-            _add_group_bf16(scales, biases, x, dy, first, pitch, count, factors)
-        else:
-            _add_group_f32(scales, biases, x, dy, first, pitch, count, factors)
+        by_type(kind, _add_group, scales, biases, x, dy, first, pitch, count, factors)
         return
     for row in range(rows):
-        at, own = first + row * pitch, factors + 4 * FACTORS * row
-        if kind == F16:
-            _add_f16(scales, biases, x, dy, at, count, own)
-        elif kind == BF16:
-            _add_bf16(scales, biases, x, dy, at, count, own)
-        else:
-            _add_f32(scales, biases, x, dy, at, count, own)
+        own = factors + 4 * FACTORS * row
+        by_type(kind, _add, scales, biases, x, dy, first + row * pitch, count, own)
 
 
 @inner
 def _gamma_at(call, ones, column):
     """Up to CHUNK entries of gamma from a column on, ones where there is none."""
-    gamma = load_i64(call, GAMMA)
+    gamma = call.inputs[GAMMA]
     return gamma + 4 * column if gamma else ones
 
 
 @inner  # a variance of zero without epsilon gives what it gives in NumPy
-def _measure(call, row, ones, factors):
+def _measure(call, p, row, ones, factors):
     """What is the same for a whole row."""
-    p = load_i64(call, CALL_PARAMETERS)
-    x, dy, kind = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1), load_i64(p, KIND)
-    length, means, variances = load_i64(p, LENGTH), load_i64(call, MEAN), load_i64(call, VARIANCE)
-    first, share = row * length, load_f64(p, SHARE)
+    x, dy, kind = call.inputs[0], call.inputs[1], p.kind
+    length, means, variances = p.length, call.inputs[MEAN], call.inputs[VARIANCE]
+    first, share = row * length, p.share
     if means:
         mean = load_f32(means, row)
     else:
         total = 0.0
         for done in range(0, length, CHUNK):
-            total += np.float64(_sum(kind, x, first + done, min(CHUNK, length - done)))
+            total += np.float64(by_type(kind, _sum, x, first + done, min(CHUNK, length - done)))
         mean = np.float32(total * share)
     square, whole, along = 0.0, 0.0, 0.0
     for done in range(0, length, CHUNK):
         gamma = _gamma_at(call, ones, done)
-        sums = _moments(kind, x, dy, gamma, first + done, min(CHUNK, length - done), mean)
+        sums = by_type(kind, _moments, x, dy, gamma, first + done, min(CHUNK, length - done), mean)
         square += np.float64(sums[0])
         whole += np.float64(sums[1])
         along += np.float64(sums[2])
     variance = np.float64(load_f32(variances, row)) if variances else square * share
-    rate = 1.0 / np.sqrt(variance + load_f64(p, EPSILON))
+    rate = 1.0 / np.sqrt(variance + p.epsilon)
     store_f32(factors, F_MEAN, mean)
     store_f32(factors, F_RATE, np.float32(rate))
     store_f32(factors, F_ALONG, np.float32(-rate * rate * rate * along * share))
@@ -204,22 +143,22 @@ def _measure(call, row, ones, factors):
 
 
 @inner
-def _differentiate(call, row, column, count, ones, factors):
+def _differentiate(call, p, row, column, count, ones, factors):
     """dx of some columns of a row."""
-    p, dx = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_OUTPUT)
+    dx = call.output
     if dx == 0:
         return
-    x, dy = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1)
-    first = row * load_i64(p, LENGTH)
+    x, dy = call.inputs[0], call.inputs[1]
+    first = row * p.length
     for done in range(column, column + count, CHUNK):
         gamma, some = _gamma_at(call, ones, done), min(CHUNK, column + count - done)
-        _gradient(load_i64(p, KIND), dx, x, dy, gamma, first + done, some, factors)
+        by_type(p.kind, _gradient, dx, x, dy, gamma, first + done, some, factors)
 
 
 @inner
 def _summed(call):
     """Whether anybody asks for the gradients of scale and bias."""
-    return load_i64(call, DIFF_GAMMA) != 0 or load_i64(call, DIFF_BETA) != 0
+    return call.more[DIFF_GAMMA] != 0 or call.more[DIFF_BETA] != 0
 
 
 @inner
@@ -237,12 +176,11 @@ def _clear_totals(totals, count):
 
 
 @inner
-def _part(job, part, scratch):
+def _part(call, p, part, scratch):
     """All columns of some rows."""
-    call, ones = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
-    p = load_i64(call, CALL_PARAMETERS)
-    rows, length, parts, kind = load_i64(p, ROWS), load_i64(p, LENGTH), load_i64(p, PARTS), load_i64(p, KIND)
-    x, dy = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1)
+    ones = call.shared
+    rows, length, parts, kind = p.rows, p.length, p.parts, p.kind
+    x, dy = call.inputs[0], call.inputs[1]
     totals, summed = ones + 4 * CHUNK + 16 * part * length, _summed(call)
     factors = scratch
     scales = factors + 4 * FACTORS * GROUP
@@ -255,21 +193,20 @@ def _part(job, part, scratch):
         count = min(GROUP, end - group)
         for n in range(count):
             own = factors + 4 * FACTORS * n
-            _measure(call, group + n, ones, own)
-            _differentiate(call, group + n, 0, length, ones, own)
+            _measure(call, p, group + n, ones, own)
+            _differentiate(call, p, group + n, 0, length, ones, own)
         if summed:
-            _add(kind, scales, biases, x, dy, group * length, length, count, length, factors)
+            _add_rows(kind, scales, biases, x, dy, group * length, length, count, length, factors)
             if (group - start) % FLUSH == FLUSH - GROUP or group + GROUP >= end:
                 _flush(totals, scales, 2 * length)
 
 
 @inner
-def _block(job, block, scratch):
+def _block(call, p, block, scratch):
     """All rows of some columns, which have been measured."""
-    call, ones = load_i64(job, JOB_CALL), load_i64(job, JOB_SHARED)
-    p = load_i64(call, CALL_PARAMETERS)
-    rows, length, kind, measured = load_i64(p, ROWS), load_i64(p, LENGTH), load_i64(p, KIND), ones + 4 * CHUNK
-    x, dy, summed = load_i64(call, CALL_INPUTS), load_i64(call, CALL_INPUTS + 1), _summed(call)
+    ones = call.shared
+    rows, length, kind, measured = p.rows, p.length, p.kind, ones + 4 * CHUNK
+    x, dy, summed = call.inputs[0], call.inputs[1], _summed(call)
     column = block * BLOCK
     count = min(BLOCK, length - column)
     totals = scratch
@@ -280,9 +217,9 @@ def _block(job, block, scratch):
     for group in range(0, rows, GROUP):
         some, factors = min(GROUP, rows - group), measured + 4 * FACTORS * group
         for n in range(some):
-            _differentiate(call, group + n, column, count, ones, factors + 4 * FACTORS * n)
+            _differentiate(call, p, group + n, column, count, ones, factors + 4 * FACTORS * n)
         if summed:
-            _add(kind, scales, biases, x, dy, group * length + column, length, some, count, factors)
+            _add_rows(kind, scales, biases, x, dy, group * length + column, length, some, count, factors)
             if group % FLUSH == FLUSH - GROUP or group + GROUP >= rows:
                 _flush(totals, scales, 2 * BLOCK)
     _write(call, column, totals, BLOCK, count)
@@ -291,7 +228,7 @@ def _block(job, block, scratch):
 @inner
 def _write(call, column, totals, biases, count):
     """Some columns of the gradients of scale and bias, whose totals begin at the index `biases`."""
-    diff_gamma, diff_beta = load_i64(call, DIFF_GAMMA), load_i64(call, DIFF_BETA)
+    diff_gamma, diff_beta = call.more[DIFF_GAMMA], call.more[DIFF_BETA]
     if diff_gamma:
         for i in range(count):
             store_f32(diff_gamma, column + i, np.float32(load_f64(totals, i)))
@@ -301,98 +238,54 @@ def _write(call, column, totals, biases, count):
 
 
 @inner
-def _item(job, n, scratch):
-    if load_i64(load_i64(load_i64(job, JOB_CALL), CALL_PARAMETERS), PARTS):
-        _part(job, n, scratch)
-    else:
-        _block(job, n, scratch)
+def _row(call, p, row, _scratch):
+    _measure(call, p, row, call.shared, call.shared + 4 * CHUNK + 4 * FACTORS * row)
 
 
 @inner
-def _row(job, row, _scratch):
-    ones = load_i64(job, JOB_SHARED)
-    _measure(load_i64(job, JOB_CALL), row, ones, ones + 4 * CHUNK + 4 * FACTORS * row)
-
-
-_work = worker("layer_norm_work", _item, ITEMS, LANE_BYTES)
-_measure_rows = worker("layer_norm_measure", _row, ROWS, LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size, parts, length = load_i64(p, SHARED_BYTES), load_i64(p, PARTS), load_i64(p, LENGTH)
-    shared = acquire(runtime, size)
-    if shared == 0:
-        return no_memory(call)
+def _fill(call, _p, _item, _scratch):
+    """The ones that stand for a scale that is not given."""
     for i in range(CHUNK):
-        store_f32(shared, i, np.float32(1.0))
-    job, status = new_job(), 0
-    if parts == 0:
-        begin(job, call, shared)
-        status = work_off(job, load_i64(p, MEASURER), load_i64(p, ROWS))
-    if status == 0:
-        begin(job, call, shared)
-        status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-    if status == 0 and parts and _summed(call):
-        totals = shared + 4 * CHUNK
-        for part in range(1, parts):
-            own = totals + 16 * part * length
-            for i in range(2 * length):
-                store_f64(totals, i, load_f64(totals, i) + load_f64(own, i))
-        _write(call, 0, totals, length, length)
-    release(runtime, shared, size)
-    return status
+        store_f32(call.shared, i, np.float32(1.0))
 
 
-def _build() -> tuple[Any, Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def measure(job, lane):
-        _measure_rows(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, measure, run
+@inner
+def _join(call, p, _item, _scratch):
+    """The sums of all parts, one after the other."""
+    if not _summed(call):
+        return
+    totals, length = call.shared + 4 * CHUNK, p.length
+    for part in range(1, p.parts):
+        own = totals + 16 * part * length
+        for i in range(2 * length):
+            store_f64(totals, i, load_f64(totals, i) + load_f64(own, i))
+    _write(call, 0, totals, length, length)
 
 
-@cache
-def _functions() -> tuple[Any, Any, Any]:
-    return keep(_build())
-
-
-def _bits(number: float) -> int:
-    return int(np.float64(number).view(np.int64))
+_FILL = stage("layer_norm_fill", LayerNorm, _fill)
+_PART = stage("layer_norm_part", LayerNorm, _part)
+_JOIN = stage("layer_norm_join", LayerNorm, _join)
+_ROW = stage("layer_norm_row", LayerNorm, _row)
+_BLOCK = stage("layer_norm_block", LayerNorm, _block)
 
 
 def _plan(call: Call) -> Plan:
     src = call.inputs[0]
     assert src is not None
-    work, measure, run = _functions()
     start = call.attributes["begin_norm_axis"] % len(src)
     rows, length = math.prod(src[:start]), math.prod(src[start:])
     parts = 0
     if length <= LONG:
         parts = max(1, min(MAX_PARTS, rows * length // PART, rows, MAX_SUMS // length))
-    words = {
-        WORKER: work.address,
-        MEASURER: measure.address,
-        KIND: call.element_type,
-        ROWS: rows,
-        LENGTH: length,
-        PARTS: parts,
-        EPSILON: _bits(float(np.float32(call.attributes["epsilon"]))),
-        SHARE: _bits(1 / length),
-        ITEMS: parts or -(-length // BLOCK),
-        LANE_BYTES: 4 * FACTORS * GROUP + 8 * length if parts else 24 * BLOCK,
-        SHARED_BYTES: 4 * CHUNK + (16 * parts * length if parts else 4 * FACTORS * rows),
-    }
-    return Plan(run.address, np.array([words[n] for n in range(len(words))], np.int64))
+    epsilon = float(np.float32(call.attributes["epsilon"]))
+    parameters = LayerNorm(
+        kind=call.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length
+    )
+    if parts:
+        stages, lane = ((_FILL, 1), (_PART, parts), (_JOIN, 1)), 4 * FACTORS * GROUP + 8 * length
+        return Plan(parameters, stages, 4 * CHUNK + 16 * parts * length, lane)
+    stages = (_FILL, 1), (_ROW, rows), (_BLOCK, -(-length // BLOCK))
+    return Plan(parameters, stages, 4 * CHUNK + 4 * FACTORS * rows, 24 * BLOCK)
 
 
-KERNEL = NativeKernel(OP, _plan, _functions)
+KERNEL = NativeKernel(OP, _plan)

@@ -2,7 +2,8 @@
 
 `register(entries)` hands every operator, once per element type, to onnxruntime-extensions. When a session is created
 the attributes of a node are read and validated; when a shape is new `prepare` validates it with the operator's own
-`shape` function and makes the plan. Both are Python and end in a status, never in an exception. All else is compiled.
+`shape` function and makes the plan. Both are Python, and what they raise becomes a status (`interpreter`). All else is
+compiled.
 """
 
 from __future__ import annotations
@@ -12,45 +13,30 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import isnan
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import types
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
 from onnx_backprop.ort_ops.runtime import c_abi
-from onnx_backprop.ort_ops.runtime import call as native_call
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, Question, State, compute, destroy
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.machine import processors
+from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size
+from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
+from onnx_backprop.ort_ops.runtime.signals import Deferred
+from onnx_backprop.ort_ops.runtime.stages import Plan
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
 _NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT}
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which loops to run, a C function int64(call), and their parameters as a block of int64.
-
-    What the loops acquire, in bytes: `shared` once, for the call, and `lane` in every thread that works on it.
-    """
-
-    run: int
-    parameters: np.ndarray
-    shared: int = 0
-    lane: int = 0
-
-    def extra_bytes(self, threads: int) -> int:
-        """The most memory that a call takes besides its tensors: the parameters, and blocks as they are allocated."""
-        blocks = [native_call.block_bytes(size) for size in (self.shared, self.lane)]
-        return self.parameters.nbytes + blocks[0] + threads * blocks[1]
 
 
 @dataclass(frozen=True)
@@ -71,11 +57,10 @@ class Call:
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """One operator of the table: what it is and how to plan a call of it. Planning compiles what is needed."""
+    """One operator of the table: what it is and how to plan a call of it."""
 
     op: Op
     plan: Callable[[Call], Plan]
-    compile: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -98,6 +83,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _specs: list[_Spec] = []
 _spec_numbers: dict[tuple[object, ...], int] = {}
 _apis: dict[int, c_abi.Api] = {}
+_registered: list[str] = []  # the library, once it has the operators
 
 
 _T = TypeVar("_T")
@@ -134,27 +120,24 @@ def runtime() -> int:
     """The process-wide block."""
     _, malloc, free = _libc()
     no_memory = keep(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
-    no_plan = keep(ctypes.create_string_buffer(b"onnx_backprop: the call was interrupted"))
-    words = np.zeros(native_call.RUNTIME_WORDS, np.int64)
-    words[native_call.RUNTIME_MALLOC], words[native_call.RUNTIME_FREE] = malloc, free
-    words[native_call.RUNTIME_NO_MEMORY] = ctypes.addressof(no_memory)
-    words[native_call.RUNTIME_NO_PLAN] = ctypes.addressof(no_plan)
-    words[native_call.RUNTIME_LANES] = processors()
-    return _block(words)
+    block = Runtime(
+        malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), lanes=processors()
+    )
+    return _block(np.array(block.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
 
 
-def _runtime_word(index: int) -> ctypes.c_int64:
-    return ctypes.c_int64.from_address(runtime() + 8 * index)
+def _runtime_word(name: str) -> ctypes.c_int64:
+    return ctypes.c_int64.from_address(runtime() + offset(Runtime, name))
 
 
 def scratch_in_use() -> int:
     """Bytes of scratch that calls have in use now; blocks that wait for their next use do not count."""
-    return _runtime_word(native_call.RUNTIME_LIVE).value
+    return _runtime_word("live").value
 
 
 def scratch_peak(*, anew: bool = False) -> int:
     """The most bytes of scratch that all calls together had in use at one time since this was counted `anew`."""
-    word = _runtime_word(native_call.RUNTIME_PEAK)
+    word = _runtime_word("peak")
     peak = word.value
     if anew:
         word.value = scratch_in_use()
@@ -189,17 +172,16 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
     api = _apis.setdefault(api_table, c_abi.Api(api_table))
     try:
         attributes = Attributes(kernel.op, _given_attributes(kernel.op, api, info))
-        kernel.compile()
         key = (kernel.op.name, *(attributes[a.name] for a in kernel.op.attributes))
-        number = _spec_number(key, _Spec(kernel, attributes))
-        words = np.zeros(native_call.STATE_WORDS, np.int64)
-        words[native_call.STATE_API] = api_table
-        words[native_call.STATE_SPEC] = number
-        words[native_call.STATE_PREPARE] = ctypes.cast(_prepare_function(), ctypes.c_void_p).value or 0
-        words[native_call.STATE_RUNTIME] = runtime()
         carries = [not i.tensor for i in kernel.op.inputs]
-        words[native_call.STATE_NUMBERS] = sum(1 << n for n, numbers in enumerate(carries) if numbers)
-        return _block(words), 0
+        state = State(
+            api=api_table,
+            spec=_spec_number(key, _Spec(kernel, attributes)),
+            prepare=id(immortal(_prepare)),
+            runtime=runtime(),
+            numbers=sum(1 << n for n, numbers in enumerate(carries) if numbers),
+        )
+        return _block(np.array(state.words(), np.int64)), 0
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         return 0, api.status(_sentence(kernel.op, e))
 
@@ -211,37 +193,22 @@ def _sentence(op: Op, error: Exception) -> str:
 
 # ----- a shape is new ------
 
-_Prepare = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
-
-@cache
-def _prepare_function() -> Any:
-    return keep(_Prepare(_prepare))
-
-
-def _prepare(state: int, key: int, words: int, answer: int) -> int:
-    """A plan for a key, 0 and a status in answer[0] where it is refused; answer[1] = 0: free it after the call."""
-    state_words = (ctypes.c_int64 * native_call.STATE_WORDS).from_address(state)
-    answers = (ctypes.c_int64 * 2).from_address(answer)
-    spec = _specs[state_words[native_call.STATE_SPEC]]
+def _prepare(asked: int) -> None:
+    """Answer a `Question`."""
+    question = (ctypes.c_int64 * size(Question)).from_address(asked)
+    address, key, words = question[:3]
+    state = (ctypes.c_int64 * size(State)).from_address(address)
+    spec = _specs[state[layout(State)["spec"].at]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
         call = _validated(spec, key_words)
-        nothing = Plan(0, np.zeros(0, np.int64))  # to be done for empty outputs, compiled code sees that first
-        empty = all(0 in shape for shape in call.outputs)
-        plan = _plan_block(nothing if empty else spec.kernel.plan(call), key_words, call.outputs)
+        empty = all(0 in shape for shape in call.outputs)  # nothing is to be done
+        plan = Plan(Record(), ()) if empty else spec.kernel.plan(call)
+        question[layout(Question)["plan"].at] = _block(plan.block(key_words, call.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
-        answers[0] = _apis[state_words[native_call.STATE_API]].status(_sentence(spec.kernel.op, e))
-        return 0
-    publish = _publish()
-    with _lock:  # other threads walk the list meanwhile, but one at a time adds to it
-        if state_words[native_call.STATE_COUNT] >= native_call.MAX_PLANS:
-            answers[1] = 0
-            return plan
-        state_words[native_call.STATE_COUNT] += 1
-        ctypes.c_int64.from_address(plan).value = state_words[native_call.STATE_PLANS]
-        publish(state + 8 * native_call.STATE_PLANS, plan)
-    return plan
+        api = _apis[state[layout(State)["api"].at]]
+        question[layout(Question)["status"].at] = api.status(_sentence(spec.kernel.op, e))
 
 
 def _validated(spec: _Spec, key: np.ndarray) -> Call:
@@ -257,8 +224,8 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
         if not kind:
             continue
         name = op.inputs[n].name
-        if rank > native_call.MAX_RANK:
-            raise ShapeError(f"{name}: expected rank at most {native_call.MAX_RANK}, got {rank}", op_type=op.name)
+        if rank > MAX_RANK:
+            raise ShapeError(f"{name}: expected rank at most {MAX_RANK}, got {rank}", op_type=op.name)
         dims = tuple(int(d) for d in key[at : at + rank])
         at += rank
         inputs[n] = dims
@@ -269,10 +236,8 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
                 element_type = element_type or kind
             args[n] = Arg(dims)
             continue
-        if rank == 1 and dims[0] > native_call.MAX_NUMBERS:
-            raise ShapeError(
-                f"{name}: expected at most {native_call.MAX_NUMBERS} entries, got {dims[0]}", op_type=op.name
-            )
+        if rank == 1 and dims[0] > MAX_NUMBERS:
+            raise ShapeError(f"{name}: expected at most {MAX_NUMBERS} entries, got {dims[0]}", op_type=op.name)
         if rank != 1:
             args[n] = Arg(dims)
         else:
@@ -283,67 +248,22 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
     return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
 
-def _plan_block(plan: Plan, key: np.ndarray, outputs: Sequence[Shape]) -> int:
-    shapes = np.array([word for shape in outputs for word in (len(shape), *shape)], np.int64)
-    header = np.zeros(native_call.PLAN_HEADER, np.int64)
-    header[native_call.PLAN_RUN] = plan.run
-    header[native_call.PLAN_KEY] = len(header)
-    header[native_call.PLAN_KEY_WORDS] = len(key)
-    header[native_call.PLAN_OUTPUTS] = len(outputs)
-    header[native_call.PLAN_SHAPES] = len(header) + len(key)
-    header[native_call.PLAN_PARAMETERS] = len(header) + len(key) + len(shapes)
-    return _block(np.concatenate([header, key, shapes, plan.parameters.astype(np.int64)]))
-
-
-# ----- compiled entry points ------
-
-
-def _entry_points() -> tuple[Any, Any, Any]:
-    """(compute, destroy, publish)."""
-
-    @exported(types.int64(types.int64, types.int64))
-    def compute(state, context):
-        return native_call.compute(state, context)
-
-    @exported(types.void(types.int64))
-    def destroy(state):
-        native_call.destroy(state)
-
-    @exported(types.int64(types.int64, types.int64))
-    def publish(place, value):
-        return native_call.exchange(place, value)
-
-    return compute, destroy, publish
-
-
-@cache
-def _entries() -> tuple[Any, Any, Any]:
-    return keep(_entry_points())
-
-
-@cache
-def _publish() -> Any:
-    return keep(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_entries()[2].address))
-
-
 def register(kernels: Sequence[NativeKernel]) -> None:
-    """Hand the operators to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
-    compute, destroy, _ = _entries()
+    """Hand the operators to onnxruntime-extensions, once. Raises OSError or AttributeError where that is impossible."""
     library = str(get_library_path())
-    for kernel in kernels:
-        for element_type in ELEMENT_TYPES:
-            op = c_abi.native_op(
-                NATIVE_PREFIX + kernel.op.name,
-                [
-                    (
-                        _NUMBER_ELEMENTS.get(i.type_name, element_type),
-                        c_abi.OPTIONAL if i.optional else c_abi.REQUIRED,
-                    )
-                    for i in kernel.op.inputs
-                ],
-                [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
-                create=lambda api, info, kernel=kernel: _create(kernel, api, info),
-                compute=compute.address,
-                destroy=destroy.address,
-            )
-            c_abi.add_external_custom_op(library, keep(op))
+    with Deferred():  # an operator is registered once or never
+        if _registered:
+            return
+        for kernel in kernels:
+            inputs = [(i.type_name, c_abi.OPTIONAL if i.optional else c_abi.REQUIRED) for i in kernel.op.inputs]
+            for element_type in ELEMENT_TYPES:
+                op = c_abi.custom_op(
+                    NATIVE_PREFIX + kernel.op.name,
+                    [(_NUMBER_ELEMENTS.get(name, element_type), there) for name, there in inputs],
+                    [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
+                    create=partial(_create, kernel),
+                    compute=compute,
+                    destroy=destroy,
+                )
+                c_abi.add_external_custom_op(library, op)
+        _registered.append(library)

@@ -12,8 +12,18 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
+from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask, immortal, interface
+from onnx_backprop.ort_ops.runtime.llvm import call, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.runtime.objects import Exported
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.values import INT
+
 API_VERSION = 17  # of the struct below, where KernelComputeV2 may answer with a status
 INVALID_ARGUMENT = 2  # OrtErrorCode
+CREATE_STATUS = 0  # its position in OrtApi
+
+_new_words = stack(4)
 
 # ONNXTensorElementDataType
 FLOAT, UINT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 6, 7, 10, 16
@@ -36,14 +46,7 @@ class Api:
             return CFUNCTYPE(result, *arguments)(functions[position])  # type: ignore[arg-type]
 
         self.create_status = bind(0, c_void_p, c_int, c_char_p)
-        self.tensor_data = bind(51, c_void_p, c_void_p, POINTER(c_void_p))
-        self.dimensions_count = bind(61, c_void_p, c_void_p, POINTER(c_size_t))
-        self.dimensions = bind(62, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
-        self.type_and_shape = bind(65, c_void_p, c_void_p, POINTER(c_void_p))
-        self.context_input = bind(90, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
-        self.context_output = bind(91, c_void_p, c_void_p, c_size_t, POINTER(c_int64), c_size_t, POINTER(c_void_p))
         self.release_status = bind(93, None, c_void_p)
-        self.release_type_and_shape = bind(99, None, c_void_p)
         size = POINTER(c_size_t)
         self._int = bind(86, c_void_p, c_void_p, c_char_p, POINTER(c_int64))
         self._float = bind(85, c_void_p, c_void_p, c_char_p, POINTER(c_float))
@@ -78,169 +81,137 @@ class Api:
             self.release_status(status)
         return not status
 
-    def input(self, context: int, index: int) -> tuple[int, tuple[int, ...]]:
-        """Address of an input's data and its shape. Raises on a failing call."""
-        value, info, data, rank = c_void_p(), c_void_p(), c_void_p(), c_size_t()
-        _succeed(self.context_input(context, index, value))
-        _succeed(self.type_and_shape(value, info))
-        try:
-            _succeed(self.dimensions_count(info, rank))
-            shape = (c_int64 * rank.value)()
-            _succeed(self.dimensions(info, shape, rank.value))
-        finally:
-            self.release_type_and_shape(info)
-        _succeed(self.tensor_data(value, data))
-        return data.value or 0, tuple(shape)
 
-    def output(self, context: int, index: int, shape: tuple[int, ...]) -> int:
-        """Allocate an output of this shape; the address of its data."""
-        value, data = c_void_p(), c_void_p()
-        _succeed(self.context_output(context, index, (c_int64 * len(shape))(*shape), len(shape), value))
-        _succeed(self.tensor_data(value, data))
-        return data.value or 0
-
-
-def _succeed(status: int | None) -> None:
-    if status:
-        raise RuntimeError("a call into onnxruntime's C interface failed")
-
-
-_CreateKernelV2 = CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
-_Name = CFUNCTYPE(c_void_p, c_void_p)  # not c_char_p: ctypes leaks the bytes a callback returns
-_Type = CFUNCTYPE(c_int, c_void_p, c_size_t)
-_Count = CFUNCTYPE(c_size_t, c_void_p)
-_Destroy = CFUNCTYPE(None, c_void_p)
-_ComputeV2 = CFUNCTYPE(c_void_p, c_void_p, c_void_p)
-_Int = CFUNCTYPE(c_int, c_void_p)
+# struct OrtCustomOp of onnxruntime_c_api.h as of API 17, behind the version; what no operator needs stays null.
+_FUNCTIONS = (
+    "create_kernel", "get_name", "get_execution_provider", "get_input_type", "get_input_count", "get_output_type",
+    "get_output_count", "compute", "destroy", "get_input_characteristic", "get_output_characteristic",
+    "get_input_memory_type", "get_variadic_input_min_arity", "get_variadic_input_homogeneity",
+    "get_variadic_output_min_arity", "get_variadic_output_homogeneity", "create_kernel_v2", "compute_v2",
+    "infer_output_shape", "get_start_version", "get_end_version", "get_may_inplace", "release_may_inplace",
+    "get_alias_map", "release_alias_map",
+)  # fmt: skip
+# What our functions find behind it, by its word in what onnxruntime hands them, the address of the whole.
+_OWN = 1 + len(_FUNCTIONS)
+_NAME, _INPUT_COUNT, _INPUTS, _OPTIONAL, _OUTPUT_COUNT, _OUTPUTS, _PYTHON, _CREATE, _END = range(_OWN, _OWN + 9)
 
 
 class OrtCustomOp(Structure):
-    """struct OrtCustomOp of onnxruntime_c_api.h, as of API 17; what an operator does not need stays null."""
+    """The struct, and what is known of the operator before any kernel exists."""
 
-    _fields_ = (
-        ("version", c_uint32),
-        ("create_kernel", c_void_p),
-        ("get_name", _Name),
-        ("get_execution_provider", _Name),
-        ("get_input_type", _Type),
-        ("get_input_count", _Count),
-        ("get_output_type", _Type),
-        ("get_output_count", _Count),
-        ("compute", c_void_p),
-        ("destroy", _Destroy),
-        ("get_input_characteristic", _Type),
-        ("get_output_characteristic", _Type),
-        ("get_input_memory_type", _Type),
-        ("get_variadic_input_min_arity", _Int),
-        ("get_variadic_input_homogeneity", _Int),
-        ("get_variadic_output_min_arity", _Int),
-        ("get_variadic_output_homogeneity", _Int),
-        ("create_kernel_v2", _CreateKernelV2),
-        ("compute_v2", _ComputeV2),
-        ("infer_output_shape", c_void_p),
-        ("get_start_version", _Int),
-        ("get_end_version", _Int),
-        ("get_may_inplace", c_void_p),
-        ("release_may_inplace", c_void_p),
-        ("get_alias_map", c_void_p),
-        ("release_alias_map", c_void_p),
-    )
+    _fields_ = (("version", c_uint32), *((name, c_void_p) for name in _FUNCTIONS), ("own", c_int64 * (_END - _OWN)))
+
+
+# ----- onnxruntime asks ------
+# In compiled code, for onnxruntime has no way to hear that an answer failed, as an answer in Python may.
+
+
+def _always(value: int) -> Exported:
+    @exported(INT, INT)
+    def constant(_op):
+        return value
+
+    return constant
+
+
+def _word(word: int) -> Exported:
+    @exported(INT, INT)
+    def single(op):
+        return load_i64(op, word)
+
+    return single
+
+
+def _entry(word: int) -> Exported:
+    @exported(INT, INT, INT)
+    def entry(op, index):
+        return load_i64(load_i64(op, word), index)
+
+    return entry
+
+
+@exported(INT, INT, INT, INT, INT)
+def _create_kernel(op, api, info, kernel):
+    """CreateKernelV2: what Python makes of it, or a failure, and the kernel is null then."""
+    words, python = _new_words(), view(Interpreter, load_i64(op, _PYTHON))
+    store_i64(words, 0, api)
+    store_i64(words, 1, info)
+    store_i64(words, 2, 0)
+    store_i64(words, 3, 0)
+    store_i64(kernel, 0, 0)
+    if ask(python, load_i64(op, _CREATE), words) and load_i64(words, 2):
+        store_i64(kernel, 0, load_i64(words, 2))
+        return 0
+    status = load_i64(words, 3)
+    return status if status else call(load_i64(api, CREATE_STATUS), (1, python.interrupted))
+
+
+@exported(INT, INT, INT, INT, INT)
+def _create_without_state(_op, api, _info, kernel):
+    """The kernel's handle is the table it was created with."""
+    store_i64(kernel, 0, api)
+    return 0
+
+
+_none, _one, _any = _always(0), _always(1), _always(2**31 - 1)
+_ANSWERS = dict.fromkeys(_FUNCTIONS[9:16], _none) | {
+    "get_name": _word(_NAME),
+    "get_execution_provider": _none,
+    "get_input_type": _entry(_INPUTS),
+    "get_input_count": _word(_INPUT_COUNT),
+    "get_output_type": _entry(_OUTPUTS),
+    "get_output_count": _word(_OUTPUT_COUNT),
+    "get_input_characteristic": _entry(_OPTIONAL),
+    "get_start_version": _one,
+    "get_end_version": _any,
+}
 
 
 def custom_op(
-    name: str, inputs: tuple[int, ...], outputs: tuple[int, ...], compute: Callable[[Api, int], str | None]
-) -> OrtCustomOp:
-    """An operator without attributes whose `compute(api, context)` answers None or the text of its failure.
-
-    The struct must outlive every session: keep a reference to it for the life of the process.
-    """
-    apis: dict[int, Api] = {}
-
-    def create(_op: int, api: int, _info: int, kernel: object) -> int:
-        apis.setdefault(api, Api(api))
-        kernel[0] = api  # type: ignore[index]  # the kernel's handle is the table it was created with
-        return 0
-
-    def run(kernel: int, context: int) -> int:
-        api = apis[kernel]
-        try:
-            message = compute(api, context)
-        except Exception as e:  # noqa: BLE001 - an exception here must become a status
-            message = f"{name}: {type(e).__name__}: {e}"
-        return api.status(message) if message else 0
-
-    return _custom_op(
-        name,
-        [(kind, REQUIRED) for kind in inputs],
-        outputs,
-        create_kernel_v2=_CreateKernelV2(create),
-        compute_v2=_ComputeV2(run),
-        destroy=_Destroy(lambda _kernel: None),
-    )
-
-
-def native_op(
     name: str,
     inputs: Sequence[tuple[int, int]],
     outputs: Sequence[int],
     *,
-    create: Callable[[int, int], tuple[int, int]],
-    compute: int,
-    destroy: int,
+    compute: Exported,
+    destroy: Exported = _none,
+    create: Callable[[int, int], tuple[int, int]] | None = None,
 ) -> OrtCustomOp:
-    """An operator that is compiled code but for the creation of its kernels.
+    """An operator that is compiled code but for the creation of its kernels. It lives as long as the process.
 
     `inputs` are pairs of element type and characteristic. `create(api, info)` runs when a session is created and
-    answers (kernel handle, 0) or (0, OrtStatus); `compute` and `destroy` are addresses of C functions. The struct must
-    outlive every session.
+    answers (kernel handle, 0) or (0, OrtStatus); without it the handle is `api`.
     """
 
-    def create_kernel(_op: int, api: int, info: int, kernel: object) -> int:
-        handle, status = create(api, info)
-        kernel[0] = handle  # type: ignore[index]
-        return status
+    def asked(address: int) -> None:
+        words = (c_int64 * 4).from_address(address)
+        words[2], words[3] = create(words[0], words[1]) if create else (0, 0)
 
-    return _custom_op(
-        name,
-        inputs,
-        outputs,
-        create_kernel_v2=_CreateKernelV2(create_kernel),
-        compute_v2=_ComputeV2(compute),
-        destroy=_Destroy(destroy),
-    )
+    def array(values: Sequence[int]) -> int:
+        return ctypes.addressof(immortal((c_int64 * len(values))(*values)))
 
-
-def _custom_op(
-    name: str, inputs: Sequence[tuple[int, int]], outputs: Sequence[int], **functions: object
-) -> OrtCustomOp:
-    """The struct with all that is known before any kernel exists."""
-    name_buffer = ctypes.create_string_buffer(name.encode())
-    return OrtCustomOp(
-        version=API_VERSION,
-        get_name=_Name(lambda _op: ctypes.addressof(name_buffer)),
-        get_execution_provider=_Name(lambda _op: None),
-        get_input_type=_Type(lambda _op, n: inputs[n][0]),
-        get_input_count=_Count(lambda _op: len(inputs)),
-        get_output_type=_Type(lambda _op, n: outputs[n]),
-        get_output_count=_Count(lambda _op: len(outputs)),
-        get_input_characteristic=_Type(lambda _op, n: inputs[n][1]),
-        get_output_characteristic=_Type(lambda _op, _n: REQUIRED),
-        get_input_memory_type=_Type(lambda _op, _n: 0),
-        get_variadic_input_min_arity=_Int(lambda _op: 0),
-        get_variadic_input_homogeneity=_Int(lambda _op: 0),
-        get_variadic_output_min_arity=_Int(lambda _op: 0),
-        get_variadic_output_homogeneity=_Int(lambda _op: 0),
-        get_start_version=_Int(lambda _op: 1),
-        get_end_version=_Int(lambda _op: 2**31 - 1),
-        **functions,
-    )
+    own = {
+        _NAME: ctypes.addressof(immortal(ctypes.create_string_buffer(name.encode()))),
+        _INPUT_COUNT: len(inputs),
+        _INPUTS: array([kind for kind, _ in inputs]),
+        _OPTIONAL: array([characteristic for _, characteristic in inputs]),
+        _OUTPUT_COUNT: len(outputs),
+        _OUTPUTS: array(outputs),
+        _PYTHON: interface(),
+        _CREATE: id(immortal(asked)),
+    }
+    functions = _ANSWERS | {
+        "create_kernel_v2": _create_kernel if create else _create_without_state,
+        "compute_v2": compute,
+        "destroy": destroy,
+    }
+    op = OrtCustomOp(API_VERSION, **{name: function.address for name, function in functions.items()})
+    op.own[:] = [own[word] for word in range(_OWN, _END)]
+    return immortal(op)
 
 
 def add_external_custom_op(library: str, op: OrtCustomOp) -> None:
     """Hand an operator to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
     add = ctypes.CDLL(library).AddExternalCustomOp
     add.argtypes, add.restype = (c_void_p,), ctypes.c_bool
-    # sessions in reference cycles are destroyed after everything in modules, and their kernels call the struct
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(op))
     if not add(ctypes.addressof(op)):
         raise OSError("onnxruntime-extensions refused an external custom operator")

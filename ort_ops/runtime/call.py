@@ -1,171 +1,139 @@
-"""From onnxruntime's call of a kernel to the loops: compiled, without Python unless a shape is new.
+"""From onnxruntime's call of a kernel to its plan: compiled, without Python unless a shape is new.
 
 A kernel's state holds the plans made so far, one per combination of input shapes and of the values of shape-carrying
-inputs. A plan says what to allocate, which loops to run and with which numbers. Where none fits, Python is asked: it
-validates the shapes as everywhere else, before any memory is touched, and answers with a plan or with a status.
-All blocks below are arrays of int64; what is named is the index.
+inputs; the one that was used last is the first. Where none fits, Python is asked: it validates the shapes as everywhere
+else, before any memory is touched, and answers with a plan or with a status. Of more than MAX_PLANS the one goes that
+was not used for the longest time.
 """
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import (
-    call,
-    exchange,
-    fetch_add,
-    fetch_max,
-    load_i32,
-    load_i64,
-    stack,
-    store_i64,
-)
+from dataclasses import dataclass
 
-# ----- blocks ------
+from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
+from onnx_backprop.ort_ops.runtime.compile import exported, inner
+from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask
+from onnx_backprop.ort_ops.runtime.llvm import call as call_function
+from onnx_backprop.ort_ops.runtime.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
+from onnx_backprop.ort_ops.runtime.scratch import Runtime
+from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
+from onnx_backprop.ort_ops.runtime.values import INT
 
-# The state of one kernel, with the addresses that compiled code needs; bit i of NUMBERS: input i carries numbers.
-STATE_API, STATE_PLANS, STATE_COUNT, STATE_SPEC, STATE_PREPARE, STATE_RUNTIME, STATE_NUMBERS, STATE_WORDS = range(8)
-# What is the same in the whole process: C functions, texts, bytes of scratch in use and the most there were, and
-# scratch blocks that wait for their next use.
-(
-    RUNTIME_MALLOC, RUNTIME_FREE, RUNTIME_NO_MEMORY, RUNTIME_NO_PLAN, RUNTIME_LANES, RUNTIME_LIVE, RUNTIME_PEAK,
-    RUNTIME_POOL,
-) = range(8)  # fmt: skip
-POOL_SLOTS = 16
-RUNTIME_WORDS = RUNTIME_POOL + POOL_SLOTS
-BLOCK_HEAD = 128  # bytes before a block, which is aligned
-POOL_BYTES = (4 << 20) - BLOCK_HEAD  # of a pooled block; what is larger is allocated for the call
-# A plan; after the named words come the key, rank and dimensions of each output, and the parameters, at these indices.
-PLAN_NEXT, PLAN_RUN, PLAN_KEY, PLAN_KEY_WORDS, PLAN_OUTPUTS, PLAN_SHAPES, PLAN_PARAMETERS, PLAN_HEADER = range(8)
-# One call as a kernel's loops see it; further outputs lie behind the inputs.
-CALL_CONTEXT, CALL_API, CALL_RUNTIME, CALL_PARAMETERS, CALL_OUTPUT, CALL_INPUTS = range(6)
-
-MAX_INPUTS, MAX_OUTPUTS = 8, 3
-CALL_MORE = CALL_INPUTS + MAX_INPUTS
-MAX_PLANS = 64  # kept per kernel; beyond that a plan lives for one call
+MAX_INPUTS = 8
+MAX_PLANS = 256  # kept per kernel
 MAX_RANK = 64
 MAX_NUMBERS = 64  # of a shape-carrying input
 INPUT_WORDS = 3 + MAX_RANK + MAX_NUMBERS  # element type (0: absent), rank, numbers that follow, dimensions, numbers
 KEY_WORDS = 2 + MAX_INPUTS * INPUT_WORDS
 
 # positions in OrtApi
-_CREATE_STATUS = 0
-_MUTABLE_DATA = 51
+MUTABLE_DATA = 51
 _ELEMENT_TYPE = 60
 _RANK = 61
 _DIMENSIONS = 62
 _TYPE_AND_SHAPE = 65
 _INPUT_COUNT = 88
 _INPUT = 90
-_OUTPUT = 91
+OUTPUT = 91
 _RELEASE_TYPE_AND_SHAPE = 99
-_PARALLEL_FOR = 274
 
 _INT64 = 7
 _LOW = 0xFFFFFFFF
-_INVALID_ARGUMENT = 2
+
+
+@dataclass(kw_only=True)
+class State(Record):
+    """One kernel, with the addresses that compiled code needs. Bit i of `numbers`: input i carries numbers."""
+
+    api: int
+    spec: int
+    prepare: int
+    runtime: int
+    numbers: int
+    plans: int = 0  # the first of a list
+    count: int = 0
+    lock: int = 0  # 1 while a thread is at the list
+
+
+@dataclass(kw_only=True)
+class Question(Record):
+    """What Python is asked for: a plan for a key of so many words. It answers one, or a status."""
+
+    state: int
+    key: int
+    words: int
+    plan: int
+    status: int
+
+
+_LOCK, _USERS = offset(State, "lock"), offset(PlanHead, "users")
+_OUTPUT_AT, _MORE_AT, _INPUTS_AT = (offset(Call, name) for name in ("output", "more", "inputs"))
 
 _key = stack(KEY_WORDS)
-_call_block = stack(CALL_MORE + MAX_OUTPUTS - 1)
+_call_block = stack(size(Call))
 _word = stack(1)
 _words2 = stack(2)
+_question = stack(size(Question))
+
+
+# ----- the list of plans ------
 
 
 @inner
-def api_call(api, position, arguments):
-    return call(load_i64(api, position), arguments)
-
-
-# ----- scratch ------
-
-
-def block_bytes(size: int) -> int:
-    """How much memory `acquire` takes for so many bytes; none is taken for none."""
-    return max(size, POOL_BYTES) + BLOCK_HEAD if size else 0
-
-
-@inner
-def acquire(runtime, size):
-    """Memory for one call, aligned to 64 bytes: a pooled block if `size` fits one. 0 when there is none."""
-    if size <= POOL_BYTES:
-        for slot in range(POOL_SLOTS):
-            place = runtime + 8 * (RUNTIME_POOL + slot)
-            if load_i64(place, 0):
-                block = exchange(place, 0)
-                if block:
-                    _use(runtime, POOL_BYTES)
-                    return block
-        size = POOL_BYTES
-    raw = call(load_i64(runtime, RUNTIME_MALLOC), (size + BLOCK_HEAD,))
-    if raw == 0:
-        return 0
-    block = (raw + BLOCK_HEAD - 1) & -64  # at least one word before it
-    store_i64(block, -1, raw)
-    _use(runtime, size)
-    return block
+def _find(state, key, words):
+    """The plan for a key, moved to the front and with one user more; 0 where there is none."""
+    while exchange(state + _LOCK, 1):
+        pass
+    before, at, found = 0, state.plans, 0
+    while at and found == 0:
+        plan = view(PlanHead, at)
+        if plan.key_words == words and _equal(key, at + 8 * plan.key, words):
+            if before:
+                view(PlanHead, before).next = plan.next
+                plan.next, state.plans = state.plans, at
+            fetch_add(at + _USERS, 1)
+            found = at
+        before, at = at, plan.next
+    exchange(state + _LOCK, 0)
+    return found
 
 
 @inner
-def _use(runtime, size):
-    """Count a block of `size` bytes that a call begins to use."""
-    size += BLOCK_HEAD
-    live = fetch_add(runtime + 8 * RUNTIME_LIVE, size) + size
-    fetch_max(runtime + 8 * RUNTIME_PEAK, live)
+def _equal(one, other, words):
+    for i in range(words):  # noqa: SIM110
+        if load_i64(one, i) != load_i64(other, i):
+            return False
+    return True
 
 
 @inner
-def release(runtime, block, size):
-    """Give back what `acquire(runtime, size)` answered."""
-    if block == 0:
-        return
-    fetch_add(runtime + 8 * RUNTIME_LIVE, -(max(size, POOL_BYTES) + BLOCK_HEAD))
-    if size <= POOL_BYTES:
-        for slot in range(POOL_SLOTS):
-            place = runtime + 8 * (RUNTIME_POOL + slot)
-            if load_i64(place, 0) == 0:
-                block = exchange(place, block)
-                if block == 0:
-                    return
-    call(load_i64(runtime, RUNTIME_FREE), (load_i64(block, -1),))
-
-
-@inner
-def no_memory(call_block):
-    """A status that says so."""
-    text = load_i64(load_i64(call_block, CALL_RUNTIME), RUNTIME_NO_MEMORY)
-    return api_call(load_i64(call_block, CALL_API), _CREATE_STATUS, (1, text))
-
-
-# ----- threads ------
-
-
-@inner
-def parallel(call_block, function, argument, count):
-    """Run the C function(argument, i) for i < count on onnxruntime's threads and wait for all of them."""
-    context = load_i64(call_block, CALL_CONTEXT)
-    return api_call(load_i64(call_block, CALL_API), _PARALLEL_FOR, (context, function, count, count, argument))
-
-
-@inner
-def lanes(call_block):
-    """How many workers to start at most: one per processor."""
-    return load_i64(load_i64(call_block, CALL_RUNTIME), RUNTIME_LANES)
-
-
-@inner
-def take(counter):
-    """The next item of work of a counter in memory."""
-    return fetch_add(counter, 1)
+def _add(state, plan):
+    """Put a new plan to the front; one that is too many is answered, out of the list, or 0."""
+    while exchange(state + _LOCK, 1):
+        pass
+    plan.next, state.plans, state.count = state.plans, plan, state.count + 1
+    before, at, last, before_last = 0, state.plans, 0, 0
+    if state.count > MAX_PLANS:
+        while at:
+            if view(PlanHead, at).users == 0:
+                before_last, last = before, at
+            before, at = at, view(PlanHead, at).next
+    if last:  # never the first, which has a user
+        view(PlanHead, before_last).next, state.count = view(PlanHead, last).next, state.count - 1
+    exchange(state + _LOCK, 0)
+    return last
 
 
 # ----- one call ------
 
 
 @inner
-def _read_input(api, context, index, numbers, key, at, data):
+def read_input(api, context, index, numbers, key, at, data):
     """Append what an input is to the key, store its data's address; (words of the key, status)."""
     word, two = _word(), _words2()
     store_i64(word, 0, 0)
-    status = api_call(api, _INPUT, (context, index, word))
+    status = ort(api, _INPUT, (context, index, word))
     if status:
         return at, status
     value = load_i64(word, 0)
@@ -175,136 +143,123 @@ def _read_input(api, context, index, numbers, key, at, data):
     store_i64(data, 0, 0)
     if value == 0:
         return at + 3, 0
-    status = api_call(api, _TYPE_AND_SHAPE, (value, word))
+    status = ort(api, _TYPE_AND_SHAPE, (value, word))
     if status:
         return at, status
     info = load_i64(word, 0)
     store_i64(two, 0, 0)
     store_i64(two, 1, 0)
-    status = api_call(api, _ELEMENT_TYPE, (info, two))
+    status = ort(api, _ELEMENT_TYPE, (info, two))
     if not status:
-        status = api_call(api, _RANK, (info, two + 8))
-    kind = load_i64(two, 0) & _LOW
+        status = ort(api, _RANK, (info, two + 8))
+    element_type = load_i64(two, 0) & _LOW
     rank = load_i64(two, 1)
     known = min(rank, MAX_RANK)
     if not status:
-        status = api_call(api, _DIMENSIONS, (info, key + 8 * (at + 3), known))
-    api_call(api, _RELEASE_TYPE_AND_SHAPE, (info,))
+        status = ort(api, _DIMENSIONS, (info, key + 8 * (at + 3), known))
+    ort(api, _RELEASE_TYPE_AND_SHAPE, (info,))
     if status:
         return at, status
-    status = api_call(api, _MUTABLE_DATA, (value, data))
+    status = ort(api, MUTABLE_DATA, (value, data))
     if status:
         return at, status
-    store_i64(key, at, kind)
+    store_i64(key, at, element_type)
     store_i64(key, at + 1, rank)
     end = at + 3 + known
     if rank == 1 and (numbers >> index) & 1:
-        end = _read_numbers(kind, load_i64(data, 0), load_i64(key, at + 3), key, at + 2, end)
+        end = _read_numbers(element_type, load_i64(data, 0), load_i64(key, at + 3), key, at + 2, end)
     return end, 0
 
 
 @inner
-def _read_numbers(kind, address, count, key, count_at, at):
+def _read_numbers(element_type, address, count, key, count_at, at):
     """Append the numbers of a 1-D input (floats as their bits) and how many there are; too many: none."""
     if count > MAX_NUMBERS:
         return at
     store_i64(key, count_at, count)
     for i in range(count):
-        store_i64(key, at + i, load_i64(address, i) if kind == _INT64 else load_i32(address, i))
+        store_i64(key, at + i, load_i64(address, i) if element_type == _INT64 else load_i32(address, i))
     return at + count
 
 
 @inner
-def _find(state, key, words):
-    plan = load_i64(state, STATE_PLANS)
-    while plan:
-        if load_i64(plan, PLAN_KEY_WORDS) == words:
-            other = plan + 8 * load_i64(plan, PLAN_KEY)
-            same = True
-            for i in range(words):
-                if load_i64(key, i) != load_i64(other, i):
-                    same = False
-                    break
-            if same:
-                return plan
-        plan = load_i64(plan, PLAN_NEXT)
-    return 0
-
-
-@inner
-def compute(state, context):
-    """KernelComputeV2: an OrtStatus, 0 for success."""
-    api, runtime = load_i64(state, STATE_API), load_i64(state, STATE_RUNTIME)
-    key, block, word = _key(), _call_block(), _words2()
+def _compute(state, context):
+    api, runtime = state.api, view(Runtime, state.runtime)
+    key, call, word = _key(), view(Call, _call_block()), _words2()
     store_i64(word, 0, 0)
-    status = api_call(api, _INPUT_COUNT, (context, word))
+    status = ort(api, _INPUT_COUNT, (context, word))
     if status:
         return status
-    count, numbers = min(load_i64(word, 0), MAX_INPUTS), load_i64(state, STATE_NUMBERS)
+    count = min(load_i64(word, 0), MAX_INPUTS)
     store_i64(key, 0, count)
     words = 1
     for i in range(count):
-        words, status = _read_input(api, context, i, numbers, key, words, block + 8 * (CALL_INPUTS + i))
+        words, status = read_input(api, context, i, state.numbers, key, words, call + _INPUTS_AT + 8 * i)
         if status:
             return status
     for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
-        store_i64(block, CALL_INPUTS + i, 0)
-    plan = _find(state, key, words)
-    kept = 1
-    if plan == 0:
-        store_i64(word, 0, 0)
-        store_i64(word, 1, 1)
-        plan = call(load_i64(state, STATE_PREPARE), (state, key, words, word))
-        kept = load_i64(word, 1)
-        if plan == 0:
-            status = load_i64(word, 0)
-            if status == 0:
-                status = api_call(api, _CREATE_STATUS, (1, load_i64(runtime, RUNTIME_NO_PLAN)))
-            return status
-    status = _run(api, context, runtime, plan, block)
-    if not kept:
-        call(load_i64(runtime, RUNTIME_FREE), (plan,))
+        store_i64(call + _INPUTS_AT, i, 0)
+    found, spare = _find(state, key, words), 0
+    if found == 0:
+        question, python = view(Question, _question()), view(Interpreter, runtime.python)
+        question.state, question.key, question.words, question.plan, question.status = state, key, words, 0, 0
+        if not ask(python, state.prepare, question):
+            return ort(api, CREATE_STATUS, (1, python.interrupted))
+        found = question.plan
+        if found == 0:
+            return question.status
+        spare = _add(state, view(PlanHead, found))
+    if spare:
+        call_function(runtime.free, (spare,))
+    call.context, call.api, call.runtime = context, api, state.runtime
+    status = _run(call, view(PlanHead, found))
+    fetch_add(found + _USERS, -1)
     return status
 
 
 @inner
-def _run(api, context, runtime, plan, block):
-    """Allocate the outputs as the plan says and run its loops; an output that nobody reads has no address."""
-    word = _word()
-    shape, filled = plan + 8 * load_i64(plan, PLAN_SHAPES), 0
-    for index in range(load_i64(plan, PLAN_OUTPUTS)):
+def _run(call, plan):
+    """Allocate the outputs as the plan says and run its stages; an output that nobody reads has no address."""
+    word, shape, filled = _word(), plan + 8 * plan.shapes, 0
+    for index in range(plan.outputs):
         rank, dims = load_i64(shape, 0), shape + 8
         store_i64(word, 0, 0)
-        status = api_call(api, _OUTPUT, (context, index, dims, rank, word))
+        status = ort(call.api, OUTPUT, (call.context, index, dims, rank, word))
         if status:
             return status
         elements = 1
         for axis in range(rank):
             elements *= load_i64(dims, axis)
-        place = block + 8 * (CALL_OUTPUT if index == 0 else CALL_MORE + index - 1)
+        place = call + (_OUTPUT_AT if index == 0 else _MORE_AT + 8 * (index - 1))
         store_i64(place, 0, 0)
         if elements and load_i64(word, 0):
-            status = api_call(api, _MUTABLE_DATA, (load_i64(word, 0), place))
+            status = ort(call.api, MUTABLE_DATA, (load_i64(word, 0), place))
             if status:
                 return status
             filled += 1
         shape = dims + 8 * rank
     if filled == 0:
         return 0
-    store_i64(block, CALL_CONTEXT, context)
-    store_i64(block, CALL_API, api)
-    store_i64(block, CALL_RUNTIME, runtime)
-    store_i64(block, CALL_PARAMETERS, plan + 8 * load_i64(plan, PLAN_PARAMETERS))
-    return call(load_i64(plan, PLAN_RUN), (block,))
+    call.parameters = plan + 8 * plan.parameters
+    return run_stages(call, plan)
 
 
-@inner
-def destroy(state):
+# ----- what onnxruntime calls ------
+
+
+@exported(INT, INT, INT)
+def compute(state, context):
+    """KernelComputeV2: an OrtStatus, 0 for success."""
+    return _compute(view(State, state), context)
+
+
+@exported(None, INT)
+def destroy(address):
     """KernelDestroy: free the plans and the state."""
-    free = load_i64(load_i64(state, STATE_RUNTIME), RUNTIME_FREE)
-    plan = load_i64(state, STATE_PLANS)
-    while plan:
-        following = load_i64(plan, PLAN_NEXT)
-        call(free, (plan,))
-        plan = following
-    call(free, (state,))
+    state = view(State, address)
+    free, at = view(Runtime, state.runtime).free, state.plans
+    while at:
+        following = view(PlanHead, at).next
+        call_function(free, (at,))
+        at = following
+    call_function(free, (address,))

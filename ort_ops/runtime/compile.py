@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
-from numba import types
-
-from onnx_backprop.ort_ops.runtime.language import BOOL, DOUBLE, FLOAT, INT, INT32, Inner
 from onnx_backprop.ort_ops.runtime.machine import VECTOR as VECTOR
 from onnx_backprop.ort_ops.runtime.objects import Exported
-
-_NAMES = {types.int64: INT, types.int32: INT32, types.boolean: BOOL, types.float32: FLOAT, types.float64: DOUBLE}
+from onnx_backprop.ort_ops.runtime.values import Inner, Type
 
 
 def inner(function: Callable[..., object]) -> Any:
     """A function that other compiled functions call."""
-    return Inner(cast(FunctionType, function))
+    return Inner(function)
 
 
 def compiled(name: str, **options: Any) -> Callable[[Callable[..., object]], Any]:
@@ -25,17 +20,20 @@ def compiled(name: str, **options: Any) -> Callable[[Callable[..., object]], Any
 
     def decorate(function: Callable[..., object]) -> Any:
         function.__qualname__ = name
-        return Inner(cast(FunctionType, function), options)
+        return Inner(function, options)
 
     return decorate
 
 
-def exported(signature: Any) -> Callable[[Callable[..., object]], Any]:
-    """A C function, compiled or taken from the cache on disk when its address is first asked for."""
-    arguments = tuple(_NAMES[argument] for argument in signature.args)
-    result = None if signature.return_type == types.void else _NAMES[signature.return_type]
+def fast(*flags: str) -> Callable[[Callable[..., object]], Any]:
+    """`inner` with flags of LLVM's floating point arithmetic, as "reassoc" for sums in any order."""
+    return lambda function: Inner(function, {"fastmath": set(flags)})
 
-    def decorate(function: Callable[..., object]) -> Any:
-        return Exported(Inner(cast(FunctionType, function)), arguments, result)
+
+def exported(result: Type | None, *parameters: Type) -> Callable[[Callable[..., object]], Exported]:
+    """A C function, compiled or taken from the cache on disk when its address is first asked for."""
+
+    def decorate(function: Any) -> Exported:
+        return Exported(function if isinstance(function, Inner) else Inner(function), parameters, result)
 
     return decorate

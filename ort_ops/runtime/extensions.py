@@ -31,6 +31,7 @@ def _operators() -> Any:
 _ocos = _operators()
 PyCustomOpDef: Any = _ocos.PyCustomOpDef
 onnx_op: Any = _ocos.Opdef.declare
+invoke: Any = _ocos._on_pyop_invocation  # what the library calls for every Python operator
 
 
 def get_library_path() -> str:

@@ -7,26 +7,64 @@ Addresses are int64 throughout, so that compiled code holds no address of this p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as _intrinsic
 
-
-def intrinsic(definition: Callable[..., Any]) -> Any:
-    """Numba's decorator, which drops the first parameter; `language` asks for the definition."""
-    made: Any = _intrinsic(definition)
-    made.definition = definition
-    return made
-
+from onnx_backprop.ort_ops.runtime.values import DOUBLE, FLOAT, INT, INT32, Inner, Intrinsic, Type
 
 F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}
 
-I64, I32, I16, FLOAT, HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
-DOUBLE = ir.DoubleType()
+Make = Callable[[ir.Function], None]  # writes a function, whose name and arguments are there
+I64, I32, I16, F32_TYPE, HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
+
+
+def intrinsic(result: Type | None, *parameters: Type | None) -> Callable[[Callable[..., Any]], Intrinsic]:
+    """Of a function (builder, *values) that writes LLVM for a call and answers the result."""
+    return lambda generate: Intrinsic(result, parameters, generate)
+
+
+def routine(make: Make, suffix: str = "") -> Callable[[Callable[..., None]], Any]:
+    """A call of a function of its own, which `make` writes. It takes int64 and answers nothing; its text is the doc."""
+
+    def decorate(declared: Callable[..., None]) -> Intrinsic:
+        code = cast(FunctionType, declared).__code__
+        name = f"onnx_backprop_{code.co_name}{suffix}"
+
+        def generate(builder: ir.IRBuilder, *values: ir.Value) -> None:
+            builder.call(function_of(builder.module, name, len(values), make), values)
+
+        return Intrinsic(None, (INT,) * code.co_argcount, generate)
+
+    return decorate
+
+
+def choice(name: str, choices: dict[int, Make]) -> Make:
+    """A function whose first argument is the number of the one that it calls with the others."""
+
+    def make(function: ir.Function) -> None:
+        number, *rest = function.args
+        entry, nothing = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "nothing"))
+        switch = entry.switch(number, nothing.block)
+        for n, chosen in choices.items():
+            case = ir.IRBuilder(function.append_basic_block(f"case_{n}"))
+            case.call(function_of(function.module, f"onnx_backprop_{name}_{n}", len(rest), chosen), rest)
+            case.ret_void()
+            switch.add_case(I64(n), case.block)
+        nothing.ret_void()
+
+    return make
+
+
+def function_of(module: ir.Module, name: str, arguments: int, make: Make) -> ir.Function:
+    """The module's function of that name, made if it is new: int64 arguments and no result."""
+    if name not in module.globals:
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
+        function.linkage = "internal"
+        make(function)
+    return module.globals[name]
 
 
 def _at(builder: Any, address: Any, index: Any, kind: Any) -> Any:
@@ -34,33 +72,25 @@ def _at(builder: Any, address: Any, index: Any, kind: Any) -> Any:
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index], source_etype=kind)
 
 
-def _loader(kind: Any, result: Any, convert: Any = None) -> Any:
-    @intrinsic
-    def load(_context, address, index):
-        def generate(_target, builder, _signature, args):
-            value = builder.load(_at(builder, args[0], args[1], kind))
-            return convert(builder, value) if convert else value
-
-        return result(types.int64, types.int64), generate
+def _loader(kind: Any, result: Type, convert: Any = None) -> Any:
+    @intrinsic(result, INT, INT)
+    def load(builder, address, index):
+        value = builder.load(_at(builder, address, index, kind))
+        return convert(builder, value) if convert else value
 
     return load
 
 
-def _storer(kind: Any, argument: Any, convert: Any = None) -> Any:
-    @intrinsic
-    def store(_context, address, index, value):
-        def generate(target, builder, _signature, args):
-            value = convert(builder, args[2]) if convert else args[2]
-            builder.store(value, _at(builder, args[0], args[1], kind))
-            return target.get_dummy_value()
-
-        return types.void(types.int64, types.int64, argument), generate
+def _storer(kind: Any, argument: Type, convert: Any = None) -> Any:
+    @intrinsic(None, INT, INT, argument)
+    def store(builder, address, index, value):
+        builder.store(convert(builder, value) if convert else value, _at(builder, address, index, kind))
 
     return store
 
 
 def _from_bf16(builder: Any, bits: Any) -> Any:
-    return builder.bitcast(builder.shl(builder.zext(bits, I32), I32(16)), FLOAT)
+    return builder.bitcast(builder.shl(builder.zext(bits, I32), I32(16)), F32_TYPE)
 
 
 def _to_bf16(builder: Any, value: Any) -> Any:
@@ -73,87 +103,68 @@ def _to_bf16(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.lshr(bits, I32(16)), I16)
 
 
-load_i64 = _loader(I64, types.int64)
-store_i64 = _storer(I64, types.int64)
-load_i32 = _loader(I32, types.int32)
-store_i32 = _storer(I32, types.int32)
-load_f64 = _loader(DOUBLE, types.float64)
-store_f64 = _storer(DOUBLE, types.float64)
-load_f32 = _loader(FLOAT, types.float32)
-store_f32 = _storer(FLOAT, types.float32)
-load_f16 = _loader(HALF, types.float32, lambda builder, value: builder.fpext(value, FLOAT))
-store_f16 = _storer(HALF, types.float32, lambda builder, value: builder.fptrunc(value, HALF))
-load_bf16 = _loader(I16, types.float32, _from_bf16)
-store_bf16 = _storer(I16, types.float32, _to_bf16)
+load_i64, store_i64 = _loader(I64, INT), _storer(I64, INT)
+load_i32, store_i32 = _loader(I32, INT32), _storer(I32, INT32)
+load_f64, store_f64 = _loader(ir.DoubleType(), DOUBLE), _storer(ir.DoubleType(), DOUBLE)
+load_f32, store_f32 = _loader(F32_TYPE, FLOAT), _storer(F32_TYPE, FLOAT)
+load_f16 = _loader(HALF, FLOAT, lambda builder, value: builder.fpext(value, F32_TYPE))
+store_f16 = _storer(HALF, FLOAT, lambda builder, value: builder.fptrunc(value, HALF))
+load_bf16, store_bf16 = _loader(I16, FLOAT, _from_bf16), _storer(I16, FLOAT, _to_bf16)
 
 
-@intrinsic
-def fma_f32(_context, x, y, z):
+@Inner
+def by_half(kind, function, *arguments):
+    """function(load, store, *arguments) with those of a half type."""
+    if kind == F16:
+        return function(load_f16, store_f16, *arguments)
+    return function(load_bf16, store_bf16, *arguments)
+
+
+@Inner
+def by_type(kind, function, *arguments):
+    """function(load, store, *arguments) with those of an element type."""
+    if kind == F32:
+        return function(load_f32, store_f32, *arguments)
+    return by_half(kind, function, *arguments)
+
+
+@intrinsic(FLOAT, FLOAT, FLOAT, FLOAT)
+def fma_f32(builder, x, y, z):
     """x·y + z, rounded once."""
-
-    def generate(_target, builder, _signature, args):
-        return builder.fma(*args)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
+    return builder.fma(x, y, z)
 
 
-@intrinsic
-def call(_context, address, arguments):
+@intrinsic(INT, INT, None)
+def call(builder, address, arguments):
     """Call the C function at `address` with a tuple of int64 arguments; its result as int64.
 
     A 32-bit parameter takes the lower half of its register, on x86-64 as on AArch64; the result of a function that
     returns less than 64 bits must be masked.
     """
-
-    def generate(_target, builder, signature, args):
-        kind = ir.FunctionType(I64, [I64] * len(signature.args[1]))
-        values = cgutils.unpack_tuple(builder, args[1])
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
-
-    return types.int64(types.int64, arguments), generate
+    kind = ir.FunctionType(I64, [I64] * len(arguments))
+    return builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
 def stack(words: int) -> Any:
     """An intrinsic that answers the address of so many int64 on the caller's stack, one place per call site."""
 
-    @intrinsic
-    def reserve(_context):
-        def generate(_target, builder, _signature, _args):
-            return builder.ptrtoint(cgutils.alloca_once(builder, I64, size=I64(words)), I64)
-
-        return types.int64(), generate
+    @intrinsic(INT)
+    def reserve(builder):
+        with builder.goto_entry_block():
+            place = builder.alloca(I64, size=I64(words))
+        return builder.ptrtoint(place, I64)
 
     return reserve
 
 
-@intrinsic
-def exchange(_context, address, value):
-    """Store an int64 and answer what was there, atomically."""
+def _atomic(operation: str) -> Any:
+    @intrinsic(INT, INT, INT)
+    def change(builder, address, value):
+        place = builder.inttoptr(address, I64.as_pointer())
+        return builder.atomic_rmw(operation, place, value, "seq_cst")
 
-    def generate(_target, builder, _signature, args):
-        place = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.atomic_rmw("xchg", place, args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
+    return change
 
 
-@intrinsic
-def fetch_add(_context, address, value):
-    """Add to an int64 and answer what was there, atomically."""
-
-    def generate(_target, builder, _signature, args):
-        place = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.atomic_rmw("add", place, args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def fetch_max(_context, address, value):
-    """Store an int64 where it is greater than what is there, and answer what was there, atomically."""
-
-    def generate(_target, builder, _signature, args):
-        place = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.atomic_rmw("max", place, args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
+# (address, value): store, add to, or raise to at least the value the int64 there; what was there before, atomically
+exchange, fetch_add, fetch_max = (_atomic(operation) for operation in ("xchg", "add", "max"))

@@ -1,7 +1,7 @@
 """What the kernels know about the machine: the processor that code is generated for, its cores and its caches.
 
-The processor is the one that Numba generates code for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may say; the host's
-own capabilities are nobody's business beside it. Nothing else in this package asks the system.
+The processor that code is generated for is the host, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say; the host's own
+capabilities are nobody's business beside it. Nothing else in this package asks the system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 import llvmlite.binding
-from numba.core.registry import cpu_target
 
 VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
 MOST_PROCESSORS = 64
@@ -23,8 +22,24 @@ _CACHE = 32 << 20  # where the system does not tell
 
 # ----- the processor ------
 
-# what Numba's cache on disk goes by as well
-TRIPLE, PROCESSOR, FEATURES = (str(part) for part in cpu_target.target_context.codegen().magic_tuple())
+llvmlite.binding.initialize_native_target()
+llvmlite.binding.initialize_native_asmprinter()
+
+
+def _features() -> str:
+    """What the processor is said to have, or has; one that is named has what its name says."""
+    told = os.environ.get("NUMBA_CPU_FEATURES", "" if os.environ.get("NUMBA_CPU_NAME") else None)
+    if told is not None:
+        return told
+    try:
+        return llvmlite.binding.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM does not tell on this system
+        return ""
+
+
+TRIPLE = llvmlite.binding.get_process_triple()
+PROCESSOR = os.environ.get("NUMBA_CPU_NAME") or llvmlite.binding.get_host_cpu_name()
+FEATURES = _features()
 
 _PROBE = """
 define void @probe(ptr %place) {
@@ -37,7 +52,7 @@ define void @probe(ptr %place) {
 
 
 def assembly(module: str) -> str:
-    """What LLVM makes of a module, given as text, for the processor that Numba generates code for."""
+    """What LLVM makes of a module, given as text, for the processor that code is generated for."""
     target = llvmlite.binding.Target.from_triple(TRIPLE)
     machine = target.create_target_machine(cpu=PROCESSOR, features=FEATURES)
     return machine.emit_assembly(llvmlite.binding.parse_assembly(module))
@@ -55,11 +70,15 @@ def _width() -> int:
 def _vector_length(width: int) -> int:
     """How many float32 a vector of the kernels has: the environment may force another power of two."""
     forced = os.environ.get(VECTOR_VARIABLE)
-    if not forced:
-        return width
-    if forced not in _LENGTHS:
-        raise ValueError(f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}")
-    return int(forced)
+    return int(forced) if forced in _LENGTHS else width
+
+
+def complaint() -> str:
+    """What is wrong with the environment, '' if nothing is."""
+    forced = os.environ.get(VECTOR_VARIABLE)
+    if not forced or forced in _LENGTHS:
+        return ""
+    return f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}"
 
 
 WIDTH = _width()

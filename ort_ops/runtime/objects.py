@@ -23,19 +23,21 @@ from typing import Any, ClassVar
 
 import llvmlite
 import llvmlite.binding as llvm
-import numba
 import numpy as np
 from llvmlite import ir
-from numba.core.types import Type as NumbaType
 
-from onnx_backprop.ort_ops.runtime import language
-from onnx_backprop.ort_ops.runtime.language import Inner, Module, Type
+from onnx_backprop.ort_ops.runtime import expressions, language, records, values
+from onnx_backprop.ort_ops.runtime.language import Module
 from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
+from onnx_backprop.ort_ops.runtime.records import Record, layout
+from onnx_backprop.ort_ops.runtime.signals import Deferred
+from onnx_backprop.ort_ops.runtime.values import Inner, Intrinsic, Type
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
 _lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 # ----- what a function depends on ------
@@ -83,8 +85,10 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
         for item in sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items:
             _describe(item, add, seen)
         add(f"{type(value).__name__} of {len(items)}".encode())
-    elif isinstance(value, (ir.Type, ir.Value, NumbaType)):
+    elif isinstance(value, (ir.Type, ir.Value)):
         add(f"{type(value).__name__} {value}".encode())
+    elif isinstance(value, type) and issubclass(value, Record):
+        add(f"{value.__name__} {layout(value)}".encode())
     elif isinstance(value, (ModuleType, type)):
         add(f"{value.__name__}".encode())
     elif id(value) in seen:
@@ -111,8 +115,8 @@ def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
             _describe(other, add, seen)
     elif isinstance(value, functools.partial):
         _describe((value.func, value.args, value.keywords), add, seen)
-    elif hasattr(value, "definition"):
-        _describe(value.definition, add, seen)
+    elif isinstance(value, Intrinsic):
+        _describe((value.result, value.parameters, value.generate), add, seen)
     elif hasattr(value, "__wrapped__"):
         _describe(value.__wrapped__, add, seen)
     elif hasattr(value, "__module__") and not str(value.__module__).startswith(_PACKAGE):
@@ -124,8 +128,11 @@ def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
 @cache
 def _compiler() -> bytes:
     """What all machine code depends on."""
-    sources = [Path(file).read_bytes() for file in (language.__file__, __file__)]
-    versions = (sys.version_info[:2], numba.__version__, llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES)
+    sources = [
+        Path(file).read_bytes()
+        for file in (expressions.__file__, language.__file__, records.__file__, values.__file__, __file__)
+    ]
+    versions = (sys.version_info[:2], llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES)
     return b"\0".join([*sources, repr(versions).encode()])
 
 
@@ -230,19 +237,20 @@ class Exported:
 
     def compile(self) -> bytes:
         """The machine code, which is kept on disk."""
-        with _lock:
+        with _lock, Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
             module = llvm.parse_assembly(text(self._inner, self._arguments, self._result, self.name))
             module.verify()
             _optimised(module)
             code = _target().emit_object(module)
-        if self._path:
-            _write(self._path, code)
+            del module
+            if self._path:
+                _write(self._path, code)
         return code
 
     @functools.cached_property
     def address(self) -> int:
         """Of the function in this process."""
-        with _lock:
+        with _lock, Deferred():
             if "address" in vars(self):  # meanwhile, by another thread
                 return vars(self)["address"]
             code = self._path and _read(self._path)

@@ -8,12 +8,12 @@ Nothing is reassociated: the order of each sum is that of the table, one fused m
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import choice, function_of, routine
 from onnx_backprop.ort_ops.runtime.machine import REGISTERS, VECTOR
 from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
@@ -30,13 +30,8 @@ def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
     return pointer(b, b.add(address, I64(ITEM * VECTOR * j)))
 
 
-def _tile(module: ir.Module, rows: int, vectors: int) -> ir.Function:
+def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     """The function of one tile size; its arguments are those of `multiply`."""
-    name = f"onnx_backprop_tile_{rows}_{vectors}"
-    if name in module.globals:
-        return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 11), name)
-    function.linkage = "internal"
     function.attributes.add("noinline")
     c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
     entry, load, outer, inner, after, leave = (
@@ -90,46 +85,29 @@ def _tile(module: ir.Module, rows: int, vectors: int) -> ir.Function:
     for i, j in cells:
         leave.store(result[i, j], _vector(leave, c_at[i], j), align=ITEM)
     leave.ret_void()
-    return function
 
 
-def _dispatch(module: ir.Module) -> ir.Function:
-    """(rows, vectors, …) -> the tile function; `rows` is one that `tile_rows` answered."""
-    name = "onnx_backprop_tile"
-    if name in module.globals:
-        return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 13), name)
-    function.linkage = "internal"
+def _tiles(function: ir.Function) -> None:
+    """(rows, vectors, …) -> the function of that size."""
     function.attributes.add("noinline")
-    b = ir.IRBuilder(function.append_basic_block("entry"))
     rows, vectors, *rest = function.args
-    code = b.add(b.mul(rows, I64(VECTORS + 1)), vectors)
-    default = function.append_basic_block("default")
-    switch = b.switch(code, default)
-    for r in _ROW_CHOICES:
-        for v in range(1, VECTORS + 1):
-            case = ir.IRBuilder(function.append_basic_block(f"case_{r}_{v}"))
-            case.call(_tile(module, r, v), rest)
-            case.ret_void()
-            switch.add_case(I64(r * (VECTORS + 1) + v), case.block)
-    ir.IRBuilder(default).ret_void()
-    return function
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    sizes = {
+        r * (VECTORS + 1) + v: partial(_tile, rows=r, vectors=v) for r in _ROW_CHOICES for v in range(1, VECTORS + 1)
+    }
+    chosen = function_of(function.module, "onnx_backprop_tiles", 12, choice("tile", sizes))
+    b.call(chosen, [b.add(b.mul(rows, I64(VECTORS + 1)), vectors), *rest])
+    b.ret_void()
 
 
-@intrinsic
-def multiply(_context, rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+@routine(_tiles)
+def multiply(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
     """One tile of c, float32. All arguments are int64; steps and starts are in bytes.
 
     rows, vectors: size of the tile, `rows` one of TILE_ROWS. c: address of its first element, c_row: from row to row.
     a_rows: address of one start per row, added to a. table: address of `segments` pairs of starts in a and b; a
     segment has `count` >= 1 steps. add: whether c is added to (else overwritten).
     """
-
-    def generate(target, builder, _signature, args):
-        builder.call(_dispatch(builder.module), args)
-        return target.get_dummy_value()
-
-    return types.void(*[types.int64] * 13), generate
 
 
 def _row_table() -> tuple[int, ...]:
@@ -140,13 +118,8 @@ TILE_ROWS = _row_table()  # how many rows the tile for n rows has
 SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a tile may write beyond the last
 
 
-def _gather(module: ir.Module, *, streaming: bool) -> ir.Function:
+def _gather(function: ir.Function, *, streaming: bool) -> None:
     """The function behind `gather_columns` and `stream_columns`: column after column, and the vectors of each."""
-    name = f"onnx_backprop_gather_{streaming}"
-    if name in module.globals:
-        return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), name)
-    function.linkage = "internal"
     target, step, source, scale, width, starts, taps, count = function.args
     entry, column, vector, tap, store, further, leave = (
         ir.IRBuilder(function.append_basic_block(n))
@@ -198,28 +171,17 @@ def _gather(module: ir.Module, *, streaming: bool) -> ir.Function:
         phi.add_incoming(later, further.block)
     further.cbranch(further.icmp_signed("<", next_i, count), column.block, leave.block)
     leave.ret_void()
-    return function
 
 
-@intrinsic
-def gather_columns(_context, target, step, source, scale, width, starts, taps, count):
+@routine(partial(_gather, streaming=False))
+def gather_columns(target, step, source, scale, width, starts, taps, count):
     """Column i of target = Σ_t weight(t) · column index(t) of source, t from starts[i] to starts[i + 1], in order.
 
     Columns are `width` bytes, a vector or more; addresses, step and scale are bytes from column to column. A tap is a
     word: index, an int32, and weight, a float32.
     """
-    return _gather_caller(streaming=False)
 
 
-@intrinsic
-def stream_columns(_context, target, step, source, scale, width, starts, taps, count):
+@routine(partial(_gather, streaming=True))
+def stream_columns(target, step, source, scale, width, starts, taps, count):
     """As `gather_columns`, stored past the caches: target, step and width are multiples of a vector's bytes."""
-    return _gather_caller(streaming=True)
-
-
-def _gather_caller(*, streaming: bool) -> Any:
-    def generate(target_context, builder, _signature, args):
-        builder.call(_gather(builder.module, streaming=streaming), args)
-        return target_context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), generate

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import routine
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
     I32,
@@ -22,7 +22,6 @@ from onnx_backprop.ort_ops.vector.registers import (
     VEC,
     Value,
     below,
-    caller,
     fma,
     load,
     pointer,
@@ -123,9 +122,8 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
 
 
 def _function(rows: int, *, streaming: bool) -> Any:
-    @intrinsic
-    def gather(_context, target, target_row, source, source_row, ends, entries, patterns, count):
-        return caller(f"gather_windows_{rows}_{streaming}", 8, _windows(rows, streaming))
+    @routine(_windows(rows, streaming), f"_{rows}_{streaming}")
+    def gather(target, target_row, source, source_row, ends, entries, patterns, count): ...
 
     return gather
 

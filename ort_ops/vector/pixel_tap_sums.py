@@ -14,14 +14,13 @@ from typing import Any
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import routine
 from onnx_backprop.ort_ops.vector.registers import (
     I64,
     VEC,
     ZERO,
     Value,
     below,
-    caller,
     fma,
     load,
     load_masked,
@@ -107,12 +106,11 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
 def _function(cells: int, *, whole: bool = True, streaming: bool = False) -> Any:
     make = _weigh(cells, whole=whole, streaming=streaming)
 
-    @intrinsic
+    @routine(make, f"_{cells}_{whole}_{streaming}")
     def weigh(
-        _context, to, to_cell, to_step, at, at_cell, at_step, entries, taps, weights, step, count, start, start_step,
-        lanes, to_ahead, ahead,
-    ):  # fmt: skip
-        return caller(f"weigh_cells_{cells}_{whole}_{streaming}", 16, make)
+        to, to_cell, to_step, at, at_cell, at_step, entries, taps, weights, step, count, start, start_step, lanes,
+        to_ahead, ahead,
+    ): ...  # fmt: skip
 
     return weigh
 

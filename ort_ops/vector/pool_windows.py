@@ -6,28 +6,18 @@ their cells stay in registers until all taps have competed. Written as LLVM IR: 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, compiled, inner
-from onnx_backprop.ort_ops.runtime.llvm import (
-    BF16,
-    F16,
-    F32,
-    intrinsic,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_i64,
-    store_i32,
-)
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
+from onnx_backprop.ort_ops.runtime.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
 
 _I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
 _ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
-_NAMES = {F32: "f32", F16: "f16", BF16: "bf16"}
 WIDTHS = tuple(w for w in (16, 8, 4) if w <= max(VECTOR, 4))
+COUNT = len(WIDTHS)
 Value = Any
 
 
@@ -71,13 +61,8 @@ def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, 
     return result
 
 
-def _function(module: ir.Module, kind: int, step: int, width: int) -> ir.Function:
-    """The function behind `winners`, for windows a known step apart and some of them at once."""
-    name = f"onnx_backprop_winners_{_NAMES[kind]}_{step}_{width}"
-    if name in module.globals:
-        return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * 7), name)
-    function.linkage = "internal"
+def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None:
+    """The function for windows a known step apart and some of them at once."""
     function.attributes.add("noinline")
     owner, source, table, taps, stride, owner_step, count = function.args
     entry, block, tap, done, leave = (
@@ -126,66 +111,30 @@ def _function(module: ir.Module, kind: int, step: int, width: int) -> ir.Functio
     i.add_incoming(following_i, done.block)
     done.cbranch(done.icmp_signed("<", i, last), block.block, leave.block)
     leave.ret_void()
-    return function
 
 
-def _intrinsic(kind: int, step: int, width: int) -> Any:
-    @intrinsic
-    def one_kind(_context, owner, source, table, taps, stride, owner_step, count):
-        def generate(target, builder, _signature, args):
-            builder.call(_function(builder.module, kind, step, width), args)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 7), generate
-
-    return one_kind
+_KINDS = (F32, F16, BF16)
+_CHOICES = {
+    (_KINDS.index(kind) * COUNT + n) * 3 + step: partial(_winners, kind=kind, step=step, width=width)
+    for kind in _KINDS for n, width in enumerate(WIDTHS) for step in range(3)
+}  # fmt: skip
 
 
-def _of_kind(kind: int, load: Any) -> Any:
-    """`winners` for one type of element."""
-    by_width = [[_intrinsic(kind, step, width) for step in range(3)] for width in WIDTHS]
-    widest, narrowest = WIDTHS[0], WIDTHS[-1]
-    middle = WIDTHS[len(WIDTHS) // 2]
-    (wide_any, wide_1, wide_2), (narrow_any, narrow_1, narrow_2) = by_width[0], by_width[-1]
-    middle_any, middle_1, middle_2 = by_width[len(WIDTHS) // 2]
-
-    @compiled(f"winners_{_NAMES[kind]}")
-    def winners(owner, source, table, taps, stride, owner_step, count):
-        if count >= widest:
-            if stride == 1:
-                wide_1(owner, source, table, taps, stride, owner_step, count)
-            elif stride == 2:
-                wide_2(owner, source, table, taps, stride, owner_step, count)
-            else:
-                wide_any(owner, source, table, taps, stride, owner_step, count)
-        elif count >= middle:
-            if stride == 1:
-                middle_1(owner, source, table, taps, stride, owner_step, count)
-            elif stride == 2:
-                middle_2(owner, source, table, taps, stride, owner_step, count)
-            else:
-                middle_any(owner, source, table, taps, stride, owner_step, count)
-        elif count >= narrowest:
-            if stride == 1:
-                narrow_1(owner, source, table, taps, stride, owner_step, count)
-            elif stride == 2:
-                narrow_2(owner, source, table, taps, stride, owner_step, count)
-            else:
-                narrow_any(owner, source, table, taps, stride, owner_step, count)
-        else:
-            for i in range(count):
-                best, cell = load(source, load_i64(table, 0) + i * stride), load_i64(table, 1)
-                for t in range(1, taps):
-                    value = load(source, load_i64(table, 2 * t) + i * stride)
-                    if value > best:
-                        best, cell = value, load_i64(table, 2 * t + 1)
-                store_i32(owner, i, cell + i * owner_step)
-
-    return winners
+@routine(choice("winners", _CHOICES))
+def _winners_some(which, owner, source, table, taps, stride, owner_step, count):
+    """One of _CHOICES."""
 
 
-_winners_f32, _winners_f16 = _of_kind(F32, load_f32), _of_kind(F16, load_f16)
-_winners_bf16 = _of_kind(BF16, load_bf16)
+@inner
+def _winners_few(load, _store, owner, source, table, taps, stride, owner_step, count):
+    """Of fewer windows than the narrowest vector has lanes."""
+    for i in range(count):
+        best, cell = load(source, load_i64(table, 0) + i * stride), load_i64(table, 1)
+        for t in range(1, taps):
+            value = load(source, load_i64(table, 2 * t) + i * stride)
+            if value > best:
+                best, cell = value, load_i64(table, 2 * t + 1)
+        store_i32(owner, i, cell + i * owner_step)
 
 
 @inner
@@ -194,9 +143,12 @@ def winners(kind, owner, source, table, taps, stride, owner_step, count):
 
     Addresses. A tap is two words, element and cell; there is at least one. A later tap wins only if it is greater.
     """
-    if kind == F16:
-        _winners_f16(owner, source, table, taps, stride, owner_step, count)
-    elif kind == BF16:
-        _winners_bf16(owner, source, table, taps, stride, owner_step, count)
-    else:
-        _winners_f32(owner, source, table, taps, stride, owner_step, count)
+    width = 0
+    while width < COUNT and count < WIDTHS[width]:
+        width += 1
+    if width == COUNT:
+        by_type(kind, _winners_few, owner, source, table, taps, stride, owner_step, count)
+        return
+    which = 0 if kind == F32 else 1 if kind == F16 else 2
+    step = stride if stride == 1 or stride == 2 else 0
+    _winners_some((which * COUNT + width) * 3 + step, owner, source, table, taps, stride, owner_step, count)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import function_of, intrinsic, routine
 
 I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))
@@ -90,27 +89,6 @@ def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False, level: i
     kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
     function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
     b.call(function, [pointer(b, address), I32(int(writing)), I32(4 - level), I32(1)])
-
-
-def function_of(module: ir.Module, name: str, arguments: int, make: Callable[[ir.Function], None]) -> ir.Function:
-    """The module's function of that name, made if it is new: int64 arguments and no result."""
-    name = f"onnx_backprop_{name}"
-    if name in module.globals:
-        return module.globals[name]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
-    function.linkage = "internal"
-    make(function)
-    return function
-
-
-def caller(name: str, arguments: int, make: Callable[[ir.Function], None]) -> Any:
-    """What an intrinsic answers that calls the function of that name."""
-
-    def generate(target: Any, builder: ir.IRBuilder, _signature: Any, args: list[Value]) -> Value:
-        builder.call(function_of(builder.module, name, arguments, make), args)
-        return target.get_dummy_value()
-
-    return types.void(*[types.int64] * arguments), generate
 
 
 def vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, Value, Value | None], None]) -> Any:
@@ -233,7 +211,7 @@ def _spread_even(function: ir.Function) -> None:
 
 def _copy_rows(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, count = function.args
-    row_of = function_of(function.module, "copy_run", 3, _copy)
+    row_of = function_of(function.module, "onnx_backprop_copy_run", 3, _copy)
     entry, row, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "row", "leave"))
     entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)
     left, to, at = (row.phi(I64) for _ in range(3))
@@ -311,69 +289,55 @@ def _transpose_part(function: ir.Function) -> None:
     ir.IRBuilder(leave).ret_void()
 
 
-@intrinsic
-def clear_run(_context, target, count):
+@routine(_clear)
+def clear_run(target, count):
     """target[i] = 0 for i < count."""
-    return caller("clear_run", 2, _clear)
 
 
-@intrinsic
-def copy_run(_context, target, source, count):
+@routine(_copy)
+def copy_run(target, source, count):
     """target[i] = source[i] for i < count."""
-    return caller("copy_run", 3, _copy)
 
 
-@intrinsic
-def copy_even(_context, target, source, count):
+@routine(_copy_even)
+def copy_even(target, source, count):
     """target[i] = source[2i] for i < count."""
-    return caller("copy_even", 3, _copy_even)
 
 
-@intrinsic
-def split_pairs(_context, even, odd, source, count, ahead):
+@routine(_split_pairs)
+def split_pairs(even, odd, source, count, ahead):
     """even[i] = source[2i] and odd[i] = source[2i + 1] for i < count; what lies `ahead` bytes further on is fetched."""
-    return caller("split_pairs", 5, _split_pairs)
 
 
-@intrinsic
-def spread_even(_context, target, source, count):
+@routine(_spread_even)
+def spread_even(target, source, count):
     """target[2i] = source[i] for i < count; what lies between them stays."""
-    return caller("spread_even", 3, _spread_even)
 
 
-@intrinsic
-def copy_rows(_context, target, target_row, source, source_row, rows, count):
+@routine(_copy_rows)
+def copy_rows(target, target_row, source, source_row, rows, count):
     """target[r, i] = source[r, i] for r < rows and i < count."""
-    return caller("copy_rows", 6, _copy_rows)
 
 
-@intrinsic
-def fetch(_context, address, size):
+@routine(_fetch)
+def fetch(address, size):
     """Fetch so many bytes into the second-level cache for later; any address will do."""
-    return caller("fetch", 2, _fetch)
 
 
-@intrinsic
-def settle(_context):
+@intrinsic(None)
+def settle(builder):
     """Nothing that was stored, past the caches either, is still on its way."""
-
-    def generate(target: Any, builder: ir.IRBuilder, _signature: Any, _args: list[Value]) -> Value:
-        builder.fence("seq_cst")
-        return target.get_dummy_value()
-
-    return types.void(), generate
+    builder.fence("seq_cst")
 
 
-@intrinsic
-def transpose_tile(_context, target, target_row, source, source_row):
+@routine(_transpose)
+def transpose_tile(target, target_row, source, source_row):
     """A square of float32, as many rows as a register holds; addresses, and bytes from row to row."""
-    return caller("transpose", 4, _transpose)
 
 
-@intrinsic
-def transpose_part(_context, target, target_row, source, source_row, rows, columns):
+@routine(_transpose_part)
+def transpose_part(target, target_row, source, source_row, rows, columns):
     """Row j < columns of target = column j of source: a whole vector, zero behind `rows` elements.
 
     rows and columns are from 0 to a vector's length.
     """
-    return caller("transpose_part", 6, _transpose_part)

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import routine
 from onnx_backprop.ort_ops.vector.registers import (
     FLOAT,
     I64,
@@ -16,7 +16,6 @@ from onnx_backprop.ort_ops.vector.registers import (
     MASK,
     Value,
     below,
-    caller,
     fma,
     load,
     load_masked,
@@ -67,9 +66,8 @@ def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
 
 
 def _combine_function(taps: int, fetching: bool) -> Any:
-    @intrinsic
-    def combine(_context, target, source, table, count, add):
-        return caller(f"combine_{taps}_{fetching}", 5, _combine(taps, fetching))
+    @routine(_combine(taps, fetching), f"_{taps}_{fetching}")
+    def combine(target, source, table, count, add): ...
 
     return combine
 

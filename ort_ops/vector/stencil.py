@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import routine
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
     I32,
@@ -26,7 +26,6 @@ from onnx_backprop.ort_ops.vector.registers import (
     ZERO,
     Value,
     below,
-    caller,
     fma,
     load,
     load_masked,
@@ -103,9 +102,8 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
 
 
 def _function(size: int) -> Any:
-    @intrinsic
-    def stencil(_context, target, target_row, rows, starts, weights, count, lines, length):
-        return caller(f"stencil_{size}", 8, _stencil(size))
+    @routine(_stencil(size), f"_{size}")
+    def stencil(target, target_row, rows, starts, weights, count, lines, length): ...
 
     return stencil
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import choice, routine
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
     I64,
@@ -23,9 +23,7 @@ from onnx_backprop.ort_ops.vector.registers import (
     ZERO,
     Value,
     below,
-    caller,
     fma,
-    function_of,
     load,
     load_masked,
     pointer,
@@ -134,23 +132,6 @@ def _weigh(taps: int) -> Make:
     return make
 
 
-def _choice(name: str, choices: dict[int, Make]) -> Make:
-    """A function whose first argument is the number of the one that it calls with the others."""
-
-    def make(function: ir.Function) -> None:
-        number, *rest = function.args
-        entry, nothing = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "nothing"))
-        switch = entry.switch(number, nothing.block)
-        for n, chosen in choices.items():
-            case = ir.IRBuilder(function.append_basic_block(f"case_{n}"))
-            case.call(function_of(function.module, f"{name}_{n}", len(rest), chosen), rest)
-            case.ret_void()
-            switch.add_case(I64(n), case.block)
-        nothing.ret_void()
-
-    return make
-
-
 _DOTS = (
     {taps: _dot(taps, whole=True, fetching=False) for taps in _AT_ONCE}
     | {taps + _PART: _dot(taps, whole=False, fetching=False) for taps in _AT_ONCE}
@@ -159,16 +140,14 @@ _DOTS = (
 _WEIGHS = {taps: _weigh(taps) for taps in _AT_ONCE}
 
 
-@intrinsic
-def _dot_some(_context, which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
+@routine(choice("dot", _DOTS))
+def _dot_some(which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
     """One of _DOTS."""
-    return caller("dot", 14, _choice("dot", _DOTS))
 
 
-@intrinsic
-def _weigh_some(_context, which, target, target_step, source, source_step, shifts, weights, count, add):
+@routine(choice("weigh", _WEIGHS))
+def _weigh_some(which, target, target_step, source, source_step, shifts, weights, count, add):
     """One of _WEIGHS."""
-    return caller("weigh", 9, _choice("weigh", _WEIGHS))
 
 
 @inner

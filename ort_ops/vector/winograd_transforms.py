@@ -10,13 +10,11 @@ channels of the weights. Source: Lavin, Gray, "Fast Algorithms for Convolutional
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import intrinsic
+from onnx_backprop.ort_ops.runtime.llvm import Make, routine
 from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value
 
 ELEMENTS = 16  # products per tile
@@ -129,67 +127,53 @@ def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Val
             _store(b, value, b.add(target, b.mul(row, I64(3 * i + j))))
 
 
-def _call(name: str, count: int, write: Callable[..., None]) -> Callable[..., Any]:
-    """A code generator that calls a function of `count` int64, written once per module."""
+def _whole(write: Callable[..., None]) -> Make:
+    """A function of its own, never inlined, with what is written."""
 
-    def generate(target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        module = builder.module
-        function = module.globals.get(f"onnx_backprop_winograd_{name}")
-        if function is None:
-            kind = ir.FunctionType(ir.VoidType(), [I64] * count)
-            function = ir.Function(module, kind, f"onnx_backprop_winograd_{name}")
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            b = ir.IRBuilder(function.append_basic_block("entry"))
-            write(b, *function.args)
-            b.ret_void()
-        builder.call(function, args)
-        return target.get_dummy_value()
+    def make(function: ir.Function) -> None:
+        function.attributes.add("noinline")
+        b = ir.IRBuilder(function.append_basic_block("entry"))
+        write(b, *function.args)
+        b.ret_void()
 
-    return generate
+    return make
 
 
-@intrinsic
-def transform_source(_context, source, row, target, step):
+@routine(_whole(_source))
+def transform_source(source, row, target, step):
     """Bᵀ d B of a register full of tiles, each two cells after the one before.
 
     source: the first of four rows of float32, `row` bytes apart, of which two registers and two cells are read.
     target: the first of 16 vectors, `step` bytes apart. All arguments are int64.
     """
-    return types.void(*[types.int64] * 4), _call("source", 4, _source)
 
 
-@intrinsic
-def transform_weights(_context, source, row, target, step):
+@routine(_whole(_weights))
+def transform_weights(source, row, target, step):
     """G g Gᵀ of a register full of kernels: 9 vectors, `row` bytes apart, to 16 vectors, `step` bytes apart."""
-    return types.void(*[types.int64] * 4), _call("weights", 4, _weights)
 
 
-@intrinsic
-def transform_result(_context, source, step, top, bottom, bias):
+@routine(_whole(_result))
+def transform_result(source, step, top, bottom, bias):
     """Aᵀ m A of a register full of tiles, plus a number: two rows of two registers each.
 
     source: the first of 16 vectors, `step` bytes apart. bias: address of the number.
     """
-    return types.void(*[types.int64] * 5), _call("result", 5, _result)
 
 
 # The weight gradient is the adjoint: dg = Gᵀ · [ Σ_tiles (A dY Aᵀ) ⊙ (Bᵀ d B) ] · G
 
 
-@intrinsic
-def transform_cells(_context, source, row, cell, target, step):
+@routine(_whole(_cells))
+def transform_cells(source, row, cell, target, step):
     """Bᵀ d B of one tile of a register full of channels: 4×4 vectors, `row` and `cell` bytes apart."""
-    return types.void(*[types.int64] * 5), _call("cells", 5, _cells)
 
 
-@intrinsic
-def transform_gradient(_context, source, row, target, step):
+@routine(_whole(_gradient))
+def transform_gradient(source, row, target, step):
     """A dY Aᵀ of a register full of tiles: two rows, `row` bytes apart, of which two registers are read."""
-    return types.void(*[types.int64] * 4), _call("gradient", 4, _gradient)
 
 
-@intrinsic
-def transform_kernel(_context, source, step, target, row):
+@routine(_whole(_kernel))
+def transform_kernel(source, step, target, row):
     """Gᵀ u G of a register full of kernels: 16 vectors, `step` bytes apart, to 9 vectors, `row` bytes apart."""
-    return types.void(*[types.int64] * 4), _call("kernel", 4, _kernel)

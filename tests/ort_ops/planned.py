@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.native_table import KERNELS
-from onnx_backprop.ort_ops.runtime.bridge import Call, Plan
+from onnx_backprop.ort_ops.runtime.bridge import Call
 from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
+from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.runtime.stages import Plan
 from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
 from tests.support.single_op import ELEMENT_TYPES
 
@@ -54,6 +56,15 @@ class Shapes:
         both = [*zip(op.inputs, call.inputs, strict=True), *zip(op.outputs, call.outputs, strict=True)]
         sizes = {"T1": ITEM_SIZE[ELEMENT_TYPES[dtype]]}
         return sum(math.prod(shape) * sizes.get(spec.type_name, 4) for spec, shape in both if shape is not None)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def numbers(plan: Plan, record: type[R]) -> R:
+    """The parameters of a plan, which are of that kind."""
+    assert isinstance(plan.parameters, record)
+    return plan.parameters
 
 
 def to_data(shape: Sequence[int], data_format: str) -> Shape:

@@ -17,10 +17,10 @@ from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
 from onnx_backprop.ort_ops.layers import max_pool_backward
 from onnx_backprop.ort_ops.runtime import bridge, machine
-from onnx_backprop.ort_ops.runtime.call import block_bytes
 from onnx_backprop.ort_ops.runtime.machine import VECTOR
+from onnx_backprop.ort_ops.runtime.scratch import block_bytes
 from tests.ort_ops import random_calls
-from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, pool, random_convolution, random_pool, to_data
+from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data
 from tests.property.calls import Call
 from tests.support import single_op
 from tests.support.checks import evaluate
@@ -41,7 +41,7 @@ def require_little(shapes: Shapes, processors: int) -> None:
         extra = plan.extra_bytes(processors)
         assert extra <= allowed(tensors, processors), (
             f"{shapes} {dtype}, {processors} threads: {extra} bytes beside {tensors}; shared {plan.shared}, "
-            f"per thread {plan.lane}, tables {plan.parameters.nbytes}"
+            f"per thread {plan.lane}, tables {plan.words.nbytes}"
         )
 
 
@@ -253,7 +253,7 @@ def test_interpolations_of_the_benchmarks(case: Interpolation) -> None:
         assert 0 < measured(call, dtype, 1) <= block_bytes(1)
     assert measured(call, "f32", 2) <= 2 * block_bytes(1)
     if case.mode != "cubic":
-        assert planned(call).plan("f32").parameters.nbytes < FIXED - block_bytes(1)
+        assert planned(call).plan("f32").words.nbytes < FIXED - block_bytes(1)
 
 
 def test_no_kernel_takes_more_than_a_block_for_each_thread_of_a_small_call() -> None:
@@ -351,8 +351,8 @@ def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> 
     shares = set()
     for batch, channels, lengths, groups, limit in IMAGES_SHARED:
         monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_, limit=limit: limit)
-        words = convolution("Convolution", batch, channels, lengths, (3, 3), pads=(1, 1), groups=groups).plan("f32")
-        rows, of_round = batch * -(-lengths[0] // 2), int(words.parameters[winograd_kernel.ROUND_ROWS])
+        plan = convolution("Convolution", batch, channels, lengths, (3, 3), pads=(1, 1), groups=groups).plan("f32")
+        rows, of_round = batch * -(-lengths[0] // 2), numbers(plan, winograd_kernel.Winograd).round_rows
         shares.add((of_round > 0) + (of_round == rows))
     assert shares == {1, 2}
 
@@ -373,8 +373,8 @@ def test_winograd_shares_images_where_weights_are_large(
     ):
         shapes = convolution(op, batch, both, lengths, (3, 3), pads=(1, 1), groups=groups)
         plan = shapes.plan("f32")
-        word = winograd_weights.ROUND_CHANNELS if op.endswith("Weights") else winograd_kernel.ROUND_ROWS
-        assert int(plan.parameters[word]) > 0, op
+        wanted = winograd_weights.MULTIPLY if op.endswith("Weights") else winograd_kernel.MULTIPLY_IMAGES
+        assert wanted in [stage for stage, _ in plan.stages], op
         call = whole(shapes)
         if op == "Convolution":
             call.inputs.append(np.arange(both[1], dtype=np.float32) % 7)

@@ -12,10 +12,9 @@ from __future__ import annotations
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import copy_planes, out_at, phase_size, row_pitch
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.vector.boxes import load3
+from onnx_backprop.ort_ops.runtime.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 from onnx_backprop.ort_ops.vector.tap_sums import weigh_taps
@@ -27,20 +26,18 @@ _values = stack(VECTOR)
 @inner
 def _weights(call, p, phase, channel, target):
     """Vectors of the weights of a phase's taps, of one channel in all lanes."""
-    kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
-    table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
-    for tap in range(load_i64(phase, par.TAPS)):
-        first = channel * step + load_i64(p, table + par.TAP_WORDS * tap + par.TAP_WEIGHT)
-        scatter_run(kind, target, tap * VECTOR, 1, source, first, 0, VECTOR)
+    for tap in range(phase.taps):
+        first = channel * p.w_group + view(par.GatherTap, p + phase.tap_table, tap).weight
+        scatter_run(p.kind, target, tap * VECTOR, 1, call.inputs[1], first, 0, VECTOR)
 
 
 @inner
 def _shifts(p, phase, stride, residue, target):
     """Where a phase's taps start in the copy, in bytes."""
-    low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
-    for tap in range(load_i64(phase, par.TAPS)):
-        entry = p + 8 * (table + par.TAP_WORDS * tap)
-        shift, at = load3(entry, par.TAP_SHIFT_3), load_i64(entry, par.TAP_RESIDUE) * residue
+    low = p.low
+    for tap in range(phase.taps):
+        entry = view(par.GatherTap, p + phase.tap_table, tap)
+        shift, at = entry.shift, entry.residue * residue
         for axis in range(3):
             at += (shift[axis] - low[axis]) * stride[axis]
         store_i64(target, tap, 4 * at)
@@ -50,9 +47,9 @@ def _shifts(p, phase, stride, residue, target):
 def gather_depthwise(call, p, n, block, cell, size, scratch):
     """All phases of one band."""
     weights = scratch
-    shifts = weights + _BYTES * load_i64(p, par.ALL_TAPS)
-    copy = (shifts + 8 * load_i64(p, par.ALL_TAPS) + 63) & -64
-    if load_i64(p, par.STENCIL):
+    shifts = weights + _BYTES * p.all_taps
+    copy = (shifts + 8 * p.all_taps + 63) & -64
+    if p.stencil:
         _slide(call, p, n, block, cell, size, weights, shifts, copy)
     else:
         _planes(call, p, n, block, cell, size, weights, shifts, copy)
@@ -61,22 +58,20 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
 @inner
 def _slide(call, p, n, channel, cell, size, weights, starts, table):
     """The only phase, whose steps are one, of a band."""
-    phase, kernel = p + 8 * load_i64(p, par.PHASE_TABLE), load_i64(p, par.STENCIL)
-    entries = p + 8 * load_i64(phase, par.TAP_TABLE)
-    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
-    in_z, in_y, _ = load3(p, par.IN_3)
+    phase, kernel = view(par.Phase, p + p.phase_table), p.stencil
+    low, high, length = p.low, p.high, p.length
+    in_z, in_y, _ = p.in_stride
     lines = size[1] + kernel - 1
     zeros = (table + 8 * lines + 63) & -64  # what a row beyond the image is
     clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
-    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    data += 4 * (n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C))
+    data = call.inputs[0] + 4 * (n * p.in_n + channel * p.in_c)
     at, step = out_at(p, phase, n, channel, cell)
-    out, bias, value = load_i64(call, CALL_OUTPUT) + 4 * at, bias_address(call, p), _values()
+    out, bias, value = call.output + 4 * at, bias_address(call, p), _values()
     if bias:
         bias_of(F32, bias, channel, 1, value)
     _weights(call, p, phase, channel, weights)
     for column in range(kernel):
-        store_i64(starts, column, cell[2] + load_i64(entries, par.TAP_WORDS * column + par.TAP_SHIFT_3 + 2))
+        store_i64(starts, column, cell[2] + view(par.GatherTap, p + phase.tap_table, column).shift[2])
     for z in range(size[0]):
         place = cell[0] + low[0] + z
         for line in range(lines):
@@ -93,21 +88,21 @@ def _slide(call, p, n, channel, cell, size, weights, starts, table):
 
 @inner
 def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
-    kind, out = load_i64(p, par.KIND), load_i64(call, CALL_OUTPUT)
-    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
-    step_x = load_i64(p, par.STEP_3 + 2)
+    kind, out = p.kind, call.output
+    low, high, length = p.low, p.high, p.length
+    step_x = p.step[2]
     pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
     box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
     plane = box[0] * box[1] * pitch + high[2] - low[2] + VECTOR
-    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    first = n * load_i64(p, par.IN_N) + channel * load_i64(p, par.IN_C)
+    data = call.inputs[0]
+    first = n * p.in_n + channel * p.in_c
     copy_planes(p, data, first, copy, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
-    result, bias, values = copy + 4 * load_i64(p, par.RESIDUES) * plane, bias_address(call, p), _values()
+    result, bias, values = copy + 4 * p.residues * plane, bias_address(call, p), _values()
     if bias:
         bias_of(kind, bias, channel, 1, values)
-    for number in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-        own, taps = phase_size(phase, cell, size), load_i64(phase, par.TAPS)
+    for number in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, number)
+        own, taps = phase_size(phase, cell, size), phase.taps
         at, step = out_at(p, phase, n, channel, cell)
         cells = (own[1] - 1) * pitch + own[2]
         if own[1] <= 0 or own[2] <= 0:

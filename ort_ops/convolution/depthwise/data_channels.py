@@ -12,10 +12,10 @@ from __future__ import annotations
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_box_within, load3, reached
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.vector.boxes import copy_box_within, reached
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
 from onnx_backprop.ort_ops.vector.registers import settle
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
@@ -26,19 +26,18 @@ _BYTES = 4 * VECTOR
 @inner
 def _tap(p, phase, tap, axis):
     """The shift of a phase's tap along an axis."""
-    return load_i64(p, load_i64(phase, par.TAP_TABLE) + par.TAP_WORDS * tap + par.TAP_SHIFT_3 + axis)
+    return view(par.GatherTap, p + phase.tap_table, tap).shift[axis]
 
 
 @inner
 def weights_of(call, p, phase, before, taps, channel, count, target):
     """Vectors of the weights, [channels][taps], of a phase whose taps are preceded by so many of all."""
-    kind, source = load_i64(p, par.KIND), load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
-    table, step = load_i64(phase, par.TAP_TABLE), load_i64(p, par.W_GROUP)
+    kind, source, step = p.kind, call.inputs[1], p.w_group
     for vector in range(0, count, VECTOR):
         lanes = min(VECTOR, count - vector)
-        for tap in range(load_i64(phase, par.TAPS)):
+        for tap in range(phase.taps):
             place = vector * taps + (before + tap) * VECTOR
-            first = (channel + vector) * step + load_i64(p, table + par.TAP_WORDS * tap + par.TAP_WEIGHT)
+            first = (channel + vector) * step + view(par.GatherTap, p + phase.tap_table, tap).weight
             clear(target, place + lanes, VECTOR - lanes)
             scatter_run(kind, target, place, 1, source, first, step, lanes)
 
@@ -46,9 +45,9 @@ def weights_of(call, p, phase, before, taps, channel, count, target):
 @inner
 def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     """All phases of one band of a block of channels."""
-    kind, width, all_taps = load_i64(p, par.KIND), load_i64(p, par.BLOCK), load_i64(p, par.ALL_TAPS)
+    kind, width, all_taps = p.kind, p.block, p.all_taps
     channel = block * width
-    count = min(width, load_i64(p, par.DEPTHWISE) - channel)
+    count = min(width, p.channels - channel)
     shifts = scratch + 4 * all_taps * width
     entries = shifts + 8 * all_taps
     start = (entries + TAP_BYTES * all_taps + 63) & -64
@@ -58,8 +57,8 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
         clear(start, count, width - count)
     else:
         start = 0
-    step, stride, low, high = load3(p, par.STEP_3), load3(p, par.IN_3), load3(p, par.LOW_3), load3(p, par.HIGH_3)
-    data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel
+    step, stride, low, high = p.step, p.in_stride, p.low, p.high
+    data, first = call.inputs[0], n * p.in_n + channel
     corner = (cell[0] * step[0], cell[1] * step[1], cell[2] * step[2])
     if kind == F32:
         data += 4 * first
@@ -71,23 +70,23 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
             (size[1] - 1) * step[1] + high[1] - low[1] + 1,
             (size[2] - 1) * step[2] + high[2] - low[2] + 1,
         )
-        data, stride = copy_box_within(kind, copy, data, first, count, stride, lowest, box, load3(p, par.LENGTH_3))
+        data, stride = copy_box_within(kind, copy, data, first, count, stride, lowest, box, p.length)
     data += 4 * (corner[0] * stride[0] + corner[1] * stride[1] + corner[2] * stride[2])
-    before, phases = 0, p + 8 * load_i64(p, par.PHASE_TABLE)
-    for number in range(load_i64(p, par.PHASES)):
-        phase = phases + 8 * par.PHASE_WORDS * number
+    before = 0
+    for number in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, number)
         weights_of(call, p, phase, before, all_taps, channel, count, scratch)
-        for tap in range(load_i64(phase, par.TAPS)):
+        for tap in range(phase.taps):
             shift = _tap(p, phase, tap, 0) * stride[0]
             shift += _tap(p, phase, tap, 1) * stride[1] + _tap(p, phase, tap, 2) * stride[2]
             store_i64(shifts, before + tap, 4 * shift)
-        before += load_i64(phase, par.TAPS)
-    out = load_i64(call, CALL_OUTPUT)
+        before += phase.taps
+    out = call.output
     for z in range(size[0]):
         for y in range(size[1]):
             source, before = data + 4 * (z * step[0] * stride[0] + y * step[1] * stride[1]), 0
-            for number in range(load_i64(p, par.PHASES)):
-                phase = phases + 8 * par.PHASE_WORDS * number
+            for number in range(p.phases):
+                phase = view(par.Phase, p + p.phase_table, number)
                 own, (at, to) = phase_size(phase, cell, size), out_at(p, phase, n, 0, cell)
                 if z < own[0] and y < own[1] and own[2] > 0:
                     at += channel + z * to[0] + y * to[1]
@@ -101,7 +100,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     _row(p, phase, place, own[2], target, target_cell, operands, count, aheads)
                     if kind != F32:
                         _write(kind, out, at, to[2], results, own[2], count)
-                before += load_i64(phase, par.TAPS)
+                before += phase.taps
     settle()
 
 
@@ -118,11 +117,11 @@ def _write(kind, out, at, step, results, cells, count):
 def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
     """A row of a phase; place: the cell of `in` at shift 0 from the first one, operands: its address first."""
     at, at_cell, weights, shifts, start, entries = operands
-    length, step, columns = load3(p, par.LENGTH_3), load3(p, par.STEP_3), load_i64(phase, par.TAPS_3 + 2)
-    weights_step = _BYTES * load_i64(p, par.ALL_TAPS)
-    streaming = load_i64(p, par.STREAMED) and load_i64(p, par.KIND) == F32 and (to | to_cell) % _BYTES == 0
+    length, step, columns = p.length, p.step, phase.taps_along[2]
+    weights_step = _BYTES * p.all_taps
+    streaming = p.streamed and p.kind == F32 and (to | to_cell) % _BYTES == 0
     begin, end = 0, size  # the cells that all columns of taps reach
-    for column in range(min(columns, load_i64(phase, par.TAPS))):
+    for column in range(min(columns, phase.taps)):
         own = reached(place[2] + _tap(p, phase, column, 2), 0, size, step[2], length[2])
         begin, end = max(begin, own[0]), min(end, own[1])
     x = 0
@@ -140,7 +139,7 @@ def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
 def _reaching(p, phase, cell, length, shifts, entries):
     """How many taps of a phase reach the image from a cell of `in`; their entries for `weigh_cells`."""
     count = 0
-    for tap in range(load_i64(phase, par.TAPS)):
+    for tap in range(phase.taps):
         z, y, x = cell[0] + _tap(p, phase, tap, 0), cell[1] + _tap(p, phase, tap, 1), cell[2] + _tap(p, phase, tap, 2)
         if 0 <= z < length[0] and 0 <= y < length[1] and 0 <= x < length[2]:
             store_i64(entries, 2 * count, load_i64(shifts, tap))

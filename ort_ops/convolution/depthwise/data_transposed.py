@@ -14,10 +14,10 @@ from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import phase_size
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import load_i64, store_i64
-from onnx_backprop.ort_ops.vector.boxes import load3, turn_box
+from onnx_backprop.ort_ops.runtime.llvm import store_i64
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.vector.boxes import turn_box
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -27,8 +27,8 @@ _BYTES = 4 * VECTOR
 @inner
 def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     """All phases of one band of a vector of channels."""
-    kind, all_taps, channel = load_i64(p, par.KIND), load_i64(p, par.ALL_TAPS), block * VECTOR
-    count = min(VECTOR, load_i64(p, par.DEPTHWISE) - channel)
+    kind, all_taps, channel = p.kind, p.all_taps, block * VECTOR
+    count = min(VECTOR, p.channels - channel)
     entries = scratch + _BYTES * all_taps
     start = (entries + TAP_BYTES * all_taps + 63) & -64
     results, bias = start + _BYTES, bias_address(call, p)
@@ -40,10 +40,10 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     box = _written(p, cell, size)
     copy = results + _BYTES * box[0] * box[1] * box[2]
     stride = _read(call, p, n, channel, count, cell, size, copy)
-    step, out_step = load3(p, par.STEP_3), load3(p, par.OUT_STEP_3)
-    for number in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-        own, first, taps = phase_size(phase, cell, size), load3(phase, par.START_3), load_i64(phase, par.TAPS)
+    step, out_step = p.step, p.out_step
+    for number in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, number)
+        own, first, taps = phase_size(phase, cell, size), phase.start, phase.taps
         if own[2] <= 0:
             continue
         weights_of(call, p, phase, 0, taps, channel, count, scratch)
@@ -56,20 +56,20 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
                 weigh_cells(
                     own[2], VECTOR, to, to_cell, source, at_cell, taps, entries, scratch, 0, start, (0, 0), False
                 )
-    out, step = load3(p, par.OUT_3), load3(p, par.OUT_STEP_3)
-    at = n * load_i64(p, par.OUT_N) + channel * load_i64(p, par.OUT_C)
+    out, step = p.out_stride, p.out_step
+    at = n * p.out_n + channel * p.out_c
     for axis in range(3):
         at += cell[axis] * step[axis] * out[axis]
-    write_turned(p, load_i64(call, CALL_OUTPUT), at, out, box, count, results, VECTOR, copy)
+    write_turned(p, call.output, at, out, box, count, results, VECTOR, copy)
 
 
 @inner
 def _written(p, cell, size):
     """The lengths of the box of out cells that the phases of a band fill."""
-    step, z, y, x = load3(p, par.OUT_STEP_3), 0, 0, 0
-    for number in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-        own, start = phase_size(phase, cell, size), load3(phase, par.START_3)
+    step, z, y, x = p.out_step, 0, 0, 0
+    for number in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, number)
+        own, start = phase_size(phase, cell, size), phase.start
         z = max(z, start[0] + (own[0] - 1) * step[0] + 1)
         y = max(y, start[1] + (own[1] - 1) * step[1] + 1)
         x = max(x, start[2] + (own[2] - 1) * step[2] + 1)
@@ -79,26 +79,26 @@ def _written(p, cell, size):
 @inner
 def _read(call, p, n, channel, count, cell, size, copy):
     """Copy what a band reads; the strides of the axes."""
-    step, stride, apart = load3(p, par.STEP_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
-    low, high = load3(p, par.LOW_3), load3(p, par.HIGH_3)
+    step, stride, apart = p.step, p.in_stride, p.in_c
+    low, high = p.low, p.high
     at = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
     box = (
         (size[0] - 1) * step[0] + high[0] - low[0] + 1,
         (size[1] - 1) * step[1] + high[1] - low[1] + 1,
         (size[2] - 1) * step[2] + high[2] - low[2] + 1,
     )
-    data, first = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA)), n * load_i64(p, par.IN_N) + channel * apart
-    length = load3(p, par.LENGTH_3)
-    turn_box(load_i64(p, par.KIND), copy, VECTOR, data, first, count, apart, stride, at, box, length)
+    data, first = call.inputs[0], n * p.in_n + channel * apart
+    length = p.length
+    turn_box(p.kind, copy, VECTOR, data, first, count, apart, stride, at, box, length)
     return box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR
 
 
 @inner
 def _entries(p, phase, stride, entries):
     """Of every tap: bytes from a band's first cell in the copy, and to its weights."""
-    low, table = load3(p, par.LOW_3), load_i64(phase, par.TAP_TABLE)
-    for tap in range(load_i64(phase, par.TAPS)):
-        shift, at = load3(p, table + par.TAP_WORDS * tap + par.TAP_SHIFT_3), 0
+    low = p.low
+    for tap in range(phase.taps):
+        shift, at = view(par.GatherTap, p + phase.tap_table, tap).shift, 0
         for axis in range(3):
             at += (shift[axis] - low[axis]) * stride[axis]
         store_i64(entries, 2 * tap, 4 * at)

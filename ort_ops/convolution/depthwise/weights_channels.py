@@ -14,36 +14,12 @@ block of channels. What does not fit the scratch is done in rounds of some block
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-from numba import types
-
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import (
-    JOB_CALL,
-    JOB_PART,
-    JOB_SHARED,
-    begin,
-    begin_round,
-    new_job,
-    work_off,
-    worker,
-)
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_box_within, load3, reached, turn_box_within
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
+from onnx_backprop.ort_ops.runtime.llvm import F32, store_i64
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import copy_box_within, reached, turn_box_within
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 from onnx_backprop.ort_ops.vector.tap_sums import dot_taps_of
 
@@ -53,28 +29,26 @@ _BYTES = 4 * VECTOR
 @inner
 def _tap(p, tap, axis):
     """The shift of a tap along an axis."""
-    return load_i64(p, load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * tap + par.C_TAP_SHIFT_3 + axis)
+    return view(par.CellsTap, p + par.TAPS_AT, tap).shift[axis]
 
 
 @inner
 def _block(p, block):
     """(first channel, how many) of a block."""
-    first = block * load_i64(p, par.C_COLUMNS)
-    return first, min(load_i64(p, par.C_COLUMNS), load_i64(p, par.C_GROUPS) - first)
+    first = block * p.columns
+    return first, min(p.columns, p.groups - first)
 
 
 @inner
-def _item(job, item, scratch):
+def _item(call, p, item, scratch):
     """The sums of one block of channels over one part."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    at_once, parts, units = load_i64(p, par.C_ROUND_BLOCKS), load_i64(p, par.C_PARTS), load_i64(p, par.C_UNITS)
+    at_once, parts, units = p.round_blocks, p.parts, p.units
     number, part = item % at_once, item // at_once
-    block = load_i64(job, JOB_PART) + number
-    if block >= load_i64(p, par.C_BLOCKS):
+    block = call.part + number
+    if block >= p.blocks:
         return
-    floats = load_i64(p, par.C_TAPS) * load_i64(p, par.C_COLUMNS)
-    sums = load_i64(job, JOB_SHARED) + 4 * (part * at_once + number) * floats
+    floats = p.taps * p.columns
+    sums = call.shared + 4 * (part * at_once + number) * floats
     clear(sums, 0, floats)
     channel, count = _block(p, block)
     for unit in range(part * units // parts, (part + 1) * units // parts):
@@ -84,25 +58,25 @@ def _item(job, item, scratch):
 @inner
 def _unit(p, call, unit, channel, count, sums, scratch):
     """One band of rows of one image."""
-    kind, bands, out = load_i64(p, par.C_KIND), load3(p, par.C_BANDS_3), load3(p, par.C_OUT_3)
-    band, length, step = load3(p, par.C_BAND_3), load3(p, par.C_LENGTH_3), load3(p, par.C_STEP_3)
-    low, high = load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
+    kind, bands, out = p.kind, p.bands, p.out
+    band, length, step = p.band, p.length, p.step
+    low, high = p.low, p.high
     x_at, unit = unit % bands[2] * band[2], unit // bands[2]
     y_at, unit = unit % bands[1] * band[1], unit // bands[1]
     z, n = unit % bands[0], unit // bands[0]
     size = (1, min(band[1], out[1] - y_at), min(band[2], out[2] - x_at))
-    x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
-    dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
-    x_apart, dy_apart = load_i64(p, par.C_S_C), load_i64(p, par.C_D_C)
-    x_first, dy_first = n * load_i64(p, par.C_S_N) + channel * x_apart, n * load_i64(p, par.C_D_N) + channel * dy_apart
-    x_cell, dy_cell = load3(p, par.C_S_3), load3(p, par.C_D_3)
+    x = call.inputs[p.source]
+    dy = call.inputs[p.dest]
+    x_apart, dy_apart = p.s_c, p.d_c
+    x_first, dy_first = n * p.s_n + channel * x_apart, n * p.d_n + channel * dy_apart
+    x_cell, dy_cell = p.s_stride, p.d_stride
     at, first = (z, y_at, x_at), (z * step[0] + low[0], y_at * step[1] + low[1], x_at * step[2] + low[2])
     box = (
         high[0] - low[0] + 1,
         (size[1] - 1) * step[1] + high[1] - low[1] + 1,
         (size[2] - 1) * step[2] + high[2] - low[2] + 1,
     )
-    copy, last = (scratch + 8 * load_i64(p, par.C_TAPS) + 63) & -64, load_i64(p, par.C_LAST)
+    copy, last = (scratch + 8 * p.taps + 63) & -64, p.last
     if kind == F32 and last:
         x, dy = x + 4 * x_first, dy + 4 * dy_first
     elif last:
@@ -116,7 +90,7 @@ def _unit(p, call, unit, channel, count, sums, scratch):
         x, x_cell = turn_box_within(kind, copy, width, x, x_first, count, x_apart, x_cell, first, box, length)
     dy += 4 * (z * dy_cell[0] + y_at * dy_cell[1] + x_at * dy_cell[2])
     x += 4 * (z * step[0] * x_cell[0] + y_at * step[1] * x_cell[1] + x_at * step[2] * x_cell[2])
-    for tap in range(load_i64(p, par.C_TAPS)):
+    for tap in range(p.taps):
         place = _tap(p, tap, 0) * x_cell[0] + _tap(p, tap, 1) * x_cell[1] + _tap(p, tap, 2) * x_cell[2]
         store_i64(scratch, tap, 4 * place)
     a_steps = 4 * dy_cell[1], 4 * dy_cell[2]
@@ -127,8 +101,8 @@ def _unit(p, call, unit, channel, count, sums, scratch):
 @inner
 def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
     """A band of `count` channels; a, b: the addresses of its first cell and of the cell at shift 0 from it."""
-    length, step, kernel = load3(p, par.C_LENGTH_3), load3(p, par.C_STEP_3), load3(p, par.C_KERNEL_3)
-    taps, column = load_i64(p, par.C_TAPS), kernel[0] * kernel[1]
+    length, step, kernel = p.length, p.step, p.kernel
+    taps, column = p.taps, kernel[0] * kernel[1]
     # which rows all taps reach, and which columns
     rows, cells = (0, size[0]), (0, size[1])
     for tap in range(kernel[1]):
@@ -140,11 +114,11 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
             rows = (0, 0)
     if cells[0] >= cells[1]:
         cells = (0, 0)
-    if load_i64(p, par.C_BANDS_3 + 2) > 1:  # how far ahead lies what the next band reads, and this one does not
-        aheads = size[1] * a_steps[1], size[1] * b_steps[1] + load_i64(p, par.C_HIGH_3 + 2) * (b_steps[1] // step[2])
+    if p.bands[2] > 1:  # how far ahead lies what the next band reads, and this one does not
+        aheads = size[1] * a_steps[1], size[1] * b_steps[1] + p.high[2] * (b_steps[1] // step[2])
     else:
-        aheads = size[0] * a_steps[0], size[0] * b_steps[0] + load_i64(p, par.C_HIGH_3 + 1) * (b_steps[0] // step[1])
-    if load_i64(p, par.C_KIND) != F32 or not load_i64(p, par.C_LAST):  # a copy
+        aheads = size[0] * a_steps[0], size[0] * b_steps[0] + p.high[1] * (b_steps[0] // step[1])
+    if p.kind != F32 or not p.last:  # a copy
         aheads = 0, 0
     for vector in range(0, count, VECTOR):
         lanes, to = count - vector, sums + 4 * vector * taps
@@ -197,65 +171,23 @@ def _box(lanes, taps, sums, a, a_steps, b, b_steps, shifts, rows, cells, aheads)
 
 
 @inner
-def _reduce(job, index):
+def _reduce(call, p, index, _scratch):
     """Add up the parts of a block of channels and write its weights."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    block = load_i64(job, JOB_PART) + index
-    if block >= load_i64(p, par.C_BLOCKS):
+    block = call.part + index
+    if block >= p.blocks:
         return
-    taps, floats = load_i64(p, par.C_TAPS), load_i64(p, par.C_TAPS) * load_i64(p, par.C_COLUMNS)
-    sums = load_i64(job, JOB_SHARED) + 4 * index * floats
-    for part in range(1, load_i64(p, par.C_PARTS)):
-        add_run(F32, sums, sums, part * load_i64(p, par.C_ROUND_BLOCKS) * floats, floats)
+    taps, floats = p.taps, p.taps * p.columns
+    sums = call.shared + 4 * index * floats
+    for part in range(1, p.parts):
+        add_run(F32, sums, sums, part * p.round_blocks * floats, floats)
     channel, count = _block(p, block)
-    kind, result, w_d = load_i64(p, par.C_KIND), load_i64(call, CALL_OUTPUT), load_i64(p, par.C_W_D)
+    kind, result, w_d = p.kind, call.output, p.w_d
     for tap in range(taps):
-        place = load_i64(p, load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * tap + par.C_TAP_WEIGHT) + channel * w_d
+        place = view(par.CellsTap, p + par.TAPS_AT, tap).weight + channel * w_d
         for vector in range(0, count, VECTOR):
             at = vector * taps + tap * VECTOR
             write_run(kind, result, place + vector * w_d, w_d, sums, at, min(VECTOR, count - vector))
 
 
-_work = worker("conv_depthwise_cells_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size, at_once = load_i64(p, par.C_PART_BYTES), load_i64(p, par.C_ROUND_BLOCKS)
-    partial = acquire(runtime, size)
-    if partial == 0:
-        return no_memory(call)
-    job, status = new_job(), 0
-    begin(job, call, partial)
-    for block in range(0, load_i64(p, par.C_BLOCKS), at_once):
-        begin_round(job, 0, block)
-        if status == 0:
-            status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
-        if status == 0:
-            status = parallel(call, load_i64(p, par.C_REDUCER), job, at_once)
-    release(runtime, partial, size)
-    return status
-
-
-def _build() -> tuple[Any, Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def reduce(job, index):
-        _reduce(job, index)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, reduce, run
-
-
-@cache
-def functions() -> tuple[Any, Any, Any]:
-    """(work, reduce, run), compiled."""
-    return keep(_build())
+WORK = stage("weights_channels_work", par.Cells, _item)
+REDUCE = stage("weights_channels_reduce", par.Cells, _reduce)

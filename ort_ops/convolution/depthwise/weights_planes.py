@@ -9,18 +9,12 @@ their own, `depthwise.weights_channels`.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-from numba import types
-
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT, CALL_PARAMETERS
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import JOB_CALL, begin, new_job, work_off, worker
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_i64, store_f32, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
+from onnx_backprop.ort_ops.runtime.llvm import load_f32, store_f32, store_i64
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
 from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 
@@ -28,10 +22,10 @@ from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 @inner
 def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies):
     """Some rows of one channel of one image, `width` cells from `x_at` on."""
-    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
-    step, low, high = load3(p, par.C_STEP_3), load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
-    s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
-    length, pitch = load3(p, par.C_LENGTH_3), (width + VECTOR - 1) // VECTOR * VECTOR
+    kind, taps = p.kind, p.taps
+    step, low, high = p.step, p.low, p.high
+    s_stride, d_stride = p.s_stride, p.d_stride
+    length, pitch = p.length, (width + VECTOR - 1) // VECTOR * VECTOR
     for line in range(lines):
         row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
         copy_row(kind, copies, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
@@ -50,40 +44,38 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
                     clear(image, at, wide)
                 at += wide
     for t in range(taps):
-        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
-        shift = load_i64(tap, par.C_TAP_SHIFT_3 + 2)
-        place = (shift % step[2]) * deep + load_i64(tap, par.C_TAP_SHIFT_3) - low[0]
-        place = place * tall + load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]
+        tap = view(par.CellsTap, p + par.TAPS_AT, t)
+        shift = tap.shift[2]
+        place = (shift % step[2]) * deep + tap.shift[0] - low[0]
+        place = place * tall + tap.shift[1] - low[1]
         store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
     a_line, b_line = 4 * pitch, 4 * step[1] * wide
     dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
 
 
 @inner
-def _item(job, item, scratch):
+def _item(call, p, item, scratch):
     """All weights of one channel."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    kind, taps = load_i64(p, par.C_KIND), load_i64(p, par.C_TAPS)
-    out, (_, band_y, band_x) = load3(p, par.C_OUT_3), load3(p, par.C_BAND_3)
+    kind, taps = p.kind, p.taps
+    out, (_, band_y, band_x) = p.out, p.band
     totals = scratch
     shifts = totals + 4 * VECTOR * taps
     copies = (shifts + 8 * taps + 63) & -64
-    x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
-    dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
+    x = call.inputs[p.source]
+    dy = call.inputs[p.dest]
     clear(totals, 0, VECTOR * taps)
-    for n in range(load_i64(p, par.C_BATCH)):
-        x_first = n * load_i64(p, par.C_S_N) + item * load_i64(p, par.C_S_C)
-        dy_first = n * load_i64(p, par.C_D_N) + item * load_i64(p, par.C_D_C)
+    for n in range(p.batch):
+        x_first = n * p.s_n + item * p.s_c
+        dy_first = n * p.d_n + item * p.d_c
         for z in range(out[0]):
             for y in range(0, out[1], band_y):
                 lines = min(band_y, out[1] - y)
                 for x_at in range(0, out[2], band_x):
                     width = min(band_x, out[2] - x_at)
                     _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies)
-    result, w_d = load_i64(call, CALL_OUTPUT), load_i64(p, par.C_W_D)
+    result, w_d = call.output, p.w_d
     for t in range(taps):
-        place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
+        place = view(par.CellsTap, p + par.TAPS_AT, t).weight
         width = VECTOR
         while width > 1:
             width //= 2
@@ -92,29 +84,4 @@ def _item(job, item, scratch):
         write_run(kind, result, place + item * w_d, w_d, totals, t * VECTOR, 1)
 
 
-_work = worker("conv_depthwise_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, job = load_i64(call, CALL_PARAMETERS), new_job()
-    begin(job, call, 0)
-    return work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
-
-
-def _build() -> tuple[Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, run
-
-
-@cache
-def functions() -> tuple[Any, Any]:
-    """(work, run), compiled."""
-    return keep(_build())
+WORK = stage("weights_planes_work", par.Cells, _item)

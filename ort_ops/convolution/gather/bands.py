@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Reach, Sums, cells_of
 from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
 from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, three
@@ -128,7 +127,7 @@ def _panels_pay(sums: Sums) -> bool:
     """Whether a band is copied tile by tile: no tap shifts, several tiles fit, and it is not read in place instead."""
     head, reach = sums.head, sums.reach
     fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.ins) <= BAND_FLOATS
-    dense = head[par.KIND] == F32 and head[par.IN_3 + 2] == 1 and reach.steps == DENSE
+    dense = head.kind == F32 and head.in_stride[2] == 1 and reach.steps == DENSE
     return fits and not (dense and sums.ins > FEW_CHANNELS)
 
 
@@ -200,7 +199,7 @@ def _depthwise_floats(reach: Reach) -> Floats:
 
 def _turned_floats(sums: Sums) -> Floats:
     """A vector of channels: the results, what is read or, later, the results as lines."""
-    steps = [sums.head[par.OUT_STEP_3 + axis] for axis in range(3)]
+    steps = sums.head.out_step
 
     def floats(band: Sequence[int]) -> int:
         written = math.prod(n * step for n, step in zip(band, steps, strict=True))
@@ -211,7 +210,7 @@ def _turned_floats(sums: Sums) -> Floats:
 
 def _blocks_floats(sums: Sums, block: int) -> Floats:
     """The copy for a block of channels and a row of results; in place, what is in use for one row."""
-    reach, lengths = sums.reach, [sums.head[par.LENGTH_3 + axis] for axis in range(3)]
+    reach, lengths = sums.reach, sums.head.length
 
     def floats(band: Sequence[int]) -> int:
         rows = [1, 1, band[2]] if sums.in_place else band

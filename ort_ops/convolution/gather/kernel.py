@@ -15,10 +15,7 @@ some of them and computes the output channels they are for. One channel per grou
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
-
-from numba import types
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
@@ -28,30 +25,9 @@ from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import (
-    JOB_CALL,
-    JOB_GROUP,
-    JOB_PART,
-    JOB_SHARED,
-    begin,
-    begin_round,
-    new_job,
-    work_off,
-    worker,
-)
-from onnx_backprop.ort_ops.runtime.llvm import load_i64
-from onnx_backprop.ort_ops.vector.boxes import load3
+from onnx_backprop.ort_ops.runtime.compile import compiled, inner
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
@@ -59,126 +35,72 @@ from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 @inner
 def _tiles(p):
     """Tiles of output channels, and how many channels one has."""
-    width = COLUMNS if load_i64(p, par.CELLS) else ROWS
-    return (load_i64(p, par.OUTS) + width - 1) // width, width
+    width = COLUMNS if p.cells else ROWS
+    return (p.outs + width - 1) // width, width
 
 
 @inner
-def _pack(job, unit):
+def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * (load_i64(p, par.PHASES) - 1))
-    while load_i64(phase, par.FIRST_UNIT) > unit:
-        phase -= 8 * par.PHASE_WORDS
+    number = p.phases - 1
+    while view(par.Phase, p + p.phase_table, number).first_unit > unit:
+        number -= 1
+    phase = view(par.Phase, p + p.phase_table, number)
     tiles, width = _tiles(p)
-    unit -= load_i64(phase, par.FIRST_UNIT)
-    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, par.ROUND_TILES)
-    tile = load_i64(job, JOB_PART) + unit % load_i64(p, par.ROUND_TILES)
-    if group >= load_i64(p, par.GROUPS) or tile >= tiles:  # of the last round
+    unit -= phase.first_unit
+    group = call.group + unit // p.round_tiles
+    tile = call.part + unit % p.round_tiles
+    if group >= p.groups or tile >= tiles:  # of the last round
         return
-    source = load_i64(call, CALL_INPUTS + load_i64(p, par.WEIGHTS))
-    kind, channels, taps = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(phase, par.TAPS)
-    w_out, w_in = load_i64(p, par.W_OUT), load_i64(p, par.W_IN)
-    target = load_i64(job, JOB_SHARED) + 4 * (load_i64(phase, par.PACK_AT) + unit * taps * channels * width)
-    count = min(width, load_i64(p, par.OUTS) - tile * width)
-    first = group * load_i64(p, par.W_GROUP) + tile * width * w_out
-    table = p + 8 * load_i64(phase, par.TAP_TABLE)
+    kind, channels, taps, w_out = p.kind, p.ins, phase.taps, p.w_out
+    target = call.shared + 4 * (phase.pack_at + unit * taps * channels * width)
+    count = min(width, p.outs - tile * width)
+    first = group * p.w_group + tile * width * w_out
     if count < width:
         clear(target, 0, taps * channels * width)
     for c in range(channels):
         for tap in range(taps):
-            start = first + c * w_in + load_i64(table, par.TAP_WORDS * tap + par.TAP_WEIGHT)
-            scatter_run(kind, target, (tap * channels + c) * width, 1, source, start, w_out, count)
+            start = first + c * p.w_in + view(par.GatherTap, p + phase.tap_table, tap).weight
+            scatter_run(kind, target, (tap * channels + c) * width, 1, call.inputs[1], start, w_out, count)
 
 
-def _item(name: str, gather: Any, *, packs: bool, tiled: bool) -> Any:
-    """An item of a strategy: some tiles of output channels of one band of one image and group."""
+def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = False) -> Any:
+    """A stage whose items are some tiles of output channels of one band of one image and group."""
 
-    @compiled(f"conv_gather_item_{name}")
-    def work(job, item, scratch):
-        call = load_i64(job, JOB_CALL)
-        p = load_i64(call, CALL_PARAMETERS)
-        splits, groups, batch = load_i64(p, par.SPLIT), load_i64(p, par.ROUND_GROUPS), load_i64(p, par.BATCH)
+    @compiled(f"gather_item_{name}")
+    def work(call, p, item, scratch):
+        splits, groups, batch = p.split, p.round_groups, p.batch
         split, item = item % splits, item // splits
         number, item = item % groups, item // groups
-        group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-        if group >= load_i64(p, par.GROUPS):
+        group, part = call.group + number, call.part
+        if group >= p.groups:
             return
         n, item = item % batch, item // batch
-        _, bands_y, bands_x = load3(p, par.BANDS_3)
-        band, total = load3(p, par.BAND_3), load3(p, par.ALL_CELLS_3)
-        cell = (item // (bands_x * bands_y) * band[0], item // bands_x % bands_y * band[1], item % bands_x * band[2])
+        bands, band, total = p.bands, p.band, p.all_cells
+        cell = (
+            item // (bands[2] * bands[1]) * band[0],
+            item // bands[2] % bands[1] * band[1],
+            item % bands[2] * band[2],
+        )
         size = (min(band[0], total[0] - cell[0]), min(band[1], total[1] - cell[1]), min(band[2], total[2] - cell[2]))
         tiles, _ = _tiles(p)
-        here = min(load_i64(p, par.ROUND_TILES), tiles - part)
+        here = min(p.round_tiles, tiles - part)
         first, stop = part + split * here // splits, part + (split + 1) * here // splits
-        packed, panel = load_i64(job, JOB_SHARED), number * load_i64(p, par.ROUND_TILES) - part
         if packs:
-            gather(call, p, packed, panel, n, group, cell, size, first, stop, scratch)
+            gather(call, p, call.shared, number * p.round_tiles - part, n, group, cell, size, first, stop, scratch)
         elif tiled:
             gather(call, p, n, group, cell, size, first, stop, scratch)
         else:
             gather(call, p, n, group, cell, size, scratch)
 
-    return work
+    return stage(f"gather_{name}", par.Gather, work)
 
 
-def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = False) -> Any:
-    work_on = worker(f"conv_gather_{name}", _item(name, gather, packs=packs, tiled=tiled), par.ITEMS, par.LANE_BYTES)
-
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        work_on(job, lane)
-
-    return work
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    job, size = new_job(), load_i64(p, par.PACK_BYTES)
-    if size == 0:
-        begin(job, call, 0)
-        return work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
-    packed = acquire(runtime, size)
-    if packed == 0:
-        return no_memory(call)
-    begin(job, call, packed)
-    status, (tiles, _) = 0, _tiles(p)
-    for group in range(0, load_i64(p, par.GROUPS), load_i64(p, par.ROUND_GROUPS)):
-        for tile in range(0, tiles, load_i64(p, par.ROUND_TILES)):
-            if status == 0:
-                begin_round(job, group, tile)
-                status = parallel(call, load_i64(p, par.PACKER), job, load_i64(p, par.UNITS))
-            if status == 0:
-                status = work_off(job, load_i64(p, par.WORKER), load_i64(p, par.ITEMS))
-    release(runtime, packed, size)
-    return status
-
-
-def _build() -> tuple[Any, dict[str, Any], Any]:
-    @exported(types.void(types.int64, types.int64))
-    def pack(job, unit):
-        _pack(job, unit)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    strategies = {
-        "planes": _strategy("planes", gather_planes, packs=True),
-        "panels": _strategy("panels", gather_panels, packs=True),
-        "pixels": _strategy("pixels", gather_cells, packs=True),
-        "depthwise": _strategy("depthwise", gather_depthwise),
-        "depthwise channels": _strategy("depthwise_channels", gather_depthwise_cells),
-        "depthwise transposed": _strategy("depthwise_transposed", gather_depthwise_turned),
-        "fallback": _strategy("fallback", gather_far, tiled=True),
-    }
-    return pack, strategies, run
-
-
-@cache
-def functions() -> tuple[Any, dict[str, Any], Any]:
-    """(pack, work by the names of strategies, run), compiled when first used."""
-    return keep(_build())
+PACK = stage("gather_pack", par.Gather, _pack)
+PLANES = _strategy("planes", gather_planes, packs=True)
+PANELS = _strategy("panels", gather_panels, packs=True)
+PIXELS = _strategy("pixels", gather_cells, packs=True)
+DEPTHWISE = _strategy("depthwise", gather_depthwise)
+DEPTHWISE_CHANNELS = _strategy("depthwise_channels", gather_depthwise_cells)
+DEPTHWISE_TRANSPOSED = _strategy("depthwise_transposed", gather_depthwise_turned)
+FALLBACK = _strategy("fallback", gather_far, tiled=True)

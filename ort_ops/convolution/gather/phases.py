@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
 from onnx_backprop.ort_ops.runtime.llvm import F32
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -50,19 +50,19 @@ class Sums:
     """The sums of one plan, and what decides how they are computed; `turned`: NCX data as cells."""
 
     c: Correlation
-    head: dict[int, int]
+    head: Gather
     phases: list[Phase]
     turned: bool
 
     @property
     def outs(self) -> int:
         """Channels of a group that are written."""
-        return self.head[par.OUTS]
+        return self.head.outs
 
     @property
     def ins(self) -> int:
         """Channels of a group that are read."""
-        return self.head[par.INS]
+        return self.head.ins
 
     @property
     def depthwise(self) -> bool:
@@ -81,11 +81,11 @@ class Sums:
     @property
     def in_place(self) -> bool:
         """Whether nothing is copied."""
-        return self.depthwise and self.c.last and self.head[par.KIND] == F32
+        return self.depthwise and self.c.last and self.head.kind == F32
 
     @property
     def steps(self) -> Triple:
-        return _three_of(self.head, par.STEP_3)
+        return self.head.step
 
     @cached_property
     def count(self) -> Triple:
@@ -123,9 +123,9 @@ class Sums:
     @cached_property
     def stencil(self) -> int:
         """The size of the kernel, if `vector.stencil` can slide it over the planes as they lie in memory."""
-        head, steps = self.head, (*self.steps, *_three_of(self.head, par.OUT_STEP_3))
-        dense = head[par.KIND] == F32 and head[par.IN_3 + 2] == head[par.OUT_3 + 2] == 1
-        if not self.depthwise or not dense or set(steps) != {1} or head[par.LENGTH_3 + 2] >= 2**31:
+        head, steps = self.head, (*self.steps, *self.head.out_step)
+        dense = head.kind == F32 and head.in_stride[2] == head.out_stride[2] == 1
+        if not self.depthwise or not dense or set(steps) != {1} or head.length[2] >= 2**31:
             return 0
         (phase,) = self.phases
         z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
@@ -184,7 +184,3 @@ def shifts(phase: Phase, steps: Triple, *, quotients: bool) -> list[tuple[Triple
 
 def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:
     return three([choose(column) for column in zip(*triples, strict=True)] if triples else [], 0)
-
-
-def _three_of(head: dict[int, int], at: int) -> Triple:
-    return head[at], head[at + 1], head[at + 2]

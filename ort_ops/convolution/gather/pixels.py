@@ -9,10 +9,10 @@ from __future__ import annotations
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, load3, transpose, turn_box
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, transpose, turn_box
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
 
@@ -23,19 +23,19 @@ _values = stack(COLUMNS)
 @inner
 def _band(call, p, n, group, cell, size, band):
     """The cells that a band reads: (address, strides of the axes), in place or copied."""
-    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
-    low, high, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.STEP_3)
-    length, stride, channel = load3(p, par.LENGTH_3), load3(p, par.IN_3), load_i64(p, par.IN_C)
+    kind, channels = p.kind, p.ins
+    low, high, step = p.low, p.high, p.step
+    length, stride, channel = p.length, p.in_stride, p.in_c
     corner = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
     box = (
         (size[0] - 1) * step[0] + high[0] - low[0] + 1,
         (size[1] - 1) * step[1] + high[1] - low[1] + 1,
         (size[2] - 1) * step[2] + high[2] - low[2] + 1,
     )
-    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    first = n * load_i64(p, par.IN_N) + group * channels * channel
-    pitch = load_i64(p, par.PITCH)
-    if load_i64(p, par.TURNED):
+    data = call.inputs[0]
+    first = n * p.in_n + group * channels * channel
+    pitch = p.pitch
+    if p.turned:
         turn_box(kind, band, pitch, data, first, channels, channel, stride, corner, box, length)
     else:
         inside = kind == F32 and 4 * stride[2] % _ALIAS != 0
@@ -51,12 +51,11 @@ def _band(call, p, n, group, cell, size, band):
 @inner
 def _shifts(p, table, stride):
     """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
-    low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
-    for n in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * n)
-        taps, entries = load_i64(phase, par.TAPS), load_i64(phase, par.TAP_TABLE)
-        for tap in range(taps):
-            shift, at = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3), 0
+    low, channels = p.low, p.ins
+    for n in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, n)
+        for tap in range(phase.taps):
+            shift, at = view(par.GatherTap, p + phase.tap_table, tap).shift, 0
             for axis in range(3):
                 at += (shift[axis] - low[axis]) * stride[axis]
             store_i64(table, 0, 4 * at)
@@ -67,15 +66,15 @@ def _shifts(p, table, stride):
 @inner
 def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    channels, outs = load_i64(p, par.INS), load_i64(p, par.OUTS)
+    channels, outs = p.ins, p.outs
     tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
     table = rows + 8 * ROWS
-    chosen = table + 16 * load_i64(p, par.ALL_TAPS)
-    results = chosen + 16 * load_i64(p, par.ALL_TAPS)
-    lines = results + 4 * (load_i64(p, par.CELLS) + ROWS) * COLUMNS
+    chosen = table + 16 * p.all_taps
+    results = chosen + 16 * p.all_taps
+    lines = results + 4 * (p.cells + ROWS) * COLUMNS
     band = results
-    if load_i64(p, par.TURNED):
-        band = lines + 4 * VECTOR * (load_i64(p, par.CELLS) + VECTOR)
+    if p.turned:
+        band = lines + 4 * VECTOR * (p.cells + VECTOR)
     data, stride = _band(call, p, n, group, cell, size, band)
     _shifts(p, table, stride)
     bias = bias_address(call, p)
@@ -83,17 +82,17 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
         segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0
         if bias:
             values = _values()
-            bias_of(load_i64(p, par.KIND), bias, group * outs + m * COLUMNS, columns, values)
-        for number in range(load_i64(p, par.PHASES)):
-            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
+            bias_of(p.kind, bias, group * outs + m * COLUMNS, columns, values)
+        for number in range(p.phases):
+            phase = view(par.Phase, p + p.phase_table, number)
+            taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
-            at += m * COLUMNS * load_i64(p, par.OUT_C)
-            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * COLUMNS)
-            out = load_i64(call, CALL_OUTPUT)
-            places = (cell, load_i64(phase, par.TAP_TABLE), segments, chosen)
+            at += m * COLUMNS * p.out_c
+            panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
+            out = call.output
+            places = (cell, phase.tap_table, segments, chosen)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
-            if load_i64(p, par.TURNED):
+            if p.turned:
                 write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
             segments += 16 * taps
 
@@ -102,16 +101,16 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
 def _reaching(p, taps, places, first, last):
     """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
     cell, entries, segments, chosen = places
-    step, length = load3(p, par.STEP_3), load3(p, par.LENGTH_3)
+    step, length = p.step, p.length
     start, stop = (cell[0] + first[0]) * step[0], (cell[0] + last[0]) * step[0]
     low, high = (cell[1] + first[1]) * step[1], (cell[1] + last[1]) * step[1]
-    least, most = load3(p, par.LOW_3), load3(p, par.HIGH_3)
+    least, most = p.low, p.high
     inside = start + least[0] >= 0 and stop + most[0] < length[0]
     if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
         return segments, taps
     count = 0
     for tap in range(taps):
-        z, y, _ = load3(p, entries + par.TAP_WORDS * tap + par.TAP_SHIFT_3)
+        z, y, _ = view(par.GatherTap, p + entries, tap).shift
         reaches = stop + z >= 0 and start + z < length[0]
         if start == stop:  # cells of one plane: of some rows
             reaches = reaches and high + y >= 0 and low + y < length[1]
@@ -125,8 +124,8 @@ def _reaching(p, taps, places, first, last):
 @inner
 def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
-    kind, turned, steps = load_i64(p, par.KIND), load_i64(p, par.TURNED), load3(p, par.STEP_3)
-    channels = load_i64(p, par.INS)
+    kind, turned, steps = p.kind, p.turned, p.step
+    channels = p.ins
     cells, vectors, place = size[0] * size[1] * size[2], 1 if columns <= VECTOR else 2, 0
     whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
     z = y = x = 0
@@ -194,7 +193,7 @@ def write_turned(p, out, at, step, size, columns, results, pitch, lines):
 
     lines: scratch for a vector of channels.
     """
-    kind, channel = load_i64(p, par.KIND), load_i64(p, par.OUT_C)
+    kind, channel = p.kind, p.out_c
     cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]
     line = (cells + VECTOR - 1) // VECTOR * VECTOR
     if step[1] == size[2] * step[2]:  # whole rows are one long row

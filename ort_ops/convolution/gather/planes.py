@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.runtime.call import CALL_INPUTS, CALL_OUTPUT
 from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_row, load3
+from onnx_backprop.ort_ops.runtime.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import copy_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
@@ -27,15 +27,15 @@ _values = stack(COLUMNS)
 @inner
 def phase_size(phase, cell, size):
     """How many cells of a band a phase has along each axis; the last one may miss one."""
-    count = load3(phase, par.COUNT_3)
+    count = phase.count
     return min(size[0], count[0] - cell[0]), min(size[1], count[1] - cell[1]), min(size[2], count[2] - cell[2])
 
 
 @inner
 def out_at(p, phase, n, group, cell):
     """Element index in the output of a phase's first cell in a band, and the distance of its cells along each axis."""
-    start, step, out = load3(phase, par.START_3), load3(p, par.OUT_STEP_3), load3(p, par.OUT_3)
-    at = n * load_i64(p, par.OUT_N) + group * load_i64(p, par.OUTS) * load_i64(p, par.OUT_C)
+    start, step, out = phase.start, p.out_step, p.out_stride
+    at = n * p.out_n + group * p.outs * p.out_c
     for axis in range(3):
         at += (start[axis] + cell[axis] * step[axis]) * out[axis]
     return at, (step[0] * out[0], step[1] * out[1], step[2] * out[2])
@@ -47,14 +47,14 @@ def copy_planes(p, source, first, target, low, size, plane):
 
     low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
     """
-    kind, channels = load_i64(p, par.KIND), load_i64(p, par.INS)
-    step, stride, length = load3(p, par.STEP_3), load3(p, par.IN_3), load3(p, par.LENGTH_3)
+    kind, channels = p.kind, p.ins
+    step, stride, length = p.step, p.in_stride, p.length
     to, pitch = 0, size[2]
-    for n in range(load_i64(p, par.RESIDUES)):
-        residue = load3(p, load_i64(p, par.RESIDUE_TABLE) + par.RESIDUE_WORDS * n)
+    for n in range(p.residues):
+        residue = view(par.Residue, p + p.residue_table, n).of
         end = (length[2] - residue[2] + step[2] - 1) // step[2]
         for c in range(channels):
-            channel, at = first + c * load_i64(p, par.IN_C), to
+            channel, at = first + c * p.in_c, to
             for z in range(size[0]):
                 cell_z = (low[0] + z) * step[0] + residue[0]
                 for y in range(size[1]):
@@ -79,11 +79,11 @@ def row_pitch(size, low, high, cell, end):
 @inner
 def _in_place(p, cell, box):
     """Whether a band is one row of the tensor itself, read without a shift or zeros."""
-    low, high, length, step = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3), load3(p, par.STEP_3)
+    low, high, length, step = p.low, p.high, p.length, p.step
     z, y = cell[0] + low[0], cell[1] + low[1]
     unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and high[2] == 0
-    dense = load_i64(p, par.KIND) == F32 and load_i64(p, par.IN_3 + 2) == 1 and step[0] == step[1] == step[2] == 1
-    spread = load_i64(p, par.INS) > FEW_CHANNELS and 4 * load_i64(p, par.IN_C) % _PAGE != 0
+    dense = p.kind == F32 and p.in_stride[2] == 1 and step[0] == step[1] == step[2] == 1
+    spread = p.ins > FEW_CHANNELS and 4 * p.in_c % _PAGE != 0
     inside = 0 <= z < length[0] and 0 <= y < length[1] and cell[2] + box[2] <= length[2]
     return unshifted and dense and spread and inside and box[2] > COLUMNS
 
@@ -91,14 +91,13 @@ def _in_place(p, cell, box):
 @inner
 def _shifts(p, table, plane, row, pitch):
     """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
-    low, channels = load3(p, par.LOW_3), load_i64(p, par.INS)
-    for n in range(load_i64(p, par.PHASES)):
-        phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * n)
-        taps, entries = load_i64(phase, par.TAPS), load_i64(phase, par.TAP_TABLE)
-        for tap in range(taps):
-            entry = p + 8 * (entries + par.TAP_WORDS * tap)
-            shift = load3(entry, par.TAP_SHIFT_3)
-            at = load_i64(entry, par.TAP_RESIDUE) * channels * plane
+    low, channels = p.low, p.ins
+    for n in range(p.phases):
+        phase = view(par.Phase, p + p.phase_table, n)
+        for tap in range(phase.taps):
+            entry = view(par.GatherTap, p + phase.tap_table, tap)
+            shift = entry.shift
+            at = entry.residue * channels * plane
             at += (shift[0] - low[0]) * row * pitch + (shift[1] - low[1]) * pitch + shift[2] - low[2]
             store_i64(table, 0, 4 * tap * channels * ROWS)
             store_i64(table, 1, 4 * at)
@@ -108,17 +107,17 @@ def _shifts(p, table, plane, row, pitch):
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    low, high, length = load3(p, par.LOW_3), load3(p, par.HIGH_3), load3(p, par.LENGTH_3)
-    step_x, plane = load_i64(p, par.STEP_3 + 2), load_i64(p, par.IN_C)
+    low, high, length = p.low, p.high, p.length
+    step_x, plane = p.step[2], p.in_c
     pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
     box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
     table = scratch + SEGMENTS_AT
-    band = table + 16 * load_i64(p, par.ALL_TAPS)
-    data = load_i64(call, CALL_INPUTS + load_i64(p, par.DATA))
-    first = n * load_i64(p, par.IN_N) + group * load_i64(p, par.INS) * plane
+    band = table + 16 * p.all_taps
+    data = call.inputs[0]
+    first = n * p.in_n + group * p.ins * plane
     direct = _in_place(p, cell, box)
     if direct:
-        in_z, in_y, _ = load3(p, par.IN_3)
+        in_z, in_y, _ = p.in_stride
         band = data + 4 * (first + (cell[0] + low[0]) * in_z + (cell[1] + low[1]) * in_y + cell[2])
     else:
         plane = box[0] * box[1] * pitch + high[2] - low[2] + COLUMNS
@@ -141,7 +140,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
     a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
     channel, and whether nothing behind the last cell may be read.
     """
-    kind, channels, outs = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUTS)
+    kind, channels, outs = p.kind, p.ins, p.outs
     rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
@@ -149,12 +148,12 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
         lines, segments = min(ROWS, outs - m * ROWS), scratch + SEGMENTS_AT
         if bias:
             bias_of(kind, bias, group * outs + m * ROWS, lines, values)
-        for number in range(load_i64(p, par.PHASES)):
-            phase = p + 8 * (load_i64(p, par.PHASE_TABLE) + par.PHASE_WORDS * number)
-            taps, own = load_i64(phase, par.TAPS), phase_size(phase, cell, size)
+        for number in range(p.phases):
+            phase = view(par.Phase, p + p.phase_table, number)
+            taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
-            panel = packed + 4 * (load_i64(phase, par.PACK_AT) + (panels + m) * taps * channels * ROWS)
-            target = at + m * ROWS * load_i64(p, par.OUT_C)
+            panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)
+            target = at + m * ROWS * p.out_c
             product = (panel, rows, taps, segments)
             _tiles(call, p, target, step, own, lines, product, copy, scratch, values if bias else 0)
             segments += 16 * taps
@@ -163,8 +162,8 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
 @inner
 def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
-    kind, channels, channel = load_i64(p, par.KIND), load_i64(p, par.INS), load_i64(p, par.OUT_C)
-    out = load_i64(call, CALL_OUTPUT)
+    kind, channels, channel = p.kind, p.ins, p.out_c
+    out = call.output
     panel, rows, taps, segments = product
     band, row, from_plane, from_tile, from_channel, exact = copy
     whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * channels > 0

@@ -13,37 +13,12 @@ the images, a round makes those of some channels.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-from numba import types
-
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import (
-    JOB_CALL,
-    JOB_GROUP,
-    JOB_PART,
-    JOB_SHARED,
-    begin,
-    begin_round,
-    new_job,
-    work_off,
-    worker,
-)
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
 from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, load3, turn_box
+from onnx_backprop.ort_ops.runtime.records import view
+from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, turn_box
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
@@ -73,11 +48,11 @@ def _inside(low, size, length):
 @inner
 def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
     """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be."""
-    kind = load_i64(p, par.C_KIND)
+    kind = p.kind
     if kind == F32 and _inside(low, size, length) and 4 * channel % _PAGE != 0:
         start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
         return data + 4 * start, channel, stride
-    if load_i64(p, par.C_LAST):
+    if p.last:
         copy_box_cells(kind, copy, channels, data, first, channels, stride, low, size, length)
         return copy, 1, (size[1] * size[2] * channels, size[2] * channels, channels)
     plane = _cells(size)
@@ -90,8 +65,8 @@ def _scalars(p, data, first, channels, channel, stride, low, size, length, copy)
 @inner
 def _columns(p, data, first, channels, channel, stride, low, size, length, columns, copy):
     """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
-    kind = load_i64(p, par.C_KIND)
-    if load_i64(p, par.C_LAST):
+    kind = p.kind
+    if p.last:
         if kind == F32 and channels == columns and _inside(low, size, length):
             start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
             return data + 4 * start, stride
@@ -104,14 +79,14 @@ def _columns(p, data, first, channels, channel, stride, low, size, length, colum
 @inner
 def _tile_rows(p, base, channel, stride, begin, count, rows):
     """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
-    taps = load_i64(p, par.C_TAPS)
-    low = load3(p, par.C_LOW_3)
+    taps = p.taps
+    low = p.low
     for row in range(count):
-        tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * ((begin + row) % taps))
+        tap = view(par.CellsTap, p + par.TAPS_AT, ((begin + row) % taps))
         at = (begin + row) // taps * channel + base
-        at += (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * stride[0]
-        at += (load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]) * stride[1]
-        at += (load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]) * stride[2]
+        at += (tap.shift[0] - low[0]) * stride[0]
+        at += (tap.shift[1] - low[1]) * stride[1]
+        at += (tap.shift[2] - low[2]) * stride[2]
         store_i64(rows, row, 4 * at)
 
 
@@ -154,27 +129,27 @@ def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_
 
 
 @inner
-def _item(job, item, scratch):
+def _item(call, p, item, scratch):
     """One block of rows of one group over the cells of one part."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    blocks, parts, turned = load_i64(p, par.C_BLOCKS), load_i64(p, par.C_PARTS), load_i64(p, par.C_TURNED)
-    at_once, first_block = load_i64(p, par.C_ROUND_BLOCKS), load_i64(job, JOB_PART)
+    blocks, parts, turned = p.blocks, p.parts, p.turned
+    at_once, first_block = p.round_blocks, call.part
     block, item = first_block + item % at_once, item // at_once
     part, number = item % parts, item // parts
-    group = load_i64(job, JOB_GROUP) + number
-    if block >= blocks or group >= load_i64(p, par.C_GROUPS):
+    group = call.group + number
+    if block >= blocks or group >= p.groups:
         return
-    channels = load_i64(p, par.C_D) if turned else load_i64(p, par.C_S)
+    channels = p.d if turned else p.s
     begin, end = block * channels // blocks, (block + 1) * channels // blocks
-    taps, columns = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS)
+    taps, columns = p.taps, p.columns
     per_row = columns * taps if turned else columns
     first_row = begin - first_block * channels // blocks
     first_row = (first_row if turned else first_row * taps) + (block - first_block) * SPARE_ROWS
-    c = load_i64(job, JOB_SHARED)
-    c += 4 * ((part * load_i64(p, par.C_ROUND_GROUPS) + number) * load_i64(p, par.C_ROWS) + first_row) * per_row
-    units = load_i64(p, par.C_UNITS)
+    c = call.shared
+    c += 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+    units = p.units
     unit, stop, add = part * units // parts, (part + 1) * units // parts, 0
+    if unit == stop:  # no image
+        clear(c, 0, (end - begin) * (1 if turned else taps) * per_row)
     while unit < stop:
         _unit(p, call, unit, group, begin, end, c, per_row, add, scratch)
         add = 1
@@ -184,8 +159,8 @@ def _item(job, item, scratch):
 @inner
 def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     """One band of one image."""
-    bands, size_of = load3(p, par.C_BANDS_3), load3(p, par.C_BAND_3)
-    out, step = load3(p, par.C_OUT_3), load3(p, par.C_STEP_3)
+    bands, size_of = p.bands, p.band
+    out, step = p.out, p.step
     n, band = unit // _cells(bands), unit % _cells(bands)
     at = (
         band // (bands[1] * bands[2]) * size_of[0],
@@ -193,21 +168,21 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         band % bands[2] * size_of[2],
     )
     size = (min(size_of[0], out[0] - at[0]), min(size_of[1], out[1] - at[1]), min(size_of[2], out[2] - at[2]))
-    low, high = load3(p, par.C_LOW_3), load3(p, par.C_HIGH_3)
+    low, high = p.low, p.high
     x_low = (at[0] * step[0] + low[0], at[1] * step[1] + low[1], at[2] * step[2] + low[2])
     x_size = (
         (size[0] - 1) * step[0] + high[0] - low[0] + 1,
         (size[1] - 1) * step[1] + high[1] - low[1] + 1,
         (size[2] - 1) * step[2] + high[2] - low[2] + 1,
     )
-    taps, columns, turned = load_i64(p, par.C_TAPS), load_i64(p, par.C_COLUMNS), load_i64(p, par.C_TURNED)
-    s, d, length = load_i64(p, par.C_S), load_i64(p, par.C_D), load3(p, par.C_LENGTH_3)
-    x = load_i64(call, CALL_INPUTS + load_i64(p, par.C_SOURCE))
-    dy = load_i64(call, CALL_INPUTS + load_i64(p, par.C_DEST))
-    s_channel, d_channel = load_i64(p, par.C_S_C), load_i64(p, par.C_D_C)
-    s_stride, d_stride = load3(p, par.C_S_3), load3(p, par.C_D_3)
-    x_first = n * load_i64(p, par.C_S_N) + group * s * s_channel
-    dy_first = n * load_i64(p, par.C_D_N) + group * d * d_channel
+    taps, columns, turned = p.taps, p.columns, p.turned
+    s, d, length = p.s, p.d, p.length
+    x = call.inputs[p.source]
+    dy = call.inputs[p.dest]
+    s_channel, d_channel = p.s_c, p.d_c
+    s_stride, d_stride = p.s_stride, p.d_stride
+    x_first = n * p.s_n + group * s * s_channel
+    dy_first = n * p.d_n + group * d * d_channel
     count = (end - begin) if turned else (end - begin) * taps
     rows = scratch
     table = rows + 8 * (count + ROWS)
@@ -224,10 +199,10 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         _repeat_last(rows, count)
         _segments(size, a_stride, dense, b_stride, step, table)
         for t in range(taps):
-            tap = p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t)
-            shift = (load_i64(tap, par.C_TAP_SHIFT_3) - low[0]) * b_stride[0]
-            shift += (load_i64(tap, par.C_TAP_SHIFT_3 + 1) - low[1]) * b_stride[1]
-            shift += (load_i64(tap, par.C_TAP_SHIFT_3 + 2) - low[2]) * b_stride[2]
+            tap = view(par.CellsTap, p + par.TAPS_AT, t)
+            shift = (tap.shift[0] - low[0]) * b_stride[0]
+            shift += (tap.shift[1] - low[1]) * b_stride[1]
+            shift += (tap.shift[2] - low[2]) * b_stride[2]
             _product(
                 c + 4 * t * columns,
                 4 * per_row,
@@ -265,37 +240,30 @@ def _repeat_last(rows, count):
 
 
 @inner
-def _reduce(job, index):
+def _reduce(call, p, index, _scratch):
     """One channel of one group: add up the parts and write all its weights."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    kind, turned, blocks = load_i64(p, par.C_KIND), load_i64(p, par.C_TURNED), load_i64(p, par.C_BLOCKS)
-    s, d, taps, columns = (
-        load_i64(p, par.C_S),
-        load_i64(p, par.C_D),
-        load_i64(p, par.C_TAPS),
-        load_i64(p, par.C_COLUMNS),
-    )
-    channels, first_block = d if turned else s, load_i64(job, JOB_PART)
-    number, row = index // load_i64(p, par.C_ROUND_CHANNELS), index % load_i64(p, par.C_ROUND_CHANNELS)
-    group, channel = load_i64(job, JOB_GROUP) + number, first_block * channels // blocks + row
-    end = min(blocks, first_block + load_i64(p, par.C_ROUND_BLOCKS)) * channels // blocks
-    if channel >= end or group >= load_i64(p, par.C_GROUPS):
+    kind, turned, blocks = p.kind, p.turned, p.blocks
+    s, d, taps, columns = p.s, p.d, p.taps, p.columns
+    channels, first_block = d if turned else s, call.part
+    number, row = index // p.round_channels, index % p.round_channels
+    group, channel = call.group + number, first_block * channels // blocks + row
+    end = min(blocks, first_block + p.round_blocks) * channels // blocks
+    if channel >= end or group >= p.groups:
         return
     block = ((channel + 1) * blocks - 1) // channels - first_block
     row = (row if turned else row * taps) + block * SPARE_ROWS
     per_row = columns * taps if turned else columns
-    groups, rows = load_i64(p, par.C_ROUND_GROUPS), load_i64(p, par.C_ROWS)
-    first = load_i64(job, JOB_SHARED) + 4 * (number * rows + row) * per_row
-    w_d, w_s = load_i64(p, par.C_W_D), load_i64(p, par.C_W_S)
-    for part in range(1, load_i64(p, par.C_PARTS)):
+    groups, rows = p.round_groups, p.rows
+    first = call.shared + 4 * (number * rows + row) * per_row
+    w_d, w_s = p.w_d, p.w_s
+    for part in range(1, p.parts):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
-    out = load_i64(call, CALL_OUTPUT)
-    if not turned and load_i64(p, par.C_DENSE):
+    out = call.output
+    if not turned and p.dense:
         _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
         return
     for t in range(taps):
-        place = load_i64(p + 8 * (load_i64(p, par.C_TAP_TABLE) + par.C_TAP_WORDS * t), par.C_TAP_WEIGHT)
+        place = view(par.CellsTap, p + par.TAPS_AT, t).weight
         if turned:
             place += (group * d + channel) * w_d
             write_run(kind, out, place, w_s, first, t * columns, s)
@@ -317,49 +285,5 @@ def _write_transposed(kind, out, at, step, source, columns, taps, count):
                 write_run(kind, out, at + (i + cell) * step + t, 1, square, cell * VECTOR, rows)
 
 
-_work = worker("conv_weights_work", _item, par.C_ITEMS, par.C_LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size = load_i64(p, par.C_PART_BYTES)
-    partial = acquire(runtime, size)
-    if partial == 0:
-        return no_memory(call)
-    job = new_job()
-    begin(job, call, partial)
-    status, at_once = 0, load_i64(p, par.C_ROUND_GROUPS)
-    if load_i64(p, par.C_UNITS) == 0:
-        clear(partial, 0, size // 4)
-    for group in range(0, load_i64(p, par.C_GROUPS), at_once):
-        for block in range(0, load_i64(p, par.C_BLOCKS), load_i64(p, par.C_ROUND_BLOCKS)):
-            begin_round(job, group, block)
-            if status == 0 and load_i64(p, par.C_UNITS):
-                status = work_off(job, load_i64(p, par.C_WORKER), load_i64(p, par.C_ITEMS))
-            if status == 0:
-                status = parallel(call, load_i64(p, par.C_REDUCER), job, at_once * load_i64(p, par.C_ROUND_CHANNELS))
-    release(runtime, partial, size)
-    return status
-
-
-def _build() -> tuple[Any, Any, Any]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def reduce(job, index):
-        _reduce(job, index)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, reduce, run
-
-
-@cache
-def functions() -> tuple[Any, Any, Any]:
-    """(work, reduce, run), compiled."""
-    return keep(_build())
+WORK = stage("cells_work", par.Cells, _item)
+REDUCE = stage("cells_reduce", par.Cells, _reduce)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise import weights_channels, weights_planes
 from onnx_backprop.ort_ops.convolution.problem import (
@@ -20,14 +18,11 @@ from onnx_backprop.ort_ops.convolution.problem import (
     rounds,
     shared_limit,
     three,
-    three_words,
-    words,
 )
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
-from onnx_backprop.ort_ops.runtime.bridge import Plan
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
 from onnx_backprop.ort_ops.runtime.llvm import F32, ITEM_SIZE
-from onnx_backprop.ort_ops.runtime.machine import processors
+from onnx_backprop.ort_ops.runtime.machine import VECTOR, processors
+from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 
 MAX_PARTS = 16
@@ -61,22 +56,38 @@ def _turned(c: Correlation) -> bool:
 def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
-    if c.s == c.d == 1 and c.groups > 1:
-        if not (c.last or fill_lanes(c.groups)):
-            work, run = weights_planes.functions()
-            parameters = _depthwise(c, kind, inputs, work.address)
-            return Plan(run.address, parameters, 0, int(parameters[par.C_LANE_BYTES]))
-        work, reduce, run = weights_channels.functions()
-        parameters = _depthwise_cells(c, kind, inputs, (work.address, reduce.address))
-    else:
-        work, reduce, run = weights_kernel.functions()
-        parameters = _product(c, kind, inputs, (work.address, reduce.address))
-    return Plan(run.address, parameters, int(parameters[par.C_PART_BYTES]), int(parameters[par.C_LANE_BYTES]))
+    head, taps = _head(c, kind, inputs)
+    if not (c.s == c.d == 1 and c.groups > 1):
+        return _product(c, head, taps)
+    return _depthwise_cells(c, head, taps) if c.last or fill_lanes(c.groups) else _depthwise(c, head, taps)
 
 
-def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) -> np.ndarray:
+def _table(taps: Sequence[par.CellsTap]) -> list[int]:
+    return [word for tap in taps for word in tap.words()]
+
+
+def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.CellsTap]]:
+    """What every plan states, types, sizes and strides; and the table of taps."""
+    shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
+    head = par.Cells(
+        kind=kind, batch=c.batch, groups=c.groups, s=c.s, d=c.d, last=c.last, source=inputs[0], dest=inputs[1],
+        s_n=c.source.n, s_c=c.source.c, s_stride=c.source.cells,
+        d_n=c.destination.n, d_c=c.destination.c, d_stride=c.destination.cells,
+        w_d=c.w_d, w_s=c.w_s, length=c.source_length, out=c.out_length, step=c.strides, kernel=c.kernel,
+        taps=math.prod(c.kernel), low=three([s[0] for s in shifts], 0), high=three([s[-1] for s in shifts], 0),
+    )  # fmt: skip
+    taps = [
+        par.CellsTap(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
+        for z, sz in enumerate(shifts[0])
+        for y, sy in enumerate(shifts[1])
+        for x, sx in enumerate(shifts[2])
+    ]
+    return head, taps
+
+
+def _depthwise(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """NCX data: bands are some rows; an item is a channel."""
-    (low, high), table = _taps(c)
+    low, high = head.low, head.high
     deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
 
     def floats(lines: int, width: int) -> int:
@@ -88,22 +99,15 @@ def _depthwise(c: Correlation, kind: int, inputs: tuple[int, int], worker: int) 
         lines = math.ceil(lines / 2)
     while width > VECTOR and floats(lines, width) > BAND_FLOATS:
         width = math.ceil(width / 2)
-    head = _head(c, kind, inputs) | three_words(par.C_BAND_3, (1, lines, width))
-    head |= three_words(par.C_LOW_3, low) | three_words(par.C_HIGH_3, high)
-    taps = math.prod(c.kernel)
-    head |= {
-        par.C_WORKER: worker,
-        par.C_ITEMS: c.groups,
-        par.C_LANE_BYTES: 4 * taps * (VECTOR + 2) + 64 + 4 * floats(lines, width),
-    }
-    return np.array([*words(head, par.C_WORDS), *table], np.int64)
+    lane = 4 * len(taps) * (VECTOR + 2) + 64 + 4 * floats(lines, width)
+    head = replace(head, band=(1, lines, width))
+    return Plan(head, ((weights_planes.WORK, c.groups),), lane=lane, tables=_table(taps))
 
 
-def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+def _depthwise_cells(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
-    (low, high), table = _taps(c)
-    taps, vectors, in_place = math.prod(c.kernel), math.ceil(c.groups / VECTOR), c.last and kind == F32
-    reach = [h - lo + 1 for lo, h in zip(low, high, strict=True)]
+    count, vectors, in_place = len(taps), math.ceil(c.groups / VECTOR), c.last and head.kind == F32
+    reach = [h - lo + 1 for lo, h in zip(head.low, head.high, strict=True)]
 
     def cells(lines: int, width: int) -> int:
         """Of a band and of the part of the image that it reads."""
@@ -120,140 +124,89 @@ def _depthwise_cells(c: Correlation, kind: int, inputs: tuple[int, int], functio
     bands = c.out_length[0], math.ceil(c.out_length[1] / lines), math.ceil(c.out_length[2] / width)
     units = c.batch * math.prod(bands)
     elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
-    parts = max(1, min(MAX_PARTS, units, elements * ITEM_SIZE[kind] // (64 * taps * c.groups)))
+    parts = max(1, min(MAX_PARTS, units, elements * ITEM_SIZE[head.kind] // (64 * count * c.groups)))
     wanted = math.ceil(vectors / math.ceil(ITEMS_PER_PROCESSOR * processors() / parts))
     block = min(block, max(wanted, _LEAST_VECTORS))
-    limit = shared_limit(c, kind)
-    while block > 1 and 4 * parts * taps * block * VECTOR > limit:
+    limit = shared_limit(c, head.kind)
+    while block > 1 and 4 * parts * count * block * VECTOR > limit:
         block = math.ceil(block / 2)
     while block > 1 and not in_place and cells(lines, width) * block * VECTOR > LANE_FLOATS:
         block = math.ceil(block / 2)
     blocks = math.ceil(vectors / block)
-    of_block = 4 * parts * taps * block * VECTOR
+    of_block = 4 * parts * count * block * VECTOR
     _, at_once = rounds(1, blocks, of_block, limit)
-    copies = 0 if in_place else cells(lines, width) * block * VECTOR
-    head = _head(c, kind, inputs) | {
-        par.C_WORKER: functions[0],
-        par.C_REDUCER: functions[1],
-        par.C_UNITS: units,
-        par.C_PARTS: parts,
-        par.C_BLOCKS: blocks,
-        par.C_COLUMNS: block * VECTOR,
-        par.C_ROUND_BLOCKS: at_once,
-        par.C_ITEMS: parts * at_once,
-        par.C_PART_BYTES: at_once * of_block,
-        par.C_LANE_BYTES: 8 * taps + 64 + 4 * copies,
-    }
-    for at, values in (
-        (par.C_LOW_3, low),
-        (par.C_HIGH_3, high),
-        (par.C_BAND_3, (1, lines, width)),
-        (par.C_BANDS_3, bands),
-        (par.C_KERNEL_3, c.kernel),
-    ):
-        head |= three_words(at, values)
-    ordered = [
-        word
-        for x in range(c.kernel[2])
-        for t in range(x, taps, c.kernel[2])
-        for word in table[par.C_TAP_WORDS * t : par.C_TAP_WORDS * (t + 1)]
-    ]  # taps of a column beside each other
-    return np.array([*words(head, par.C_WORDS), *ordered], np.int64)
+    head = replace(
+        head,
+        band=(1, lines, width),
+        bands=bands,
+        units=units,
+        parts=parts,
+        blocks=blocks,
+        columns=block * VECTOR,
+        round_blocks=at_once,
+    )
+    by_column = [taps[t] for x in range(c.kernel[2]) for t in range(x, count, c.kernel[2])]
+    return Plan(
+        head,
+        ((weights_channels.WORK, parts * at_once), (weights_channels.REDUCE, at_once)),
+        shared=at_once * of_block,
+        lane=8 * count + 64 + 4 * (0 if in_place else cells(lines, width) * block * VECTOR),
+        parts=(blocks, at_once),
+        tables=_table(by_column),
+    )
 
 
-def _taps(c: Correlation) -> tuple[tuple[Triple, Triple], list[int]]:
-    """The least and the greatest shift, and the table of taps."""
-    shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
-    low, high = three([s[0] for s in shifts], 0), three([s[-1] for s in shifts], 0)
-    table: list[int] = []
-    for z, sz in enumerate(shifts[0]):
-        for y, sy in enumerate(shifts[1]):
-            for x, sx in enumerate(shifts[2]):
-                table += [sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), sz, sy, sx]
-    return (low, high), table
-
-
-def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> dict[int, int]:
-    """What every plan states: types, sizes and strides."""
-    head = {
-        par.C_KIND: kind,
-        par.C_BATCH: c.batch,
-        par.C_GROUPS: c.groups,
-        par.C_S: c.s,
-        par.C_D: c.d,
-        par.C_LAST: int(c.last),
-        par.C_SOURCE: inputs[0],
-        par.C_DEST: inputs[1],
-        par.C_S_N: c.source.n,
-        par.C_S_C: c.source.c,
-        par.C_D_N: c.destination.n,
-        par.C_D_C: c.destination.c,
-        par.C_W_D: c.w_d,
-        par.C_W_S: c.w_s,
-        par.C_TAPS: math.prod(c.kernel),
-        par.C_TAP_TABLE: par.C_WORDS,
-    }
-    for at, values in (
-        (par.C_S_3, c.source.cells),
-        (par.C_D_3, c.destination.cells),
-        (par.C_LENGTH_3, c.source_length),
-        (par.C_OUT_3, c.out_length),
-        (par.C_STEP_3, c.strides),
-    ):
-        head |= three_words(at, values)
-    return head
-
-
-def _product(c: Correlation, kind: int, inputs: tuple[int, int], functions: tuple[int, int]) -> np.ndarray:
+def _product(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
-    turned = _turned(c)
-    taps = math.prod(c.kernel)
-    (low, high), table = _taps(c)
-    band, (of_columns, of_channel) = _band(c, low, high, turned=turned)
+    turned, count = _turned(c), len(taps)
+    band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
     if turned and of_columns > LANE_FLOATS // 2:
         turned = False
-        band, (of_columns, of_channel) = _band(c, low, high, turned=turned)
+        band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
     rows, columns = (c.d, c.s) if turned else (c.s, c.d)
     padded = _padded(columns)
     bands = three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
     units = c.batch * math.prod(bands)
-    row_lines = rows if turned else rows * taps
-    per_row = padded * taps if turned else padded
+    row_lines = rows if turned else rows * count
+    per_row = padded * count if turned else padded
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
-    parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[kind] // (64 * weights) if weights else 1))
-    limit, items = shared_limit(c, kind), ITEMS_PER_PROCESSOR * processors() / parts
+    parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1))
+    limit, items = shared_limit(c, head.kind), ITEMS_PER_PROCESSOR * processors() / parts
     of_group, most = 4 * parts * (row_lines + SPARE_ROWS) * per_row, min(rows, math.ceil(row_lines / ROWS))
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)))
     if not turned:  # a block copies its own channels
         blocks = max(blocks, min(rows, math.ceil(rows / max(1, (LANE_FLOATS - of_columns) // of_channel))))
     own = math.ceil(rows / blocks)
-    lines = own * (1 if turned else taps) + SPARE_ROWS
+    lines = own * (1 if turned else count) + SPARE_ROWS
     groups, at_once = rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
-    c_rows = (channels if turned else channels * taps) + at_once * SPARE_ROWS
-    lane = 8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel)
-    head = _head(c, kind, inputs) | {
-        par.C_WORKER: functions[0],
-        par.C_REDUCER: functions[1],
-        par.C_TURNED: int(turned),
-        par.C_UNITS: units,
-        par.C_ITEMS: at_once * parts * groups,
-        par.C_DENSE: int(table[:: par.C_TAP_WORDS] == list(range(taps))),
-        par.C_PARTS: parts,
-        par.C_BLOCKS: blocks,
-        par.C_COLUMNS: padded,
-        par.C_ROWS: c_rows,
-        par.C_PART_BYTES: 4 * parts * groups * c_rows * per_row,
-        par.C_LANE_BYTES: lane,
-        par.C_ROUND_GROUPS: groups,
-        par.C_ROUND_BLOCKS: at_once,
-        par.C_ROUND_CHANNELS: channels,
-    }
-    for at, values in ((par.C_LOW_3, low), (par.C_HIGH_3, high), (par.C_BAND_3, band), (par.C_BANDS_3, bands)):
-        head |= three_words(at, values)
-    return np.array([*words(head, par.C_WORDS), *table], np.int64)
+    c_rows = (channels if turned else channels * count) + at_once * SPARE_ROWS
+    head = replace(
+        head,
+        band=band,
+        bands=bands,
+        turned=turned,
+        units=units,
+        parts=parts,
+        blocks=blocks,
+        columns=padded,
+        rows=c_rows,
+        dense=[tap.weight for tap in taps] == list(range(count)),
+        round_groups=groups,
+        round_blocks=at_once,
+        round_channels=channels,
+    )
+    return Plan(
+        head,
+        ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, groups * channels)),
+        shared=4 * parts * groups * c_rows * per_row,
+        lane=8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel),
+        groups=(c.groups, groups),
+        parts=(blocks, at_once),
+        tables=_table(taps),
+    )
 
 
 def _padded(columns: int) -> int:

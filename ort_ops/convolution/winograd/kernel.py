@@ -14,36 +14,13 @@ is done in rounds: some groups at a time, or one group and some of its output ch
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
-from numba import types
-
-from onnx_backprop.ort_ops.convolution.bias import bias_of
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import (
-    JOB_CALL,
-    JOB_GROUP,
-    JOB_PART,
-    JOB_SHARED,
-    begin,
-    begin_round,
-    new_job,
-    work_off,
-    worker,
-)
-from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
+from onnx_backprop.ort_ops.runtime.llvm import stack, store_i64
+from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
@@ -52,15 +29,6 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
     transform_source,
     transform_weights,
 )
-
-# parameters
-(
-    WORKER, PACKER, KIND, BATCH, GROUPS, OUTS, INS, DATA, WEIGHTS, BIAS, IN_N, IN_C, IN_Y, OUT_N, OUT_C, OUT_Y,
-    LENGTH_Y, LENGTH_X, OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_FIRST, W_OUT, W_IN, W_GROUP, W_Y, W_X,
-    TILES_Y, TILES_X, BAND, ITEMS, SPLIT, UNITS, SHARED_BYTES, LANE_BYTES, PANEL, V_COLUMNS, PITCH, ROUND_GROUPS,
-    ROUND_TILES, ROUND_ROWS, LINES,
-) = range(43)  # fmt: skip
-WORDS = 43  # ROUND_ROWS: rows of tiles whose images are shared, 0 where the weights are; LINES: rows made at a time
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
 _GAP = ROWS * COLUMNS  # floats from one of the 16 products to the next
@@ -71,6 +39,48 @@ _LINES = ELEMENTS * _GAP
 _TABLES = _LINES + ROWS * 2 * _LINE
 LANE_HEAD = _TABLES + 2 * (ROWS + 2)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Winograd(Record):
+    """The numbers of a plan; strides in elements. Data and weights are inputs 0 and 1."""
+
+    kind: int
+    batch: int
+    groups: int
+    outs: int  # channels of a group that are written, and read
+    ins: int
+    bias: int  # an input, 0: none
+    in_n: int
+    in_c: int
+    in_y: int
+    out_n: int
+    out_c: int
+    out_y: int
+    length_y: int
+    length_x: int
+    out_length_y: int
+    out_length_x: int
+    pad_y: int
+    pad_x: int
+    w_first: int
+    w_out: int
+    w_in: int
+    w_group: int
+    w_y: int
+    w_x: int
+    tiles_y: int
+    tiles_x: int
+    band: int  # rows of tiles of an item
+    split: int  # items that share a band's output channels
+    panel: int  # floats of one of the 16 panels of a tile of weights
+    columns: int  # floats of a channel of transformed tiles
+    pitch: int  # floats of a row of the source
+    round_groups: int
+    round_tiles: int  # of output channels, where the weights are shared
+    round_rows: int  # of tiles, where the images are shared
+    lines: int  # rows of tiles made at a time
+
+
 _kernels = stack(9 * WIDE)
 _bias = stack(COLUMNS)
 
@@ -78,13 +88,13 @@ _bias = stack(COLUMNS)
 @inner
 def _pack_tile(call, p, group, tile, target):
     """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
-    kind, source = load_i64(p, KIND), load_i64(call, CALL_INPUTS + load_i64(p, WEIGHTS))
-    w_out, w_in, w_y, w_x = load_i64(p, W_OUT), load_i64(p, W_IN), load_i64(p, W_Y), load_i64(p, W_X)
-    first = load_i64(p, W_FIRST) + group * load_i64(p, W_GROUP) + tile * ROWS * w_out
-    count, panel = min(ROWS, load_i64(p, OUTS) - tile * ROWS), 4 * load_i64(p, PANEL)
+    kind, source = p.kind, call.inputs[1]
+    w_out, w_in, w_y, w_x = p.w_out, p.w_in, p.w_y, p.w_x
+    first = p.w_first + group * p.w_group + tile * ROWS * w_out
+    count, panel = min(ROWS, p.outs - tile * ROWS), 4 * p.panel
     kernels = _kernels()
     clear(kernels, 0, 9 * WIDE)
-    for c in range(load_i64(p, INS)):
+    for c in range(p.ins):
         for i in range(3):
             for j in range(3):
                 start = first + c * w_in + i * w_y + j * w_x
@@ -98,30 +108,28 @@ def _pack_tile(call, p, group, tile, target):
 @inner
 def _tiles(p):
     """Tiles of output channels."""
-    return (load_i64(p, OUTS) + ROWS - 1) // ROWS
+    return (p.outs + ROWS - 1) // ROWS
 
 
 @inner
-def _pack(job, unit):
+def _pack(call, p, unit, _scratch):
     """The weights of one tile, for all threads."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    group = load_i64(job, JOB_GROUP) + unit // load_i64(p, ROUND_TILES)
-    tile = load_i64(job, JOB_PART) + unit % load_i64(p, ROUND_TILES)
-    if group < load_i64(p, GROUPS) and tile < _tiles(p):  # the last round may have fewer
-        _pack_tile(call, p, group, tile, load_i64(job, JOB_SHARED) + 4 * ELEMENTS * unit * load_i64(p, PANEL))
+    group = call.group + unit // p.round_tiles
+    tile = call.part + unit % p.round_tiles
+    if group < p.groups and tile < _tiles(p):  # the last round may have fewer
+        _pack_tile(call, p, group, tile, call.shared + 4 * ELEMENTS * unit * p.panel)
 
 
 @inner
 def _copy_row(p, data, image, y, row):
     """Row y of a channel with its pads; `image` is the element index of the channel."""
-    pitch, length, pad = load_i64(p, PITCH), load_i64(p, LENGTH_X), load_i64(p, PAD_X)
+    pitch, length, pad = p.pitch, p.length_x, p.pad_x
     begin, end = max(0, pad), min(pitch, length + pad)
-    if y < 0 or y >= load_i64(p, LENGTH_Y) or begin >= end:
+    if y < 0 or y >= p.length_y or begin >= end:
         clear(row, 0, pitch)
     else:
         clear(row, 0, begin)
-        read_run(load_i64(p, KIND), row, begin, data, image + y * load_i64(p, IN_Y) + begin - pad, 1, end - begin)
+        read_run(p.kind, row, begin, data, image + y * p.in_y + begin - pad, 1, end - begin)
         clear(row, end, pitch - end)
 
 
@@ -131,17 +139,17 @@ def _transform(p, data, channel, count, first, last, rows, v, element):
 
     `element` is the distance of the 16 matrices in bytes.
     """
-    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
-    columns = load_i64(p, V_COLUMNS)
+    tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
+    columns = p.columns
     for c in range(count):
-        plane = (channel + c) * load_i64(p, IN_C)
+        plane = (channel + c) * p.in_c
         at = first
         while at < last:
             n, tile_y = at // tiles_y, at % tiles_y
-            lines = min(last - at, tiles_y - tile_y, load_i64(p, LINES))
-            y = 2 * tile_y - load_i64(p, PAD_Y)
+            lines = min(last - at, tiles_y - tile_y, p.lines)
+            y = 2 * tile_y - p.pad_y
             for i in range(2 * lines + 2):
-                _copy_row(p, data, n * load_i64(p, IN_N) + plane, y + i, rows + 4 * i * pitch)
+                _copy_row(p, data, n * p.in_n + plane, y + i, rows + 4 * i * pitch)
             for i in range(lines):
                 target = v + 4 * (c * columns + (at + i - first) * tiles_x)
                 for x in range(0, tiles_x, VECTOR):
@@ -151,57 +159,51 @@ def _transform(p, data, channel, count, first, last, rows, v, element):
 
 
 @inner
-def _item(job, item, scratch):
+def _item(call, p, item, scratch):
     """Weights shared: some rows of tiles, and all output channels of the round or a share of them."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    splits, groups = load_i64(p, SPLIT), load_i64(p, ROUND_GROUPS)
+    splits, groups = p.split, p.round_groups
     split, item = item % splits, item // splits
     number, item = item % groups, item // groups
-    group, part = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-    if group >= load_i64(p, GROUPS):
+    group, part = call.group + number, call.part
+    if group >= p.groups:
         return
-    band, channels = load_i64(p, BAND), load_i64(p, INS)
+    band, channels = p.band, p.ins
     first = item * band
-    last = min(first + band, load_i64(p, BATCH) * load_i64(p, TILES_Y))
+    last = min(first + band, p.batch * p.tiles_y)
     rows = scratch + 4 * LANE_HEAD
-    v = rows + 4 * (2 * band + 2) * load_i64(p, PITCH)
+    v = rows + 4 * (2 * band + 2) * p.pitch
     v = (v + 63) // 64 * 64
-    data, element = load_i64(call, CALL_INPUTS + load_i64(p, DATA)), 4 * channels * load_i64(p, V_COLUMNS)
+    data, element = call.inputs[0], 4 * channels * p.columns
     _transform(p, data, group * channels, channels, first, last, rows, v, element)
-    here, panels = min(load_i64(p, ROUND_TILES), _tiles(p) - part), number * load_i64(p, ROUND_TILES) - part
+    here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
     for m in range(part + split * here // splits, part + (split + 1) * here // splits):
-        packed = load_i64(job, JOB_SHARED) + 4 * ELEMENTS * (panels + m) * load_i64(p, PANEL)
+        packed = call.shared + 4 * ELEMENTS * (panels + m) * p.panel
         _outputs(call, p, group, m, packed, v, first, last, scratch)
 
 
 @inner
-def _source_item(job, item, scratch):
+def _source_item(call, p, item, scratch):
     """Images shared: one channel of the round."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    channels, size = load_i64(p, INS), 4 * load_i64(p, V_COLUMNS)
+    channels, size = p.ins, 4 * p.columns
     number, c = item // channels, item % channels
-    group, first = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-    if group >= load_i64(p, GROUPS):
+    group, first = call.group + number, call.part
+    if group >= p.groups:
         return
-    last = min(first + load_i64(p, ROUND_ROWS), load_i64(p, BATCH) * load_i64(p, TILES_Y))
-    v = load_i64(job, JOB_SHARED) + size * (number * ELEMENTS * channels + c)
-    data = load_i64(call, CALL_INPUTS + load_i64(p, DATA))
+    last = min(first + p.round_rows, p.batch * p.tiles_y)
+    v = call.shared + size * (number * ELEMENTS * channels + c)
+    data = call.inputs[0]
     _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * LANE_HEAD, v, size * channels)
 
 
 @inner
-def _weights_item(job, item, scratch):
+def _weights_item(call, p, item, scratch):
     """Images shared: one tile of output channels, over the rows of the round."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
     number, m = item // _tiles(p), item % _tiles(p)
-    group, first = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-    if group >= load_i64(p, GROUPS):
+    group, first = call.group + number, call.part
+    if group >= p.groups:
         return
-    last = min(first + load_i64(p, ROUND_ROWS), load_i64(p, BATCH) * load_i64(p, TILES_Y))
-    v = load_i64(job, JOB_SHARED) + 4 * number * ELEMENTS * load_i64(p, INS) * load_i64(p, V_COLUMNS)
+    last = min(first + p.round_rows, p.batch * p.tiles_y)
+    v = call.shared + 4 * number * ELEMENTS * p.ins * p.columns
     packed = (scratch + 4 * LANE_HEAD + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
     _outputs(call, p, group, m, packed, v, first, last, scratch)
@@ -210,18 +212,16 @@ def _weights_item(job, item, scratch):
 @inner
 def _outputs(call, p, group, m, packed, v, first, last, scratch):
     """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
-    outs, channels, columns = load_i64(p, OUTS), load_i64(p, INS), load_i64(p, V_COLUMNS)
-    table, panel = scratch + 4 * _TABLES, 4 * load_i64(p, PANEL)
+    outs, channels, columns = p.outs, p.ins, p.columns
+    table, panel = scratch + 4 * _TABLES, 4 * p.panel
     for i in range(ROWS):
         store_i64(table, i, 4 * i)
     store_i64(table, ROWS, 0)
     store_i64(table, ROWS + 1, 0)
-    which, bias, values = load_i64(p, BIAS), 0, _bias()
-    if which:
-        bias = load_i64(call, CALL_INPUTS + which)
-    out, count_all = load_i64(call, CALL_OUTPUT), (last - first) * load_i64(p, TILES_X)
+    bias, values = bias_address(call, p), _bias()
+    out, count_all = call.output, (last - first) * p.tiles_x
     count = min(ROWS, outs - m * ROWS)
-    bias_of(load_i64(p, KIND), bias, group * outs + m * ROWS, count, values)
+    bias_of(p.kind, bias, group * outs + m * ROWS, count, values)
     for place in range(0, count_all, COLUMNS):
         vectors = 1 if count_all - place <= VECTOR else 2
         for e in range(ELEMENTS):
@@ -246,15 +246,15 @@ def _outputs(call, p, group, m, packed, v, first, last, scratch):
                 at = scratch + 4 * (COLUMNS * i + VECTOR * part)
                 top = line + 8 * VECTOR * part
                 transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
-        channel = (group * outs + m * ROWS) * load_i64(p, OUT_C)
+        channel = (group * outs + m * ROWS) * p.out_c
         _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
 
 
 @inner
 def _write(p, out, channel, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
-    kind, tiles_y, tiles_x = load_i64(p, KIND), load_i64(p, TILES_Y), load_i64(p, TILES_X)
-    length_y, length_x = load_i64(p, OUT_LENGTH_Y), load_i64(p, OUT_LENGTH_X)
+    kind, tiles_y, tiles_x = p.kind, p.tiles_y, p.tiles_x
+    length_y, length_x = p.out_length_y, p.out_length_x
     done = 0
     while done < tiles:
         row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
@@ -262,70 +262,15 @@ def _write(p, out, channel, first, place, tiles, count, scratch):
         n, y = row // tiles_y, 2 * (row % tiles_y)
         width = min(2 * run, length_x - 2 * x)
         for i in range(count):
-            at = n * load_i64(p, OUT_N) + channel + i * load_i64(p, OUT_C) + y * load_i64(p, OUT_Y) + 2 * x
+            at = n * p.out_n + channel + i * p.out_c + y * p.out_y + 2 * x
             line = scratch + 4 * (_LINES + 2 * _LINE * i)
             write_run(kind, out, at, 1, line, 2 * done, width)
             if y + 1 < length_y:
-                write_run(kind, out, at + load_i64(p, OUT_Y), 1, line, _LINE + 2 * done, width)
+                write_run(kind, out, at + p.out_y, 1, line, _LINE + 2 * done, width)
         done += run
 
 
-_work = worker("conv_winograd_work", _item, ITEMS, LANE_BYTES)
-_transform_all = worker("conv_winograd_transform", _source_item, UNITS, LANE_BYTES)
-_multiply_all = worker("conv_winograd_multiply", _weights_item, ITEMS, LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size, images = load_i64(p, SHARED_BYTES), load_i64(p, ROUND_ROWS)
-    shared = acquire(runtime, size)
-    if shared == 0:
-        return no_memory(call)
-    job = new_job()
-    begin(job, call, shared)
-    status, parts, step = 0, _tiles(p), load_i64(p, ROUND_TILES)
-    if images:
-        parts, step = load_i64(p, BATCH) * load_i64(p, TILES_Y), images
-    for group in range(0, load_i64(p, GROUPS), load_i64(p, ROUND_GROUPS)):
-        for part in range(0, parts, step):
-            begin_round(job, group, part)
-            if status == 0 and images:
-                status = work_off(job, load_i64(p, PACKER), load_i64(p, UNITS))
-                begin_round(job, group, part)
-            elif status == 0:
-                status = parallel(call, load_i64(p, PACKER), job, load_i64(p, UNITS))
-            if status == 0:
-                status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-    release(runtime, shared, size)
-    return status
-
-
-def _build() -> tuple[Any, ...]:
-    @exported(types.void(types.int64, types.int64))
-    def pack(job, unit):
-        _pack(job, unit)
-
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def transform_all(job, lane):
-        _transform_all(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def multiply_all(job, lane):
-        _multiply_all(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return pack, work, transform_all, multiply_all, run
-
-
-@cache
-def functions() -> tuple[Any, ...]:
-    """(pack, work) with the weights shared, (transform, multiply) with the images shared, run; compiled."""
-    return keep(_build())
+PACK = stage("winograd_pack", Winograd, _pack)
+MULTIPLY = stage("winograd_multiply", Winograd, _item)
+TRANSFORM = stage("winograd_transform_images", Winograd, _source_item)
+MULTIPLY_IMAGES = stage("winograd_multiply_images", Winograd, _weights_item)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from onnx_backprop.ort_ops.convolution.problem import Correlation, rounds, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel as at
 from onnx_backprop.ort_ops.convolution.winograd import weights as of
-from onnx_backprop.ort_ops.runtime.bridge import Plan
-from onnx_backprop.ort_ops.runtime.call import POOL_BYTES
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
 from onnx_backprop.ort_ops.runtime.llvm import F32
-from onnx_backprop.ort_ops.runtime.machine import processors
+from onnx_backprop.ort_ops.runtime.machine import VECTOR, processors
+from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
+from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 
 MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh what they save
@@ -136,59 +133,23 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     _, w_y, w_x = c.w_kernel
     tiles_y, tiles_x = (math.ceil(n / 2) for n in out_length[1:])
     cut = _cut(c, kind, outs, ins, tiles_y, tiles_x)
-    pack, work, transform, multiply, run = at.functions()
-    first, second = (transform, multiply) if cut.round_rows else (pack, work)
-    words = {
-        at.WORKER: second.address,
-        at.PACKER: first.address,
-        at.KIND: kind,
-        at.BATCH: c.batch,
-        at.GROUPS: c.groups,
-        at.OUTS: outs,
-        at.INS: ins,
-        at.DATA: 0,
-        at.WEIGHTS: 1,
-        at.BIAS: bias,
-        at.IN_N: data.n,
-        at.IN_C: data.c,
-        at.IN_Y: data.cells[1],
-        at.OUT_N: out.n,
-        at.OUT_C: out.c,
-        at.OUT_Y: out.cells[1],
-        at.LENGTH_Y: length[1],
-        at.LENGTH_X: length[2],
-        at.OUT_LENGTH_Y: out_length[1],
-        at.OUT_LENGTH_X: out_length[2],
-        at.PAD_Y: pads[1],
-        at.PAD_X: pads[2],
-        at.W_FIRST: 2 * (w_y + w_x) if adjoint else 0,
-        at.W_OUT: c.w_s if adjoint else c.w_d,
-        at.W_IN: c.w_d if adjoint else c.w_s,
-        at.W_GROUP: c.d * c.w_d,
-        at.W_Y: -w_y if adjoint else w_y,
-        at.W_X: -w_x if adjoint else w_x,
-        at.TILES_Y: tiles_y,
-        at.TILES_X: tiles_x,
-        at.BAND: cut.band,
-        at.ITEMS: cut.items,
-        at.SPLIT: cut.split,
-        at.UNITS: cut.units,
-        at.SHARED_BYTES: cut.shared_bytes,
-        at.LANE_BYTES: cut.lane_bytes,
-        at.PANEL: _panel(ins),
-        at.V_COLUMNS: cut.columns,
-        at.PITCH: _pitch(tiles_x),
-        at.ROUND_GROUPS: cut.groups,
-        at.ROUND_TILES: cut.tiles,
-        at.ROUND_ROWS: cut.round_rows,
-        at.LINES: cut.lines,
-    }
-    return Plan(
-        run.address,
-        np.array([words[n] for n in range(at.WORDS)], np.int64),
-        words[at.SHARED_BYTES],
-        words[at.LANE_BYTES],
-    )
+    parameters = at.Winograd(
+        kind=kind, batch=c.batch, groups=c.groups, outs=outs, ins=ins, bias=bias,
+        in_n=data.n, in_c=data.c, in_y=data.cells[1], out_n=out.n, out_c=out.c, out_y=out.cells[1],
+        length_y=length[1], length_x=length[2], out_length_y=out_length[1], out_length_x=out_length[2],
+        pad_y=pads[1], pad_x=pads[2],
+        w_first=2 * (w_y + w_x) if adjoint else 0, w_out=c.w_s if adjoint else c.w_d,
+        w_in=c.w_d if adjoint else c.w_s, w_group=c.d * c.w_d,
+        w_y=-w_y if adjoint else w_y, w_x=-w_x if adjoint else w_x,
+        tiles_y=tiles_y, tiles_x=tiles_x, band=cut.band, split=cut.split, panel=_panel(ins), columns=cut.columns,
+        pitch=_pitch(tiles_x), round_groups=cut.groups, round_tiles=cut.tiles, round_rows=cut.round_rows,
+        lines=cut.lines,
+    )  # fmt: skip
+    stages, parts = ((at.PACK, cut.units), (at.MULTIPLY, cut.items)), (math.ceil(outs / ROWS), cut.tiles)
+    if cut.round_rows:
+        stages = (at.TRANSFORM, cut.units), (at.MULTIPLY_IMAGES, cut.items)
+        parts = c.batch * tiles_y, cut.round_rows
+    return Plan(parameters, stages, cut.shared_bytes, cut.lane_bytes, (c.groups, cut.groups), parts)
 
 
 @dataclass(frozen=True)
@@ -298,61 +259,24 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
     """The weight gradient; inputs 0 and 1 are source and destination."""
     cut = _weights(c, kind)
     tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
-    work, reduce, transform, multiply, run = of.functions()
-    first, second = (transform, multiply) if cut.round_channels else (reduce, work)
     _, w_y, w_x = c.w_kernel
-    words = {
-        of.WORKER: second.address,
-        of.REDUCER: first.address,
-        of.KIND: kind,
-        of.BATCH: c.batch,
-        of.GROUPS: c.groups,
-        of.D: c.d,
-        of.S: c.s,
-        of.SOURCE: 0,
-        of.DEST: 1,
-        of.S_N: c.source.n,
-        of.S_C: c.source.c,
-        of.S_Y: c.source.cells[1],
-        of.D_N: c.destination.n,
-        of.D_C: c.destination.c,
-        of.D_Y: c.destination.cells[1],
-        of.LENGTH_Y: c.source_length[1],
-        of.LENGTH_X: c.source_length[2],
-        of.OUT_LENGTH_Y: c.out_length[1],
-        of.OUT_LENGTH_X: c.out_length[2],
-        of.PAD_Y: c.pads[1],
-        of.PAD_X: c.pads[2],
-        of.W_D: c.w_d,
-        of.W_S: c.w_s,
-        of.W_Y: w_y,
-        of.W_X: w_x,
-        of.TILES_Y: tiles_y,
-        of.TILES_X: tiles_x,
-        of.BAND: cut.band,
-        of.PARTS: cut.parts,
-        of.SPLIT: cut.split,
-        of.ITEMS: cut.items,
-        of.SHARED_BYTES: cut.shared_bytes,
-        of.LANE_BYTES: cut.lane_bytes,
-        of.PITCH: _d_pitch(tiles_x),
-        of.S_COLUMNS: cut.columns,
-        of.D_COLUMNS: cut.d_columns,
-        of.D_ROWS: cut.channels,
-        of.TURNED_ROWS: cut.turned,
-        of.U_ROWS: cut.tiles * ROWS,
-        of.ROUND_GROUPS: cut.groups,
-        of.ROUND_TILES: cut.tiles,
-        of.ROUND_CHANNELS: cut.round_channels,
-        of.SOURCE_BAND: cut.source_band,
-        of.SOURCE_ITEMS: cut.groups * math.ceil(c.batch * tiles_y / cut.source_band),
-    }
-    return Plan(
-        run.address,
-        np.array([words[n] for n in range(of.WORDS)], np.int64),
-        words[of.SHARED_BYTES],
-        words[of.LANE_BYTES],
-    )
+    parameters = of.WinogradWeights(
+        kind=kind, batch=c.batch, groups=c.groups, d=c.d, s=c.s,
+        s_n=c.source.n, s_c=c.source.c, s_y=c.source.cells[1],
+        d_n=c.destination.n, d_c=c.destination.c, d_y=c.destination.cells[1],
+        length_y=c.source_length[1], length_x=c.source_length[2],
+        out_length_y=c.out_length[1], out_length_x=c.out_length[2], pad_y=c.pads[1], pad_x=c.pads[2],
+        w_d=c.w_d, w_s=c.w_s, w_y=w_y, w_x=w_x, tiles_y=tiles_y, tiles_x=tiles_x,
+        band=cut.band, parts=cut.parts, split=cut.split, pitch=_d_pitch(tiles_x),
+        s_columns=cut.columns, d_columns=cut.d_columns, d_rows=cut.channels, turned_rows=cut.turned,
+        u_rows=cut.tiles * ROWS, round_groups=cut.groups, round_tiles=cut.tiles, source_band=cut.source_band,
+    )  # fmt: skip
+    stages = (of.SUM, cut.items), (of.REDUCE, cut.groups * cut.tiles * ROWS)
+    parts = math.ceil(c.d / ROWS), cut.tiles
+    if cut.round_channels:
+        source_items = cut.groups * math.ceil(c.batch * tiles_y / cut.source_band)
+        stages, parts = ((of.TRANSFORM, source_items), (of.MULTIPLY, cut.items)), (c.s, cut.round_channels)
+    return Plan(parameters, stages, cut.shared_bytes, cut.lane_bytes, (c.groups, cut.groups), parts)
 
 
 def _odd_lines(floats: int) -> int:

@@ -13,35 +13,12 @@ is done in rounds: some groups at a time, or one group and some of its source's 
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
-from numba import types
-
-from onnx_backprop.ort_ops.runtime.bridge import keep
-from onnx_backprop.ort_ops.runtime.call import (
-    CALL_INPUTS,
-    CALL_OUTPUT,
-    CALL_PARAMETERS,
-    CALL_RUNTIME,
-    acquire,
-    no_memory,
-    parallel,
-    release,
-)
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, exported, inner
-from onnx_backprop.ort_ops.runtime.jobs import (
-    JOB_CALL,
-    JOB_GROUP,
-    JOB_PART,
-    JOB_SHARED,
-    begin,
-    begin_round,
-    new_job,
-    work_off,
-    worker,
-)
-from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
+from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
+from onnx_backprop.ort_ops.runtime.llvm import stack, store_i64
+from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import transpose_tile
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, read_run, write_run
@@ -52,14 +29,47 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
     transform_kernel,
 )
 
-# parameters
-(
-    WORKER, REDUCER, KIND, BATCH, GROUPS, D, S, SOURCE, DEST, S_N, S_C, S_Y, D_N, D_C, D_Y, LENGTH_Y, LENGTH_X,
-    OUT_LENGTH_Y, OUT_LENGTH_X, PAD_Y, PAD_X, W_D, W_S, W_Y, W_X, TILES_Y, TILES_X, BAND, PARTS, SPLIT, ITEMS,
-    SHARED_BYTES, LANE_BYTES, PITCH, S_COLUMNS, D_COLUMNS, D_ROWS, TURNED_ROWS, U_ROWS, ROUND_GROUPS, ROUND_TILES,
-    ROUND_CHANNELS, SOURCE_BAND, SOURCE_ITEMS,
-) = range(44)  # fmt: skip
-WORDS = 44  # ROUND_CHANNELS: of the source, which is shared, 0 where sums are; SOURCE_BAND: rows transformed at a time
+
+@dataclass(frozen=True, kw_only=True)
+class WinogradWeights(Record):
+    """The numbers of a plan; strides in elements. Source and destination are inputs 0 and 1."""
+
+    kind: int
+    batch: int
+    groups: int
+    d: int
+    s: int
+    s_n: int
+    s_c: int
+    s_y: int
+    d_n: int
+    d_c: int
+    d_y: int
+    length_y: int
+    length_x: int
+    out_length_y: int
+    out_length_x: int
+    pad_y: int
+    pad_x: int
+    w_d: int
+    w_s: int
+    w_y: int
+    w_x: int
+    tiles_y: int
+    tiles_x: int
+    band: int  # rows of tiles
+    parts: int
+    split: int
+    pitch: int  # floats of a row of either image
+    s_columns: int  # the source's channels of a round, in whole tiles
+    d_columns: int  # floats of a channel of the destination's transformed tiles
+    d_rows: int  # the destination's channels of an item
+    turned_rows: int
+    u_rows: int  # the destination's channels of a round, where sums are shared
+    round_groups: int
+    round_tiles: int
+    source_band: int  # rows transformed at a time, where the source is shared
+
 
 _tables = stack(ROWS + 2)
 _sums = stack((ELEMENTS + 9) * VECTOR)
@@ -83,24 +93,24 @@ def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element
 
     `element` is the distance of the 16 matrices in bytes.
     """
-    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
-    columns = load_i64(p, S_COLUMNS)
-    channels = min(load_i64(p, S) - channel, columns)
-    lengths = load_i64(p, LENGTH_Y), load_i64(p, LENGTH_X)
-    kind, step = load_i64(p, KIND), load_i64(p, S_Y)
+    tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
+    columns = p.s_columns
+    channels = min(p.s - channel, columns)
+    lengths = p.length_y, p.length_x
+    kind, step = p.kind, p.s_y
     at = first
     while at < last:
         n, tile_y = at // tiles_y, at % tiles_y
         count = min(last - at, tiles_y - tile_y)
-        y = 2 * tile_y - load_i64(p, PAD_Y)
-        image = n * load_i64(p, S_N) + (group * load_i64(p, S) + channel) * load_i64(p, S_C)
+        y = 2 * tile_y - p.pad_y
+        image = n * p.s_n + (group * p.s + channel) * p.s_c
         for c in range(0, channels, VECTOR):
             for i in range(2 * count + 2):
                 for lane in range(VECTOR):
                     row = rows + 4 * lane * pitch
                     if c + lane < channels:
-                        plane = image + (c + lane) * load_i64(p, S_C)
-                        _copy_row(kind, data, plane, y + i, step, lengths, load_i64(p, PAD_X), pitch, row)
+                        plane = image + (c + lane) * p.s_c
+                        _copy_row(kind, data, plane, y + i, step, lengths, p.pad_x, pitch, row)
                     else:
                         clear(row, 0, pitch)
                 for x in range(0, 2 * tiles_x + 2, VECTOR):
@@ -118,14 +128,14 @@ def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element
 @inner
 def _gradient_tiles(p, data, channel, count, first, last, rows, u):
     """A dY Aᵀ of the tiles of some rows, `count` channels from `channel` on: u[e][channel][tile]."""
-    tiles_y, tiles_x, pitch = load_i64(p, TILES_Y), load_i64(p, TILES_X), load_i64(p, PITCH)
-    columns, kind, step = load_i64(p, D_COLUMNS), load_i64(p, KIND), load_i64(p, D_Y)
-    lengths = load_i64(p, OUT_LENGTH_Y), load_i64(p, OUT_LENGTH_X)
-    element = 4 * load_i64(p, D_ROWS) * columns
+    tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
+    columns, kind, step = p.d_columns, p.kind, p.d_y
+    lengths = p.out_length_y, p.out_length_x
+    element = 4 * p.d_rows * columns
     for i in range(count):
         for at in range(first, last):
             n, y = at // tiles_y, 2 * (at % tiles_y)
-            plane = n * load_i64(p, D_N) + (channel + i) * load_i64(p, D_C)
+            plane = n * p.d_n + (channel + i) * p.d_c
             _copy_row(kind, data, plane, y, step, lengths, 0, pitch, rows)
             _copy_row(kind, data, plane, y + 1, step, lengths, 0, pitch, rows + 4 * pitch)
             target = u + 4 * (i * columns + (at - first) * tiles_x)
@@ -135,32 +145,27 @@ def _gradient_tiles(p, data, channel, count, first, last, rows, u):
 
 
 @inner
-def _item(job, item, scratch):
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    splits, groups, parts = load_i64(p, SPLIT), load_i64(p, ROUND_GROUPS), load_i64(p, PARTS)
+def _item(call, p, item, scratch):
+    splits, groups, parts = p.split, p.round_groups, p.parts
     split, item = item % splits, item // splits
     number, part = item % groups, item // groups
-    group, tile = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART)
-    if group >= load_i64(p, GROUPS):
+    group, tile = call.group + number, call.part
+    if group >= p.groups:
         return
-    d, columns = load_i64(p, D), load_i64(p, S_COLUMNS)
-    tiles = min(load_i64(p, ROUND_TILES), (d + ROWS - 1) // ROWS - tile)
+    d, columns = p.d, p.s_columns
+    tiles = min(p.round_tiles, (d + ROWS - 1) // ROWS - tile)
     begin, end = (tile + split * tiles // splits) * ROWS, min((tile + (split + 1) * tiles // splits) * ROWS, d)
-    all_rows = load_i64(p, BATCH) * load_i64(p, TILES_Y)
+    all_rows = p.batch * p.tiles_y
     first, last = part * all_rows // parts, (part + 1) * all_rows // parts
-    tiles_x, band, pitch = load_i64(p, TILES_X), load_i64(p, BAND), load_i64(p, PITCH)
+    tiles_x, band, pitch = p.tiles_x, p.band, p.pitch
     rows = scratch
     turned = rows + 4 * VECTOR * pitch
-    v = turned + 4 * load_i64(p, TURNED_ROWS) * pitch * columns
+    v = turned + 4 * p.turned_rows * pitch * columns
     u = v + 4 * ELEMENTS * band * tiles_x * columns
-    channels = load_i64(p, S)
-    d_columns, d_rows, u_rows = load_i64(p, D_COLUMNS), load_i64(p, D_ROWS), load_i64(p, U_ROWS)
-    sums = load_i64(job, JOB_SHARED) + 4 * (part * groups + number) * ELEMENTS * u_rows * columns
-    source, dest = (
-        load_i64(call, CALL_INPUTS + load_i64(p, SOURCE)),
-        load_i64(call, CALL_INPUTS + load_i64(p, DEST)),
-    )
+    channels = p.s
+    d_columns, d_rows, u_rows = p.d_columns, p.d_rows, p.u_rows
+    sums = call.shared + 4 * (part * groups + number) * ELEMENTS * u_rows * columns
+    source, dest = call.inputs[0], call.inputs[1]
     table = _tables()
     _tables_of(p, table)
     at = first
@@ -182,7 +187,7 @@ def _item(job, item, scratch):
 def _tables_of(p, table):
     """What `_multiply` is told of a thread's scratch: the distances of the destination's channels, one segment."""
     for i in range(ROWS):
-        store_i64(table, i, 4 * i * load_i64(p, D_COLUMNS))
+        store_i64(table, i, 4 * i * p.d_columns)
     store_i64(table, ROWS, 0)
     store_i64(table, ROWS + 1, 0)
 
@@ -209,24 +214,22 @@ def _multiply(sums, columns, channels, left, table, rows, right, tiles, add):
 
 
 @inner
-def _reduce(job, unit):
+def _reduce(call, p, unit, _scratch):
     """Add the parts up for one destination channel, transform back, write."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    d, s, groups, columns = load_i64(p, D), load_i64(p, S), load_i64(p, ROUND_GROUPS), load_i64(p, S_COLUMNS)
-    number, row = unit // load_i64(p, U_ROWS), unit % load_i64(p, U_ROWS)
-    group, m = load_i64(job, JOB_GROUP) + number, load_i64(job, JOB_PART) * ROWS + row
-    if group >= load_i64(p, GROUPS) or m >= d:
+    d, s, groups, columns = p.d, p.s, p.round_groups, p.s_columns
+    number, row = unit // p.u_rows, unit % p.u_rows
+    group, m = call.group + number, call.part * ROWS + row
+    if group >= p.groups or m >= d:
         return
-    element = load_i64(p, U_ROWS) * columns
-    total, out = _sums(), load_i64(call, CALL_OUTPUT)
+    element = p.u_rows * columns
+    total, out = _sums(), call.output
     lines = total + 4 * ELEMENTS * VECTOR
     for c in range(0, s, VECTOR):
         clear(total, 0, ELEMENTS * VECTOR)
-        for part in range(load_i64(p, PARTS)):
+        for part in range(p.parts):
             place = (part * groups + number) * ELEMENTS * element + row * columns + c
             for e in range(ELEMENTS):
-                add_run(1, total + 4 * e * VECTOR, load_i64(job, JOB_SHARED), place + e * element, VECTOR)
+                add_run(1, total + 4 * e * VECTOR, call.shared, place + e * element, VECTOR)
         _write(p, out, group, m, c, total, 4 * VECTOR, lines)
 
 
@@ -234,12 +237,12 @@ def _reduce(job, unit):
 def _write(p, out, group, m, c, source, step, lines):
     """The weights of a destination's channel and a vector of the source's from 16 vectors, `step` bytes apart."""
     transform_kernel(source, step, lines, 4 * VECTOR)
-    start = (group * load_i64(p, D) + m) * load_i64(p, W_D) + c * load_i64(p, W_S)
-    count = min(VECTOR, load_i64(p, S) - c)
+    start = (group * p.d + m) * p.w_d + c * p.w_s
+    count = min(VECTOR, p.s - c)
     for i in range(3):
         for j in range(3):
-            to = start + i * load_i64(p, W_Y) + j * load_i64(p, W_X)
-            write_run(load_i64(p, KIND), out, to, load_i64(p, W_S), lines, (3 * i + j) * VECTOR, count)
+            to = start + i * p.w_y + j * p.w_x
+            write_run(p.kind, out, to, p.w_s, lines, (3 * i + j) * VECTOR, count)
 
 
 # ----- the source transformed for all threads ------
@@ -247,51 +250,43 @@ def _write(p, out, group, m, c, source, step, lines):
 
 @inner
 def _all_tiles(p):
-    return load_i64(p, BATCH) * load_i64(p, TILES_Y) * load_i64(p, TILES_X)
+    return p.batch * p.tiles_y * p.tiles_x
 
 
 @inner
-def _source_item(job, item, scratch):
+def _source_item(call, p, item, scratch):
     """One band of one group of the round."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    band, columns, all_rows = (
-        load_i64(p, SOURCE_BAND),
-        load_i64(p, S_COLUMNS),
-        load_i64(p, BATCH) * load_i64(p, TILES_Y),
-    )
+    band, columns, all_rows = p.source_band, p.s_columns, p.batch * p.tiles_y
     bands = (all_rows + band - 1) // band
     number, first = item // bands, item % bands * band
-    group, last = load_i64(job, JOB_GROUP) + number, min(first + band, all_rows)
-    if group >= load_i64(p, GROUPS):
+    group, last = call.group + number, min(first + band, all_rows)
+    if group >= p.groups:
         return
     element = 4 * _all_tiles(p) * columns
-    v = load_i64(job, JOB_SHARED) + number * ELEMENTS * element + 4 * first * load_i64(p, TILES_X) * columns
-    source = load_i64(call, CALL_INPUTS + load_i64(p, SOURCE))
-    turned = scratch + 4 * VECTOR * load_i64(p, PITCH)
-    _source_tiles(p, source, group, load_i64(job, JOB_PART), first, last, scratch, turned, v, element)
+    v = call.shared + number * ELEMENTS * element + 4 * first * p.tiles_x * columns
+    source = call.inputs[0]
+    turned = scratch + 4 * VECTOR * p.pitch
+    _source_tiles(p, source, group, call.part, first, last, scratch, turned, v, element)
 
 
 @inner
-def _tile_item(job, item, scratch):
+def _tile_item(call, p, item, scratch):
     """ROWS of the destination's channels: all their weights for the source's channels of the round."""
-    call = load_i64(job, JOB_CALL)
-    p = load_i64(call, CALL_PARAMETERS)
-    d, columns, c0 = load_i64(p, D), load_i64(p, S_COLUMNS), load_i64(job, JOB_PART)
+    d, columns, c0 = p.d, p.s_columns, call.part
     tiles = (d + ROWS - 1) // ROWS
     number, begin = item // tiles, item % tiles * ROWS
-    group, count = load_i64(job, JOB_GROUP) + number, min(ROWS, d - begin)
-    if group >= load_i64(p, GROUPS):
+    group, count = call.group + number, min(ROWS, d - begin)
+    if group >= p.groups:
         return
-    tiles_x, band, d_columns = load_i64(p, TILES_X), load_i64(p, BAND), load_i64(p, D_COLUMNS)
-    dest, out = load_i64(call, CALL_INPUTS + load_i64(p, DEST)), load_i64(call, CALL_OUTPUT)
-    channels, all_rows = min(columns, load_i64(p, S) - c0), load_i64(p, BATCH) * load_i64(p, TILES_Y)
+    tiles_x, band, d_columns = p.tiles_x, p.band, p.d_columns
+    dest, out = call.inputs[1], call.output
+    channels, all_rows = min(columns, p.s - c0), p.batch * p.tiles_y
     rows = scratch
-    lines = rows + 4 * VECTOR * load_i64(p, PITCH)
+    lines = rows + 4 * VECTOR * p.pitch
     sums = lines + 4 * 9 * VECTOR
     u = sums + 4 * ELEMENTS * ROWS * columns
     element = 4 * _all_tiles(p) * columns
-    v, table = load_i64(job, JOB_SHARED) + number * ELEMENTS * element, _tables()
+    v, table = call.shared + number * ELEMENTS * element, _tables()
     _tables_of(p, table)
     for at in range(0, all_rows, band):
         stop = min(at + band, all_rows)
@@ -305,62 +300,7 @@ def _tile_item(job, item, scratch):
             _write(p, out, group, begin + i, c0 + c, sums + 4 * (i * columns + c), 4 * ROWS * columns, lines)
 
 
-_work = worker("conv_winograd_weights_work", _item, ITEMS, LANE_BYTES)
-_transform_all = worker("conv_winograd_weights_transform", _source_item, SOURCE_ITEMS, LANE_BYTES)
-_multiply_all = worker("conv_winograd_weights_multiply", _tile_item, ITEMS, LANE_BYTES)
-
-
-@inner
-def _run(call):
-    p, runtime = load_i64(call, CALL_PARAMETERS), load_i64(call, CALL_RUNTIME)
-    size, source = load_i64(p, SHARED_BYTES), load_i64(p, ROUND_CHANNELS)
-    shared = acquire(runtime, size)
-    if shared == 0:
-        return no_memory(call)
-    job = new_job()
-    begin(job, call, shared)
-    status, parts, step = 0, (load_i64(p, D) + ROWS - 1) // ROWS, load_i64(p, ROUND_TILES)
-    if source:
-        parts, step = load_i64(p, S), source
-    for group in range(0, load_i64(p, GROUPS), load_i64(p, ROUND_GROUPS)):
-        for part in range(0, parts, step):
-            begin_round(job, group, part)
-            if status == 0 and source:
-                status = work_off(job, load_i64(p, REDUCER), load_i64(p, SOURCE_ITEMS))
-                begin_round(job, group, part)
-            if status == 0:
-                status = work_off(job, load_i64(p, WORKER), load_i64(p, ITEMS))
-            if status == 0 and source == 0:
-                status = parallel(call, load_i64(p, REDUCER), job, load_i64(p, ROUND_GROUPS) * load_i64(p, U_ROWS))
-    release(runtime, shared, size)
-    return status
-
-
-def _build() -> tuple[Any, ...]:
-    @exported(types.void(types.int64, types.int64))
-    def work(job, lane):
-        _work(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def reduce(job, unit):
-        _reduce(job, unit)
-
-    @exported(types.void(types.int64, types.int64))
-    def transform_all(job, lane):
-        _transform_all(job, lane)
-
-    @exported(types.void(types.int64, types.int64))
-    def multiply_all(job, lane):
-        _multiply_all(job, lane)
-
-    @exported(types.int64(types.int64))
-    def run(call):
-        return _run(call)
-
-    return work, reduce, transform_all, multiply_all, run
-
-
-@cache
-def functions() -> tuple[Any, ...]:
-    """(work, reduce) with the sums shared, (transform, multiply) with the source shared, run; compiled."""
-    return keep(_build())
+SUM = stage("winograd_weights_sum", WinogradWeights, _item)
+REDUCE = stage("winograd_weights_reduce", WinogradWeights, _reduce)
+TRANSFORM = stage("winograd_weights_transform", WinogradWeights, _source_item)
+MULTIPLY = stage("winograd_weights_multiply", WinogradWeights, _tile_item)

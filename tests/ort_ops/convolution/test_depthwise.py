@@ -13,6 +13,7 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.problem import correlation
 from onnx_backprop.ort_ops.runtime.llvm import F16, F32
+from tests.ort_ops.planned import numbers
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -68,7 +69,7 @@ def slides(attrs: dict[str, Any], x: tuple[int, ...], w: tuple[int, ...], kind: 
     y = evaluate("Convolution", attrs, [np.zeros(x, f32), np.zeros(w, f32)]).shape
     c = correlation(Attributes(BY_NAME["Convolution"], attrs), x, y, w, order, infers=True)
     plans = gather_plan.forward(c, kind), gather_plan.data_gradient(c, kind)
-    words = {int(plan.parameters[par.STENCIL]) for plan in plans}
+    words = {numbers(plan, par.Gather).stencil for plan in plans}
     assert len(words) == 1, "forward and data gradient"
     return words.pop()
 

@@ -13,7 +13,7 @@ from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.weights import plan as weight_plans
 from onnx_backprop.ort_ops.runtime import machine
 from onnx_backprop.ort_ops.runtime.machine import VECTOR
-from tests.ort_ops.planned import Shapes
+from tests.ort_ops.planned import Shapes, numbers
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -120,7 +120,7 @@ def test_which_channels_are_turned_into_lanes(rng) -> None:
     def is_turned(channels: int, lengths: tuple[int, int], **changes: Any) -> bool:
         case = (1, channels, lengths, (3, 3), {"data_format": "NCX"} | changes)
         attrs, (x, w, _) = operands(case, rng)
-        return bool(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32").parameters[par.TURNED])
+        return numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).turned
 
     assert is_turned(VECTOR, (9, VECTOR))
     assert not is_turned(VECTOR, (9, 2 * VECTOR)), "rows are long and dense"
@@ -150,26 +150,24 @@ def test_threads_change_no_bit(rng, channels: int, length: int) -> None:
         assert len(set().union(*(answers(op, attrs, inputs, threads) for threads in (1, 2, 3)))) == 1, op
 
 
-def weights_plan(channels: int, batch: int = 8, length: int = 32) -> np.ndarray:
+def weights_plan(channels: int, batch: int = 8, length: int = 32) -> par.Cells:
     shape = (batch, length, length, channels)
     attrs = attributes(channels, 2) | {"weights_shape": (channels, 1, 3, 3)}
-    return Shapes(WEIGHTS, attrs, (shape, shape, None)).plan("f32").parameters
+    return numbers(Shapes(WEIGHTS, attrs, (shape, shape, None)).plan("f32"), par.Cells)
 
 
 def test_few_channels_make_work_for_several_threads() -> None:
     for channels in (4, 16, 32, 128):
-        words = weights_plan(channels)
-        assert words[par.C_PARTS] >= 8, channels
-    assert weights_plan(64 * VECTOR)[par.C_COLUMNS] >= 4 * VECTOR  # pieces of a cell are wide
+        assert weights_plan(channels).parts >= 8, channels
+    assert weights_plan(64 * VECTOR).columns >= 4 * VECTOR  # pieces of a cell are wide
 
 
 def test_processors_do_not_decide_what_is_added_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = []
     for count in (1, 3, 32):
         monkeypatch.setattr(machine, "cores", lambda count=count: count)
-        words = weights_plan(40 * VECTOR)
-        bands = words[par.C_BAND_3 : par.C_BAND_3 + 3].tolist()
-        sums.append((int(words[par.C_PARTS]), int(words[par.C_UNITS]), bands))
+        plan = weights_plan(40 * VECTOR)
+        sums.append((plan.parts, plan.units, plan.band))
     assert sums[0] == sums[1] == sums[2]
 
 
@@ -187,7 +185,7 @@ def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no cache held anything: whole cells, with and without channels that fill no vector, and one thread more."""
     monkeypatch.setattr(gather_plan, "last_level_cache", lambda: 0)
     attrs, (x, w, _) = operands(CASES[1], rng)
-    assert Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32").parameters[par.STREAMED] == 1
+    assert numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).streamed
     for case in (*CASES[:4], CASES[6], (2, 4 * VECTOR, (5, 3), (3, 3), {}), (3, VECTOR, (4, 40), (5, 5), {})):
         run_case(case, "f32", rng)
         run_case(case, "f16", rng)

@@ -9,8 +9,8 @@ import pytest
 
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
-from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
+from onnx_backprop.ort_ops.convolution.gather.kernel import PANELS
 from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, correlation
 from onnx_backprop.ort_ops.runtime.llvm import F16, F32
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
@@ -67,7 +67,7 @@ def test_against_the_reference(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
 
 
-def plans(channels: int, kernel: int, stride: int, kind: int = F32, pad: int = 0) -> list[int]:
+def plans(channels: int, kernel: int, stride: int, kind: int = F32, pad: int = 0) -> list[bool]:
     """Whether a convolution and its data gradient are of this kind; 64 outputs, rows of 56 cells."""
     case = (2, 1, channels, 64, (56, 56), (kernel, kernel), (stride, stride), (pad, pad), (pad, pad))
     x, w = (2, channels, 56, 56), (64, channels, kernel, kernel)
@@ -75,7 +75,7 @@ def plans(channels: int, kernel: int, stride: int, kind: int = F32, pad: int = 0
     attrs = Attributes(BY_NAME["Convolution"], attributes(case))
     c = correlation(attrs, x, y, w, (0, 1, 2, 3), infers=True)
     both = gather_plan.forward(c, kind), gather_plan.data_gradient(c, kind)
-    return [int(plan.parameters[par.PANELS]) for plan in both]
+    return [any(stage is PANELS for stage, _ in plan.stages) for plan in both]
 
 
 def test_which_ones() -> None:

@@ -12,11 +12,12 @@ from onnx_backprop.opset.maths.resize import resize_taps
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.opset.operators.resize_grad import resized_axes
 from onnx_backprop.ort_ops.interpolation import plan as interpolation_plan
-from onnx_backprop.ort_ops.interpolation import rows as par
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, WINDOWS
+from onnx_backprop.ort_ops.interpolation.rows import Interpolation
 from onnx_backprop.ort_ops.interpolation.windows import windows
 from onnx_backprop.ort_ops.runtime.machine import PERMUTES, VECTOR
 from onnx_backprop.ort_ops.vector.permute import WINDOW
+from tests.ort_ops.planned import numbers
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -131,11 +132,11 @@ def test_past_the_caches(monkeypatch) -> None:
 
     def noting(*args):
         made = plan(*args)
-        flags.append(int(made.parameters[par.STREAMED]))
+        flags.append(int(numbers(made, Interpolation).streamed))
         return made
 
     rng_values = rng.standard_normal(1 << 19, f32)
-    monkeypatch.setattr("onnx_backprop.ort_ops.interpolation.resize_grad.plan", noting)
+    monkeypatch.setattr("onnx_backprop.ort_ops.interpolation.kernels.plan", noting)
     cases = [*product([(16, 32), (64, 30), (100, 217), (2048, 1500)], ("nearest", "linear", "cubic"), ("NCX", "NXC"))]
     for columns, mode, layout in cases:
         for channels in (3, 2 * VECTOR, 2 * VECTOR + 1):

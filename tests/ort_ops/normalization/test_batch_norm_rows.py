@@ -11,21 +11,16 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.ort_ops.normalization import batch_norm_rows
 from onnx_backprop.ort_ops.normalization.batch_norm_rows import (
-    BLOCKS,
     CACHED,
-    CHUNK,
-    FOLD,
     LINE,
     MAX_CHUNK,
     NARROWEST,
     PART,
     PART_ROWS,
-    PARTS,
     STAGGER,
     WIDEST,
-    WIDTH,
 )
-from onnx_backprop.ort_ops.runtime.bridge import Plan
+from onnx_backprop.ort_ops.runtime.stages import Plan
 from tests.ort_ops.guarded import check
 from tests.property.calls import Call
 from tests.support import single_op
@@ -55,8 +50,8 @@ CUTS = [
 ]
 
 
-def words(plan: Plan, *names: int) -> tuple[int, ...]:
-    return tuple(int(plan.parameters[n]) for n in names)
+def words(plan: Plan, *names: str) -> tuple[int, ...]:
+    return tuple(getattr(plan.parameters, name) for name in names)
 
 
 def call(rng: np.random.Generator, shape: tuple[int, int], given: tuple[int, ...] = ()) -> Call:
@@ -89,7 +84,7 @@ def require_close(got, want, tolerance: float, message: str) -> None:
 
 @pytest.mark.parametrize(("shape", "cut"), CUTS, ids=str)
 def test_every_cut(rng: np.random.Generator, shape: tuple[int, int], cut: tuple[int, int, int]) -> None:
-    assert words(batch_norm_rows.plan(F32, *shape, 1e-3), PARTS, BLOCKS, FOLD) == cut
+    assert words(batch_norm_rows.plan(F32, *shape, 1e-3), "parts", "blocks", "fold") == cut
     for given in ((), (4,), (2,), (3, 4), (2, 3, 4)):
         case = call(rng, shape, given)
         got = single_op.run_all(BN, case.attributes, case.inputs, kernels="numba")
@@ -160,10 +155,10 @@ def test_what_is_not_finite_stays_in_its_channel(
 def test_the_cuts_meet_their_limits() -> None:
     """Long lines of few rows at a time, short ones of many; arrays do not lie whole pages apart."""
     for shape, lines in (((10_000, WIDEST), CACHED // WIDEST), ((200, 1), MAX_CHUNK), ((10_000, 64), CACHED // LINE)):
-        assert words(batch_norm_rows.plan(F32, *shape, 0.0), CHUNK) == (lines,)
+        assert words(batch_norm_rows.plan(F32, *shape, 0.0), "chunk") == (lines,)
     for channels in (1, 64, 512, 1024, WIDEST):
-        span = words(batch_norm_rows.plan(F32, 10_000, channels, 0.0), batch_norm_rows.SPAN)[0]
+        span = words(batch_norm_rows.plan(F32, 10_000, channels, 0.0), "span")[0]
         assert span % 512 == STAGGER
-    width, blocks = words(batch_norm_rows.plan(F32, 1, 100_000, 0.0), WIDTH, BLOCKS)
+    width, blocks = words(batch_norm_rows.plan(F32, 1, 100_000, 0.0), "width", "blocks")
     assert NARROWEST <= width <= WIDEST
     assert (blocks - 1) * width < 100_000 <= blocks * width

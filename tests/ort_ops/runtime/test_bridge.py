@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops import numba_route, sessions
 from onnx_backprop.ort_ops.runtime import bridge
+from onnx_backprop.ort_ops.runtime.call import MAX_PLANS
 from tests.support import single_op
 
 DY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -110,12 +112,41 @@ def test_a_bad_shape_is_refused_and_the_session_goes_on() -> None:
         np.testing.assert_array_equal(np.asarray(session.run(None, {"dy": DY})[0]), DY.sum((0, 1)))
 
 
-def test_more_shapes_than_plans_are_kept() -> None:
+def sums(session: onnxruntime.InferenceSession, rows: int) -> np.ndarray:
+    return np.asarray(session.run(None, {"dy": np.ones((rows, 3), np.float32)})[0])
+
+
+def test_the_plans_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    validated = bridge._validated
+
+    def noting(spec: Any, key: np.ndarray) -> bridge.Call:
+        planned.append(int(key[4]))
+        return validated(spec, key)
+
+    monkeypatch.setattr(bridge, "_validated", noting)
     session = ob.session(kernel_model(), kernels=None)
-    for _ in range(2):
-        for rows in range(1, 150):
-            (got,) = session.run(None, {"dy": np.ones((rows, 3), np.float32)})
-            np.testing.assert_array_equal(np.asarray(got), [rows] * 3)
+    for rows in range(1, MAX_PLANS + 11):
+        assert sums(session, rows).tolist() == [rows] * 3
+        sums(session, 1)  # in use all the time
+    assert planned == list(range(1, MAX_PLANS + 11))
+    planned.clear()
+    for rows in (1, *range(MAX_PLANS + 10, 11, -1)):
+        sums(session, rows)
+    assert planned == []
+    sums(session, 2)
+    assert planned == [2]
+
+
+def test_threads_share_plans_that_come_and_go() -> None:
+    session = ob.session(kernel_model(), kernels=None)
+
+    def work(seed: int) -> bool:
+        chosen = np.random.default_rng(seed).integers(1, 2 * MAX_PLANS, 2000)
+        return all(sums(session, int(rows))[0] == rows for rows in chosen)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
 
 
 def test_without_the_route_a_warning_says_why_and_numpy_takes_over(monkeypatch, caplog) -> None:

@@ -9,27 +9,28 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from numba import types
 
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
-from onnx_backprop.ort_ops.runtime.language import CompileError
-from onnx_backprop.ort_ops.runtime.llvm import load_f32
+from onnx_backprop.ort_ops.runtime.compile import exported, fast, inner
+from onnx_backprop.ort_ops.runtime.llvm import BF16, F16, F32, by_type, load_f32
+from onnx_backprop.ort_ops.runtime.records import Record, Triple, view
+from onnx_backprop.ort_ops.runtime.values import DOUBLE, INT, CompileError
 
 TABLE = (3, 1, 4, 1, 5)
 LIMIT = 7
 NUMBERS = (-9, -8, -7, -1, 0, 1, 2, 7, 8, 9)
-KINDS = {types.int64: ctypes.c_int64, types.float64: ctypes.c_double, types.float32: ctypes.c_float}
+KINDS = {INT: ctypes.c_int64, DOUBLE: ctypes.c_double}
 
 
-def run(signature, function, *arguments):
-    """What the compiled function answers."""
-    made = exported(signature)(function)
-    kinds = [KINDS[kind] for kind in (signature.return_type, *signature.args)]
-    return ctypes.CFUNCTYPE(*kinds)(made.address)(*arguments)
+def run(function, *arguments, kinds=(INT, INT, INT)):
+    """What the compiled function answers; the kinds of its result and its parameters."""
+    made = exported(*kinds)(function)
+    return ctypes.CFUNCTYPE(*[KINDS[kind] for kind in kinds])(made.address)(*arguments)
 
 
 @inner
@@ -85,8 +86,7 @@ MADE = [divide, divide_by_constants, compare, loop]
 
 @pytest.mark.parametrize("function", MADE, ids=lambda f: f.__name__)
 def test_integers_are_those_of_python(function) -> None:
-    signature = types.int64(types.int64, types.int64)
-    made = exported(signature)(function)
+    made = exported(INT, INT, INT)(function)
     call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 3)(made.address)
     for x, y in itertools.product(NUMBERS, NUMBERS):
         if y or function is not divide:
@@ -109,7 +109,7 @@ def test_tuples_and_calls() -> None:
     for x, y in itertools.product(NUMBERS, NUMBERS):
         total = 9 * x + 3 * y + x % 2 + (5 if x % 2 else 0)
         want = total + TABLE[y % 5] + y - x % 2 + x // 2 - y
-        assert run(types.int64(types.int64, types.int64), computed, x, y) == want
+        assert run(computed, x, y) == want
 
 
 def test_floats() -> None:
@@ -121,10 +121,62 @@ def test_floats() -> None:
         return np.sqrt(np.float64(product)) / x + single * x - (1.0 if product > np.float32(2.0) else -0.5)
 
     values = np.array([3.3], np.float32)
-    got = run(types.float64(types.int64, types.float64), computed, values.ctypes.data, 7.0)
+    got = run(computed, values.ctypes.data, 7.0, kinds=(DOUBLE, INT, DOUBLE))
     single = values[0]
     product = single * single - np.float32(0.1)
     assert got == np.sqrt(np.float64(product)) / 7.0 + np.float64(single) * 7.0 - 1.0
+
+
+@dataclass(kw_only=True)
+class Numbers(Record):
+    first: int
+    three: Triple
+    real: float
+    true: bool
+
+
+def test_records() -> None:
+    """Fields are read and stored, elements of tuples by an index that is not known before."""
+    blocks = [Numbers(first=n, three=(n, 10 * n, 100 * n), real=n / 2, true=n == 2) for n in (1, 2)]
+    words = np.array([word for block in blocks for word in block.words()], np.int64)
+
+    def computed(address, index):
+        block, other = view(Numbers, address), view(Numbers, address, 1)
+        total = other.three[index] + block.three[2] + (1000 if other.true else 0)
+        block.first = total + (7 if other.real == 1.0 else 0)
+        return block.first
+
+    def unpacked(address, _):
+        x, y, z = view(Numbers, address).three
+        return x + y + z
+
+    for index in range(3):
+        want = (2, 20, 200)[index] + 100 + 1000 + 7
+        assert run(computed, words.ctypes.data, index) == want == words[0]
+    assert run(unpacked, words.ctypes.data, 0) == 111
+    assert words[1:].tolist() == [word for block in blocks for word in block.words()][1:]
+
+
+def test_functions_are_handed_to_functions() -> None:
+    """With arguments behind a star; each combination is a function of its own."""
+
+    def first(load, _store, address, index):
+        return np.float64(load(address, index))
+
+    of_first: Any = inner(first)
+
+    def computed(address, kind):
+        return by_type(kind, of_first, address, 0)
+
+    values = np.array([1.5, 0, 0, 0], np.float32)
+    kinds = (DOUBLE, INT, INT)
+    assert run(computed, values.ctypes.data, F32, kinds=kinds) == 1.5
+    assert run(computed, values.view(np.float16)[1:].copy().ctypes.data, F16, kinds=kinds) == 1.9375
+    assert run(computed, values.view(np.int16)[1:].copy().ctypes.data, BF16, kinds=kinds) == 1.5
+
+
+def _no_field(address):
+    return view(Numbers, address).second  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _listing(x):
@@ -142,11 +194,11 @@ def _unknown(x):
     return x + never_defined  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
 
 
-@pytest.mark.parametrize("function", [_listing, _mixed, _unknown])
+@pytest.mark.parametrize("function", [_listing, _mixed, _unknown, _no_field])
 def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
     line = function.__code__.co_firstlineno
     with pytest.raises(CompileError, match=r"test_compile\.py:(\d+)") as caught:
-        _ = exported(types.int64(types.int64))(function).address
+        _ = exported(INT, INT)(function).address
     found = re.search(r"\.py:(\d+)", str(caught.value))
     assert found
     assert line < int(found[1]) < line + 5
@@ -156,7 +208,6 @@ def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
 
 SOURCE = '''
 """A module."""
-from numba import types
 from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
 CONSTANT, OTHER = 5, 6
 def helper(n):
@@ -172,7 +223,7 @@ def called(x):
 @inner
 def unrelated(x):
     return x - OTHER
-@exported(types.int64(types.int64))
+@exported("int64", "int64")
 def outer(x):
     return three(called(x))
 '''
@@ -235,8 +286,8 @@ def test_a_file_that_changed_after_it_was_imported_is_not_compiled(tmp_path) -> 
 
 def test_a_damaged_file_is_made_again(tmp_path) -> None:
     program = (
-        "from onnx_backprop.ort_ops.runtime import bridge, objects\n"
-        "f = bridge._entry_points()[2]\n"
+        "from onnx_backprop.ort_ops.runtime import call, objects\n"
+        "f = call.destroy\n"
         "print(f.kept, bool(f.address), objects.cache_folder())"
     )
 
@@ -257,11 +308,11 @@ def test_fast_arithmetic_is_another_function() -> None:
     def product(x):
         return x * x + x
 
-    exact, fast = compiled("product")(product), compiled("product", fastmath={"contract"})(product)
+    exact, loose = inner(product), fast("contract")(product)
     names = set()
-    for chosen in (exact, fast):
+    for chosen in (exact, loose):
 
-        @exported(types.float64(types.float64))
+        @exported(DOUBLE, DOUBLE)
         def outer(x, chosen=chosen):
             return chosen(x)
 

@@ -12,7 +12,7 @@ import pytest
 
 from onnx_backprop.ort_ops.runtime import machine
 
-FACTS = "from onnx_backprop.ort_ops.runtime import machine as m, bridge as b; print({})"
+FACTS = "from onnx_backprop.ort_ops.runtime import machine as m, call as b; print({})"
 
 
 def told(what: str, **environment: str) -> str:
@@ -51,7 +51,7 @@ X86 = [
 def test_what_numba_is_told() -> None:
     names = set()
     for environment, expected in X86:
-        *facts, name = told("m.VECTOR, m.REGISTERS, m.PERMUTES, b._entry_points()[0].name", **environment).split()
+        *facts, name = told("m.VECTOR, m.REGISTERS, m.PERMUTES, b.compute.name", **environment).split()
         assert " ".join(facts) == expected, environment
         names.add(name)
     told_apart = {(e.get("NUMBA_CPU_NAME"), e.get("NUMBA_CPU_FEATURES")) for e, _ in X86}
