@@ -79,10 +79,8 @@ def coordinates(axis: ResizeAxis, xp: Any = np) -> Any:
     """X of every destination index, in float32, as a column."""
     f = xp.float32
     o = f(destinations(axis.out, xp))
-    if axis.scale == 1:
-        return o
     scale, length, out = f(axis.scale), f(axis.length), f(axis.out)
-    several = axis.out > 1
+    several, steps = axis.out > 1, xp.maximum(out - 1, 1)
     match axis.coordinates:
         case "half_pixel":
             return (o + 0.5) / scale - 0.5
@@ -93,14 +91,14 @@ def coordinates(axis: ResizeAxis, xp: Any = np) -> Any:
             offset = length / 2 * (1 - out / (scale * length))
             return f(xp.float64(offset) + xp.float64(o + 0.5) / xp.float64(scale) - 0.5)
         case "align_corners":
-            return xp.where(several, o * (length - 1) / (out - 1), o * 0)
+            return xp.where(several, o * (length - 1) / steps, o * 0)
         case "asymmetric":
             return o / scale
         case "tf_half_pixel_for_nn":
             return (o + 0.5) / scale
         case "tf_crop_and_resize":
             start, end = (f(edge) for edge in axis.roi)
-            along = start * (length - 1) + o * (end - start) * (length - 1) / (out - 1)
+            along = start * (length - 1) + o * (end - start) * (length - 1) / steps
             return xp.where(several, along, 0.5 * (start + end) * (length - 1) + o * 0)
     raise AssertionError(axis.coordinates)
 
@@ -124,8 +122,9 @@ def resize_taps(axis: ResizeAxis) -> Taps:
 def place_resize(axis: ResizeAxis, xp: Any) -> Placed:
     """Indices and weights of the taps, for numbers in `axis` or what a run knows of them."""
     f = xp.float32
-    everywhere, last = coordinates(axis, xp), f(axis.length) - 1
-    x = everywhere if axis.copied is False else xp.where(axis.copied, f(destinations(axis.out, xp)), everywhere)
+    o, last = f(destinations(axis.out, xp)), f(axis.length) - 1
+    everywhere = o if axis.scale == 1 else coordinates(axis, xp)
+    x = xp.where(axis.copied, o, everywhere)
     if axis.mode == "nearest" or axis.copied is True:
         indices = xp.int64(xp.minimum(xp.maximum(_nearest(x, axis.nearest_mode, xp), 0.0), last))
         weights = xp.ones_like(indices, dtype=np.float64)
