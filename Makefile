@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill conformance bench lint format docs build clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance bench lint format docs build clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -34,6 +34,9 @@ processors: $(INSTALLED) ## the kernels with AVX2, AVX-512 and, emulated, NEON (
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
 	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py
+
+interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilation and a run (some ten minutes)
+	$(BIN)/python -m tests.interrupted $(ARGS)
 
 endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
 	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet

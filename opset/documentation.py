@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from onnx import AttributeProto, helper
 from onnx.defs import OpSchema, get_schema
 
+from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.operators.registry import OPS
 
@@ -109,12 +109,8 @@ def _row(cells: Sequence[str]) -> str:
 
 def write(path: Path) -> None:
     """Write the page under a temporary name first, so that nobody ever reads half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(operators_markdown(), encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as (file,):
+        file.write(operators_markdown().encode())
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
@@ -25,7 +26,6 @@ from onnx_backprop.ort_ops.runtime.compile import exported
 from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, invoke, onnx_op
 from onnx_backprop.ort_ops.runtime.interpreter import guarded
 from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 from onnx_backprop.ort_ops.runtime.stages import ort
 from onnx_backprop.ort_ops.runtime.values import INT
 

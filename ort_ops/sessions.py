@@ -16,11 +16,11 @@ import onnxruntime
 from onnx import ModelProto
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
 from onnx_backprop.ort_ops.runtime import interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 
 logger = logging.getLogger("onnx_backprop")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +12,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx_backprop.converters.prepare.graphs import without_initializers
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.files import replacing
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
 SMALL = 1024  # bytes; smaller tensors stay in the model file
@@ -34,7 +33,8 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     try:
         whole = _serialized(model, limit)
         if whole is not None:
-            _write({target: lambda f: _put(f, whole)})
+            with replacing(target) as (file,):
+                file.write(whole)
             return
         small, tensors = _split(model, data.name)
         try:
@@ -43,7 +43,9 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
             raise InvalidArgumentError(
                 f"cannot write {path}: the model holds more than 2 GB outside its initializers"
             ) from e
-        _write({data: lambda f: _write_tensors(f, tensors), target: lambda f: _put(f, head)})
+        with replacing(data, target) as (file, head_file):
+            _write_tensors(file, tensors)
+            head_file.write(head)
     except OSError as e:
         raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e
 
@@ -101,27 +103,7 @@ def _raw(tensor: TensorProto) -> bytes:
     return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
-def _put(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-
-
 def _write_tensors(file: BinaryIO, tensors: list[tuple[int, TensorProto]]) -> None:
     for offset, tensor in tensors:
         file.seek(offset)
         file.write(_raw(tensor))
-
-
-def _write(writers: dict[Path, Callable[[BinaryIO], None]]) -> None:
-    """Write every file under a temporary name and rename them all once all are complete."""
-    temporary = {path: path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in writers}
-    try:
-        for path, write in writers.items():
-            with temporary[path].open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, name in temporary.items():
-            name.replace(path)
-    finally:
-        for name in temporary.values():
-            name.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ import numpy as np
 import safetensors
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.files import replacing
 
 KEY = "onnx_backprop"
 FORMAT = 1
@@ -38,8 +39,6 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
 
     Errors: InvalidArgumentError when the folder is missing or the system refuses to write.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.tmp")  # one name, so that a killed process leaves at most one
     arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in tensors.items()}
     specs = {
         name: safetensors.TensorSpec(
@@ -50,12 +49,8 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
     text = json.dumps({"format": FORMAT, **about}, allow_nan=False)
     content = safetensors.serialize(specs, metadata={KEY: text})
     try:
-        with temporary.open("wb") as file:
+        with replacing(path, mark="checkpoint") as (file,):
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        _sync_folder(target.parent)
     except OSError as e:
         raise InvalidArgumentError(f"cannot write the checkpoint {path}: {e.strerror or e}") from e
 
@@ -79,14 +74,3 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray]
         for name, part in parts
     }
     return tensors, about
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a renaming to the disk, where the system lets a folder be opened."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.files import replacing
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ class Log:
         try:
             kept = [r for r in read_log(self.path) if r.step < start] if self.path.is_file() and start else []
             text = ("" if self._json else ",".join(COLUMNS) + "\n") + "".join(map(self._line, kept))
-            temporary = self.path.with_name(f".{self.path.name}.tmp")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.path)
+            with replacing(self.path) as (file,):
+                file.write(text.encode())
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as e:
             raise InvalidArgumentError(f"cannot write the log {path}: {e.strerror or e}") from e
@@ -122,6 +122,7 @@ def draw(records: list[Record], path: str | Path) -> None:
     rates.set_ylabel("learning rate")
     axes.legend(loc="upper right")
     try:
-        figure.savefig(path)
+        with replacing(path) as (file,):
+            figure.savefig(file, format=Path(path).suffix[1:] or "png")
     except (OSError, ValueError) as e:
         raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e

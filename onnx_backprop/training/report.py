@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.training.history import Record
 from onnx_backprop.training.profiling import Profile, Timing
 
@@ -45,11 +45,9 @@ def write_report(
         parts += [_table(profile.operators), "<h2>Time of one step, by node</h2>", _table(profile.nodes[:30])]
     parts.append(f"<h2>Parameters</h2><pre>{_text(summary)}</pre>")
     page = _PAGE.format(title=_text(title), body="\n".join(parts))
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(target)
+        with replacing(path) as (file,):
+            file.write(page.encode())
     except OSError as e:
         raise InvalidArgumentError(f"cannot write the report {path}: {e.strerror or e}") from e
 

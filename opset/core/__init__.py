@@ -1,1 +1,1 @@
-"""The contract of an operator: declaration, schema, arithmetic on shapes, errors."""
+"""The contract of an operator: declaration, schema, arithmetic on shapes, errors; writing files, signals that wait."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
 from onnx_backprop.ort_ops.runtime import c_abi
@@ -30,7 +31,6 @@ from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.machine import processors
 from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)

@@ -26,11 +26,12 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
+from onnx_backprop.opset.core.files import replacing
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops.runtime import expressions, language, records, values
 from onnx_backprop.ort_ops.runtime.language import Module
 from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
 from onnx_backprop.ort_ops.runtime.records import Record, layout
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 from onnx_backprop.ort_ops.runtime.values import Inner, Intrinsic, Type
 
 _PACKAGE = __name__.partition(".")[0]
@@ -164,15 +165,8 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, code: bytes) -> None:
     """Appears whole or not at all; where it cannot be written, the next process compiles again."""
-    with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    with contextlib.suppress(OSError), replacing(path) as (file,):
+        file.write(hashlib.sha256(code).digest() + code)
 
 
 # ----- machine code ------
@@ -237,27 +231,32 @@ class Exported:
 
     def compile(self) -> bytes:
         """The machine code, which is kept on disk."""
-        with _lock, Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
-            module = llvm.parse_assembly(text(self._inner, self._arguments, self._result, self.name))
-            module.verify()
-            _optimised(module)
-            code = _target().emit_object(module)
-            del module
-            if self._path:
-                _write(self._path, code)
+        with _lock:
+            source = text(self._inner, self._arguments, self._result, self.name)
+            with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
+                module = llvm.parse_assembly(source)
+                module.verify()
+                _optimised(module)
+            with Deferred():  # after a chance to interrupt
+                code = _target().emit_object(module)
+                del module
+        if self._path:
+            _write(self._path, code)
         return code
 
     @functools.cached_property
     def address(self) -> int:
         """Of the function in this process."""
-        with _lock, Deferred():
+        with _lock:
             if "address" in vars(self):  # meanwhile, by another thread
                 return vars(self)["address"]
-            code = self._path and _read(self._path)
-            engine = _engine()
-            engine.add_object_file(llvm.ObjectFileRef.from_data(code or self.compile()))
-            engine.finalize_object()
-            address = engine.get_function_address(self.name)
-            if not address:
-                raise RuntimeError(f"no machine code for {self.name}")
+            code = (self._path and _read(self._path)) or self.compile()
+            with Deferred():
+                engine = _engine()
+                engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+                engine.finalize_object()
+                address = engine.get_function_address(self.name)
+                if not address:
+                    raise RuntimeError(f"no machine code for {self.name}")
+                vars(self)["address"] = address  # or it would be added once more
             return address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -143,6 +144,22 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         save_model(large_model(), tmp_path / "m.onnx", limit=LIMIT)
     assert names(tmp_path) == []
+
+
+def test_a_signal_between_two_names_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file of weights beside an old model would be read as if they belonged together."""
+    replace, done = Path.replace, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        done.append(replace(path, target))
+        signal.raise_signal(signal.SIGINT)
+        return target
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(large_model(), tmp_path / "m.onnx", limit=LIMIT)
+    assert len(done) == 2
+    assert names(tmp_path) == ["m.onnx", "m.onnx.data"]
 
 
 def test_unusable_paths(tmp_path: Path) -> None:

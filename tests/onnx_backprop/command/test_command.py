@@ -323,6 +323,34 @@ def test_interruption(
     assert files(folder) == {"small.onnx"}
 
 
+STARTS = """
+import signal, sys
+import onnx_backprop_command
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == MODULE:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["--version"]
+sys.exit(onnx_backprop_command.main())
+"""
+
+
+@pytest.mark.parametrize("module", ["onnx_backprop", "numpy", "onnx_backprop.command.train"])
+def test_interruption_of_the_imports(module: str) -> None:
+    script = f"MODULE = {module!r}{STARTS}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "onnx-backprop: interrupted\n")
+
+
+def test_nobody_interrupts_what_ignores_it() -> None:
+    script = "MODULE = 'numpy'; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + STARTS
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"onnx-backprop {ob.__version__}\n", "")
+
+
 # --- ops, demo, version
 
 

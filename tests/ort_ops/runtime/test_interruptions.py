@@ -16,9 +16,9 @@ import onnxruntime
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import numpy_route
 from onnx_backprop.ort_ops.runtime import bridge, c_abi, extensions
-from onnx_backprop.ort_ops.runtime.signals import Deferred
 from tests.support import single_op
 
 DY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
