@@ -21,8 +21,8 @@ from math import prod
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.convolution import Correlation, destination_lengths, padded
-from onnx_backprop.opset.bodies.lengths import Ints, join
+from onnx_backprop.opset.bodies.convolution import CorrelationLengths, destination_lengths, padded
+from onnx_backprop.opset.bodies.expressions import Vector, join
 
 # Below this many channels per group the runs that a gather copies from a channels-last tensor are short and slow
 FEW_CHANNELS = 16
@@ -34,7 +34,7 @@ CONSTANT_BYTES = 2**16
 USUAL_KERNEL = 3
 
 
-def backward_weights(c: Correlation, x: Tensor, dy: Tensor) -> str:
+def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     """Adjoint wrt the weights: x (N, S, in…), dy (N, D, out…) -> (D, S/g, k…)."""
     b = c.b
     factors = _Factors(c, destination_lengths(c, dy), _leading_axes(c))
@@ -46,12 +46,12 @@ def backward_weights(c: Correlation, x: Tensor, dy: Tensor) -> str:
     else:
         dw = b.ReduceSum(b.MatMul(rows, columns), b.ints([0]), keepdims=0)
     order = factors.order
-    behind = (factors.s if axis == c.axes else c.kernel.take([axis]) for axis in order)
+    behind = (factors.s if axis == c.axes else c.kernel[axis] for axis in order)
     dw = b.Reshape(dw, join(b, c.destination_channels, *behind).name, allowzero=1)
     return b.Transpose(dw, perm=[0, *(1 + order.index(axis) for axis in (c.axes, *range(c.axes)))])
 
 
-def _leading_axes(c: Correlation) -> int:
+def _leading_axes(c: CorrelationLengths) -> int:
     """How many leading axes to copy dy for: the number that copies least; the last axis always goes with x."""
     kernel = [USUAL_KERNEL if k is None else k for k in c.kernel.entries]
     s, d = (c.source_channels // c.groups).known, (c.destination_channels // c.groups).known
@@ -64,8 +64,8 @@ def _leading_axes(c: Correlation) -> int:
 class _Factors:
     """The two factors of the product; `leading` axes of the kernel go with dy, the others with x."""
 
-    c: Correlation
-    out: Ints
+    c: CorrelationLengths
+    out: Vector
     leading: int
 
     @property
@@ -79,24 +79,24 @@ class _Factors:
         return range(self.leading, self.c.axes)
 
     @property
-    def s(self) -> Ints:
+    def s(self) -> Vector:
         """Channels of x per group."""
         return self.c.source_channels // self.c.groups
 
     @property
-    def d(self) -> Ints:
+    def d(self) -> Vector:
         """Channels of dy per group."""
         return self.c.destination_channels // self.c.groups
 
     @property
-    def cells(self) -> Ints:
+    def cells(self) -> Vector:
         """How many cells the sum runs over per batch entry."""
-        return join(self.c.b, self.c.source.take(self.first), self.out.take(self.rest)).product()
+        return join(self.c.b, self.c.source[self.first], self.out[self.rest]).product()
 
     @property
     def slices(self) -> bool:
         """Whether x is copied by slices, which copy runs along the last axis and not along the channels."""
-        kernel, s = self.c.kernel.take(self.rest).known, self.s.known
+        kernel, s = self.c.kernel[self.rest].known, self.s.known
         if kernel is None or max(kernel) > MANY_CELLS or self.folds_batch:
             return False
         if prod(kernel) == 1:
@@ -112,7 +112,7 @@ class _Factors:
         c = self.c
         if c.groups > 1 or c.batch.known == (1,):
             return False
-        sizes = join(c.b, c.kernel.take(self.rest), self.s, self.cells).known
+        sizes = join(c.b, c.kernel[self.rest], self.s, self.cells).known
         return sizes is not None and prod(sizes[:-1]) > sizes[-1]
 
     @property
@@ -127,19 +127,19 @@ class _Factors:
         name = dy.name
         if self.leading:
             # the cell of dy that meets i under the kernel's cell a is i + P - a·D; padding moves it to i + (A-1-a)·D
-            source, kernel, extents = (v.take(self.first) for v in (c.source, c.kernel, c.extent))
-            begin, end = c.begin.take(self.first), c.end.take(self.first)
-            none = Ints(b, [0] * len(self.rest))
+            source, kernel, extents = (v[self.first] for v in (c.source, c.kernel, c.extent))
+            begin, end = c.begin[self.first], c.end[self.first]
+            none = Vector(b, [0] * len(self.rest))
             before, behind = (join(b, extents - 1 - pad, none) for pad in (begin, end))
             name = padded(c, dy, before, behind).name
             lengths = source + extents - 1
             if self.leading > 1:
-                name = self._reshaped(name, c.destination_channels, lengths.product(), self.out.take(self.rest))
+                name = self._reshaped(name, c.destination_channels, lengths.product(), self.out[self.rest])
             steps = _steps(b, lengths)
             dilated = self._attribute("dilations", self.first) * steps
             meets = _grid(b, [(kernel, dilated * -1), (source, steps)], (kernel - 1) * dilated)
             name = b.Gather(name, meets, axis=2)
-        return self._reshaped(name, *self._group, self.d * c.kernel.take(self.first).product(), self.cells)
+        return self._reshaped(name, *self._group, self.d * c.kernel[self.first].product(), self.cells)
 
     def gathered_columns(self, x: Tensor) -> str:
         """(N, g, cells, b · S/g), gathered from x with the channels last."""
@@ -147,10 +147,10 @@ class _Factors:
         name, needed = self._source(x)
         channels, rank = self._channels, self._channels + 1 + c.axes
         name = b.Transpose(name, perm=[*range(channels), *range(channels + 1, rank), channels])
-        kernel = c.kernel.take(self.rest)
+        kernel = c.kernel[self.rest]
         if self._copies(self.rest):
             if len(self.rest) > 1:
-                name = self._reshaped(name, *self._group, c.source.take(self.first), needed.product(), self.s)
+                name = self._reshaped(name, *self._group, c.source[self.first], needed.product(), self.s)
             meets = _grid(b, self._met(self.rest, needed))
             name = b.Gather(name, meets, axis=channels + self.leading)
         return self._reshaped(name, *self._group, self.cells, kernel.product() * self.s)
@@ -166,80 +166,80 @@ class _Factors:
         others = range(0 if self.leading else c.axes - 1)
         if others and self._copies(others):
             # whole rows along the last axis, which a gather copies faster than slices and their concatenation
-            lengths = needed.take(others)
+            lengths = needed[others]
             if len(others) > 1:
-                row = c.kernel.take(last) * self.s
-                name = self._reshaped(name, *self._group, row, lengths.product(), self.out.take(last))
+                row = c.kernel[last] * self.s
+                name = self._reshaped(name, *self._group, row, lengths.product(), self.out[last])
             cells, kernel = self._met(others, lengths)
             name = b.Gather(name, _grid(b, [kernel, cells]), axis=channels + 1)
-        name = self._reshaped(name, *self._group, c.kernel.take(self.rest).product() * self.s, self.cells)
+        name = self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.cells)
         return b.Transpose(name, perm=[*range(channels), channels + 1, channels])
 
     def _sliced(self, name: str, axis: int) -> str:
         """The cells that meet each of the kernel's along one axis, in the axis of the channels before them."""
         c, b = self.c, self.c.b
         stride, dilation = c.attrs["strides"][axis], c.attrs["dilations"][axis]
-        reach = (self.out.take([axis]) - 1) * stride + 1
+        reach = (self.out[axis] - 1) * stride + 1
         along, step = b.ints([self._channels + 1 + axis]), b.ints([stride])
         starts = [k * dilation for k in range(c.kernel.entries[axis] or 1)]
         pieces = [b.Slice(name, b.ints([start]), (reach + start).name, along, step) for start in starts]
         return pieces[0] if len(pieces) == 1 else b.Concat(*pieces, axis=self._channels)
 
-    def _source(self, x: Tensor) -> tuple[str, Ints]:
+    def _source(self, x: Tensor) -> tuple[str, Vector]:
         """X (N, g, S/g, …) with just the cells that dy meets along the axes that go with it, and their number."""
         c, b = self.c, self.c.b
-        needed = (self.out.take(self.rest) - 1) * self._attribute("strides", self.rest) + c.extent.take(self.rest)
-        begin, source = c.begin.take(self.rest), c.source.take(self.rest)
-        none = Ints(b, [0] * self.leading)
+        needed = (self.out[self.rest] - 1) * self._attribute("strides", self.rest) + c.extent[self.rest]
+        begin, source = c.begin[self.rest], c.source[self.rest]
+        none = Vector(b, [0] * self.leading)
         name = padded(c, x, join(b, none, begin), join(b, none, needed - begin - source)).name
         if c.groups > 1:
-            name = self._reshaped(name, *self._group, self.s, c.source.take(self.first), needed)
+            name = self._reshaped(name, *self._group, self.s, c.source[self.first], needed)
         return name, needed
 
     def _copies(self, axes: Sequence[int]) -> bool:
         """Whether along these axes the cells that meet dy are not just those of the source in their order."""
-        return self.c.kernel.take(axes).known != (1,) * len(axes) or any(self.c.attrs["strides"][a] > 1 for a in axes)
+        return self.c.kernel[axes].known != (1,) * len(axes) or any(self.c.attrs["strides"][a] > 1 for a in axes)
 
-    def _met(self, axes: Sequence[int], lengths: Ints) -> list[tuple[Ints, Ints]]:
+    def _met(self, axes: Sequence[int], lengths: Vector) -> list[tuple[Vector, Vector]]:
         """How far the cells of dy and those of the kernel move what they meet, in cells of axes of these lengths."""
         steps = _steps(self.c.b, lengths)
         return [
-            (self.out.take(axes), self._attribute("strides", axes) * steps),
-            (self.c.kernel.take(axes), self._attribute("dilations", axes) * steps),
+            (self.out[axes], self._attribute("strides", axes) * steps),
+            (self.c.kernel[axes], self._attribute("dilations", axes) * steps),
         ]
 
-    def _attribute(self, name: str, axes: Sequence[int]) -> Ints:
-        return Ints(self.c.b, [self.c.attrs[name][axis] for axis in axes])
+    def _attribute(self, name: str, axes: Sequence[int]) -> Vector:
+        return Vector(self.c.b, [self.c.attrs[name][axis] for axis in axes])
 
     @property
-    def _group(self) -> list[Ints]:
+    def _group(self) -> list[Vector]:
         """The axis of the groups, where there are several."""
-        return [Ints(self.c.b, [self.c.groups])] if self.c.groups > 1 else []
+        return [Vector(self.c.b, [self.c.groups])] if self.c.groups > 1 else []
 
     @property
     def _channels(self) -> int:
         """The axis of the channels behind batch and group."""
         return 1 + len(self._group)
 
-    def _reshaped(self, x: str | Tensor, *lengths: Ints) -> str:
+    def _reshaped(self, x: str | Tensor, *lengths: Vector) -> str:
         """X with these lengths behind its batch axis."""
         b, behind = self.c.b, join(self.c.b, *lengths)
         if self.c.batch.known is None and behind.known is not None and 0 not in behind.known:
-            return b.Reshape(x, join(b, Ints(b, [0]), behind).name)  # 0: as it is
+            return b.Reshape(x, join(b, Vector(b, [0]), behind).name)  # 0: as it is
         return b.Reshape(x, join(b, self.c.batch, behind).name, allowzero=1)
 
 
-def _steps(b: Body, lengths: Ints) -> Ints:
+def _steps(b: Body, lengths: Vector) -> Vector:
     """How far apart the neighbours along each axis are when the axes are merged."""
-    return join(b, *(lengths.take(range(axis + 1, lengths.count)).product() for axis in range(lengths.count)))
+    return join(b, *(lengths[range(axis + 1, lengths.count)].product() for axis in range(lengths.count)))
 
 
-def _grid(b: Body, runs: Sequence[tuple[Ints, Ints]], offsets: Ints | None = None) -> str:
+def _grid(b: Body, runs: Sequence[tuple[Vector, Vector]], offsets: Vector | None = None) -> str:
     """Σ_r i_r · step_r + Σ offsets as a tensor with one axis for each i_r = 0 … count_r - 1; a run is of several r."""
-    axes = [(counts.take([n]), steps.take([n])) for counts, steps in runs for n in range(counts.count)]
-    start = Ints(b, [0])
+    axes = [(counts[n], steps[n]) for counts, steps in runs for n in range(counts.count)]
+    start = Vector(b, [0])
     for n in range(offsets.count if offsets else 0):
-        start = start + (offsets or start).take([n])
+        start = start + (offsets or start)[n]
     sizes = join(b, *(count for count, _ in axes)).known
     numbers = join(b, start, *(step for _, step in axes)).known
     if sizes is not None and numbers is not None and prod(sizes) * 8 <= CONSTANT_BYTES:

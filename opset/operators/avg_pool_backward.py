@@ -8,7 +8,6 @@ import numpy as np
 
 from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes, pooling
@@ -37,8 +36,7 @@ SRC_SHAPE_DOC = "Full shape of diff_src, in data_format order."
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     diff_dst, src_shape = args
-    if attrs["exclude_pad"] not in (0, 1):
-        raise ShapeError(f"attribute exclude_pad: expected 0 or 1, got {attrs['exclude_pad']}", op_type=attrs.op)
+    attrs.require_flags("exclude_pad")
     source = convolution_attributes.ncx(attrs, convolution_attributes.wanted_shape(attrs, "src_shape", src_shape))
     windows = convolution_attributes.ncx(attrs, convolution_attributes.dims_of(diff_dst, attrs, "diff_dst"))
     resolved = pooling.resolve(attrs, source, windows)
