@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -170,7 +171,8 @@ def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert list(options.progress_bar([1, 2])) == [1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    for _ in (bar := options.progress_bar([1, 2])):
+    bar: Any = options.progress_bar([1, 2])
+    for _ in bar:
         bar.refresh()
     assert "node" in capsys.readouterr().err
 

@@ -164,9 +164,10 @@ def test_functions_are_handed_to_functions() -> None:
         return np.float64(load(address, index))
 
     of_first: Any = inner(first)
+    choose: Any = by_type
 
     def computed(address, kind):
-        return by_type(kind, of_first, address, 0)
+        return choose(kind, of_first, address, 0)
 
     values = np.array([1.5, 0, 0, 0], np.float32)
     kinds = (DOUBLE, INT, INT)
