@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from onnx_backprop.ort_ops import native_table
-from onnx_backprop.ort_ops.runtime.objects import Exported
+from onnx_backprop.ort_ops.compiler.objects import Exported
 
 
 def serve() -> None:

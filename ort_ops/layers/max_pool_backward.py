@@ -15,6 +15,9 @@ import numpy as np
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.maths import convolution_attributes, pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i32, store_i32
+from onnx_backprop.ort_ops.compiler.records import Triple
 from onnx_backprop.ort_ops.layers.max_pool_windows import (
     Pool,
     add_one,
@@ -27,9 +30,6 @@ from onnx_backprop.ort_ops.layers.max_pool_windows import (
     winner_of,
 )
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i32, store_i32
-from onnx_backprop.ort_ops.runtime.records import Triple
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.pool_windows import winners
 from onnx_backprop.ort_ops.vector.registers import fetch

@@ -23,11 +23,11 @@ from typing import TypeVar
 
 from onnx import GraphProto, ModelProto
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import call as call_function
-from onnx_backprop.ort_ops.runtime.machine import processors
-from onnx_backprop.ort_ops.runtime.objects import Exported, cache_folder
-from onnx_backprop.ort_ops.runtime.records import Record, Triple
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import call as call_function
+from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.objects import Exported, cache_folder
+from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 logger = logging.getLogger("onnx_backprop")

@@ -24,13 +24,13 @@ from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
+from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
+from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime import ahead, c_abi
 from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, Question, State, compute, destroy
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
-from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
-from onnx_backprop.ort_ops.runtime.machine import processors
-from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
 from onnx_backprop.ort_ops.runtime.stages import Plan
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.compiler.decorators import exported, inner
+from onnx_backprop.ort_ops.compiler.llvm import call as call_function
+from onnx_backprop.ort_ops.compiler.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record, offset, size, view
+from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
-from onnx_backprop.ort_ops.runtime.compile import exported, inner
 from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask
-from onnx_backprop.ort_ops.runtime.llvm import call as call_function
-from onnx_backprop.ort_ops.runtime.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
 from onnx_backprop.ort_ops.runtime.scratch import Runtime
 from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
-from onnx_backprop.ort_ops.runtime.values import INT
 
 MAX_INPUTS = 8
 MAX_PLANS = 256  # kept per kernel

@@ -6,8 +6,8 @@ An image is an address and the element index of its first cell, with a stride pe
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, apart, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack
 from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.llvm import choice, function_of, routine
-from onnx_backprop.ort_ops.runtime.machine import REGISTERS, VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine
+from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
 from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.

@@ -6,8 +6,8 @@ vectorise.
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import apart, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, by_half, by_type, load_f32, store_f32
+from onnx_backprop.ort_ops.compiler.decorators import apart, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
 from onnx_backprop.ort_ops.vector.registers import clear_run, copy_even, copy_run, spread_even
 
 

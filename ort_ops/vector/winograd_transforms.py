@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import Make, routine
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import Make, routine
 from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value
 
 ELEMENTS = 16  # products per tile

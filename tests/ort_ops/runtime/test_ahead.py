@@ -20,7 +20,8 @@ import json, logging, sys
 import numpy as np
 import onnx_backprop as ob
 from onnx import parser
-from onnx_backprop.ort_ops.runtime import ahead, machine
+from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.runtime import ahead
 
 machine.processors = ahead.processors = lambda: 2
 ATTRIBUTES = "strides = [1, 1], pads_begin = [1, 1], pads_end = [1, 1], dilations = [1, 1], "

@@ -26,8 +26,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.expressions import UNKNOWN, Expressions
-from onnx_backprop.ort_ops.runtime.values import (
+from onnx_backprop.ort_ops.compiler.expressions import UNKNOWN, Expressions
+from onnx_backprop.ort_ops.compiler.values import (
     INT,
     NOTHING,
     CompileError,

@@ -28,11 +28,11 @@ from llvmlite import ir
 
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops.runtime import expressions, language, records, values
-from onnx_backprop.ort_ops.runtime.language import Module
-from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
-from onnx_backprop.ort_ops.runtime.records import Record, layout
-from onnx_backprop.ort_ops.runtime.values import Inner, Intrinsic, Type
+from onnx_backprop.ort_ops.compiler import expressions, language, records, values
+from onnx_backprop.ort_ops.compiler.language import Module
+from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE
+from onnx_backprop.ort_ops.compiler.records import Record, layout
+from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()

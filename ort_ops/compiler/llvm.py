@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.values import DOUBLE, FLOAT, INT, INT32, Inner, Intrinsic, Type
+from onnx_backprop.ort_ops.compiler.values import DOUBLE, FLOAT, INT, INT32, Inner, Intrinsic, Type
 
 F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}

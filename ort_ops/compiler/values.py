@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.compiler.records import Record
 
 Type = Any  # a name below, a class of records, or a tuple of types
 INT, INT32, BOOL, FLOAT, DOUBLE = "int64", "int32", "bool", "float32", "float64"

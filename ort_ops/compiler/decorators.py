@@ -1,13 +1,13 @@
-"""The decorators of compiled functions. What they may contain, and how they are compiled, is in `language`."""
+"""The decorators of compiled functions. What these may contain, and how they are compiled, is in `language`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from onnx_backprop.ort_ops.runtime.machine import VECTOR as VECTOR
-from onnx_backprop.ort_ops.runtime.objects import Exported
-from onnx_backprop.ort_ops.runtime.values import Inner, Type
+from onnx_backprop.ort_ops.compiler.machine import VECTOR as VECTOR
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.values import Inner, Type
 
 
 def inner(function: Callable[..., object]) -> Any:
