@@ -22,7 +22,7 @@ from onnx_backprop.opset.maths import pooling
 
 
 def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
-    """dx, from x and dy in data_format order and of any knowledge."""
+    """dx, from x and dy in data_format order, whatever is known of their shapes."""
     x = convolution.ncx(b, attrs, convolution.ranked(b, attrs, src, "src"))
     dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
     shape, windows = shape_of(b, x), shape_of(b, dy)
