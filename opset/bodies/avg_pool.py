@@ -20,7 +20,7 @@ from onnx_backprop.opset.maths import pooling
 
 
 def avg_pool_backward(b: Body, attrs: Attributes, diff_dst: Tensor, src_shape: Tensor | None, adjoint: Op) -> str:
-    """dx, from dy in data_format order, whatever is known of its shape; `adjoint` is the operator that adds up the shares."""
+    """dx, from dy in data_format order, whatever is known of its shape; `adjoint` adds up the shares."""
     rank = len(attrs["kernel"]) + 2
     dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
     windows = shape_of(b, dy)
