@@ -20,7 +20,7 @@ from onnx_backprop.opset.maths import pooling
 
 
 def avg_pool_backward(b: Body, attrs: Attributes, diff_dst: Tensor, src_shape: Tensor | None, adjoint: Op) -> str:
-    """dx, from dy in data_format order and of any knowledge; `adjoint` is the operator that adds up the shares."""
+    """dx, from dy in data_format order, whatever is known of its shape; `adjoint` adds up the shares."""
     rank = len(attrs["kernel"]) + 2
     dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
     windows = shape_of(b, dy)
@@ -55,7 +55,7 @@ def _spread(b: Body, attrs: Attributes, dy: Tensor, shape: Vector, outs: Vector,
             b.Expand(b.Mul(g, b.float_scalar(value)), join(b, planes, lengths).name), shape.name, allowzero=1
         )
     weights = Tensor(b.constant(np.full((1, 1, *kernel), value, np.float32)), (1, 1, *kernel))
-    # padding behind, or cells left out there, so that just these windows fit
+    # padding behind, or pixels left out there, so that just these windows fit
     end = (outs - 1) * Vector(b, strides) + Vector(b, kernel) - lengths - begin
     ones, source = Vector(b, [1, 1]), join(b, planes, lengths)
     dense = {"dilations": [1] * len(kernel), "pads_begin": [], "pads_end": [], "data_format": "NCX"}
@@ -65,7 +65,7 @@ def _spread(b: Body, attrs: Attributes, dy: Tensor, shape: Vector, outs: Vector,
 
 
 def _one_window(attrs: Attributes, lengths: Vector, outs: Vector, begin: Vector) -> bool:
-    """Whether there is one window, known to lie over all cells."""
+    """Whether there is one window, known to lie over all pixels."""
     if lengths.known is None or outs.known is None or begin.known is None or max(outs.known) > 1:
         return False
     return all(k - p >= length for k, p, length in zip(attrs["kernel"], begin.known, lengths.known, strict=True))
@@ -80,8 +80,8 @@ def _shares(b: Body, attrs: Attributes, lengths: Vector, outs: Vector, begin: Ve
             continue
         length, out, pad = (lengths[axis], outs[axis], begin[axis])
         if length.known is not None and out.known is not None and pad.known is not None:
-            along = pooling.Axis(length.known[0], out.known[0], kernel, stride, 1, pad.known[0])
-            counts = pooling.cells(along)
+            along = pooling.Windows(length.known[0], out.known[0], kernel, stride, 1, pad.known[0])
+            counts = pooling.pixel_counts(along)
             if (counts == counts[0]).all():
                 value /= int(counts[0])
                 continue
@@ -93,7 +93,7 @@ def _shares(b: Body, attrs: Attributes, lengths: Vector, outs: Vector, begin: Ve
 
 
 def _shares_at_run_time(b: Body, kernel: int, stride: int, length: Vector, out: Vector, begin: Vector) -> str:
-    """1 / `pooling.cells` along an axis."""
+    """1 / `pooling.pixel_counts` along an axis."""
     windows = b.Range(b.int_scalar(0), b.Squeeze(out.name), b.int_scalar(1))
     first = b.Sub(b.Mul(windows, b.ints([stride])), begin.name)
     inside = b.Sub(b.Min(b.Add(first, b.ints([kernel])), length.name), b.Max(first, b.ints([0])))

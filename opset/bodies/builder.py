@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnx_backprop.opset.bodies.expressions import Vector
 
 FLOAT, INT64, BOOL, DOUBLE = 1, 7, 9, 11  # of TensorProto
-# A length factor that no two lengths can make up for: `checked` asks for a shape of too many cells with it
+# A length factor that no two lengths can make up for: `checked` asks for a shape of too many elements with it
 MISMATCH = 7919
 
 

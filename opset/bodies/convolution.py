@@ -223,7 +223,7 @@ def forward(c: CorrelationLengths, x: Tensor, w: Tensor, bias: Tensor | None = N
 
 def backward_data(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """Adjoint wrt the source: dy (N, D, out…), w (D, S/g, k…) -> (N, S, in…)."""
-    # a source all of whose cells are padding has none; onnxruntime makes no such tensor by convolution
+    # a source all of whose pixels are padding has none; onnxruntime makes no such tensor by convolution
     dense = all(s == 1 for s in c.attrs["strides"])
     write = _flipped_convolution if dense else transposed_convolution
 
@@ -252,7 +252,7 @@ def _flipped_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
 def transposed_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """The adjoint as a ConvTranspose, for any strides."""
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
-    # every cell that dy reaches: P are cut off before it, and behind it whatever is too much or missing
+    # every pixel that dy reaches: P are cut off before it, and behind it whatever is too much or missing
     behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)
     rest = behind.known
     if rest is not None and c.begin.known is not None and all(map(lt, rest, c.attrs["strides"])):

@@ -1,15 +1,15 @@
-"""The weight gradient of a correlation in standard ONNX operators: one matrix product over all the cells.
+"""The weight gradient of a correlation in standard ONNX operators: one matrix product over all the pixels.
 
     dw[d,s,k] = Σ_{n,o} dy[n,d,o] · x[n,s,o·S+k·D-P]
 
-is a product of a matrix that has the channels of dy as rows and one with the channels of x as columns. Each kernel cell
-pairs other cells, so one of the two has to be copied once per kernel cell. On a leading axis of stride 1 the sum may
-run over the cells i = o + k·D - P of the source as well, and then it is dy that is copied. With k = (a, b), a being the
-kernel's cells along those axes:
+is a product of a matrix that has the channels of dy as rows and one with the channels of x as columns. Each kernel
+position pairs other pixels, so one of the two has to be copied once per kernel position. On a leading axis of stride 1
+the sum may run over the pixels i = o + k·D - P of the source as well, and then it is dy that is copied. With k =
+(a, b), a being the kernel's positions along those axes:
 
     dw[(d,a),(b,s)] = Σ_{n,i,o} dy[n,d,i+P-a·D,o] · x[n,s,i,o·S+b·D-P]
 
-For a kernel of 3 × 3 cells that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
+For a kernel of 3 × 3 positions that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnx_backprop.opset.bodies.expressions import Vector, join
 
 # Below this many channels per group the runs that a gather copies from a channels-last tensor are short and slow
 FEW_CHANNELS = 16
-# Above this many kernel cells along an axis a slice for each is too many nodes
+# Above this many kernel positions along an axis a slice for each is too many nodes
 MANY_CELLS = 16
 # A larger constant is left to the session, which makes it from its formula when it starts: model files stay small
 CONSTANT_BYTES = 2**16
@@ -40,7 +40,7 @@ def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     factors = _Factors(c, destination_lengths(c, dy), _leading_axes(c))
     rows = factors.rows(dy)
     columns = factors.sliced_columns(x) if factors.slices else factors.gathered_columns(x)
-    if factors.folds_batch:  # (D·a, N·cells) · (N·cells, b·S)
+    if factors.folds_batch:  # (D·a, N·pixels) · (N·pixels, b·S)
         rows = b.Flatten(b.Transpose(rows, perm=[1, 0, 2]), axis=1)
         dw = b.MatMul(rows, b.Flatten(columns, axis=2))
     else:
@@ -89,8 +89,8 @@ class _Factors:
         return self.c.destination_channels // self.c.groups
 
     @property
-    def cells(self) -> Vector:
-        """How many cells the sum runs over per batch entry."""
+    def pixels(self) -> Vector:
+        """How many pixels the sum runs over per batch entry."""
         return join(self.c.b, self.c.source[self.first], self.out[self.rest]).product()
 
     @property
@@ -112,7 +112,7 @@ class _Factors:
         c = self.c
         if c.groups > 1 or c.batch.known == (1,):
             return False
-        sizes = join(c.b, c.kernel[self.rest], self.s, self.cells).known
+        sizes = join(c.b, c.kernel[self.rest], self.s, self.pixels).known
         return sizes is not None and prod(sizes[:-1]) > sizes[-1]
 
     @property
@@ -122,11 +122,11 @@ class _Factors:
         return [last, channels, *range(last)] if self.slices and not self.leading else [*range(channels), channels]
 
     def rows(self, dy: Tensor) -> str:
-        """(N, g, D/g · a, cells)."""
+        """(N, g, D/g · a, pixels)."""
         c, b = self.c, self.c.b
         name = dy.name
         if self.leading:
-            # the cell of dy that meets i under the kernel's cell a is i + P - a·D; padding moves it to i + (A-1-a)·D
+            # the pixel of dy that meets i under kernel position a is i + P - a·D; padding moves it to i + (A-1-a)·D
             source, kernel, extents = (v[self.first] for v in (c.source, c.kernel, c.extent))
             begin, end = c.begin[self.first], c.end[self.first]
             none = Vector(b, [0] * len(self.rest))
@@ -139,10 +139,10 @@ class _Factors:
             dilated = self._attribute("dilations", self.first) * steps
             meets = _grid(b, [(kernel, dilated * -1), (source, steps)], (kernel - 1) * dilated)
             name = b.Gather(name, meets, axis=2)
-        return self._reshaped(name, *self._group, self.d * c.kernel[self.first].product(), self.cells)
+        return self._reshaped(name, *self._group, self.d * c.kernel[self.first].product(), self.pixels)
 
     def gathered_columns(self, x: Tensor) -> str:
-        """(N, g, cells, b · S/g), gathered from x with the channels last."""
+        """(N, g, pixels, b · S/g), gathered from x with the channels last."""
         c, b = self.c, self.c.b
         name, needed = self._source(x)
         channels, rank = self._channels, self._channels + 1 + c.axes
@@ -153,10 +153,10 @@ class _Factors:
                 name = self._reshaped(name, *self._group, c.source[self.first], needed.product(), self.s)
             meets = _grid(b, self._met(self.rest, needed))
             name = b.Gather(name, meets, axis=channels + self.leading)
-        return self._reshaped(name, *self._group, self.cells, kernel.product() * self.s)
+        return self._reshaped(name, *self._group, self.pixels, kernel.product() * self.s)
 
     def sliced_columns(self, x: Tensor) -> str:
-        """(N, g, cells, b · S/g), the transpose of slices of x."""
+        """(N, g, pixels, b · S/g), the transpose of slices of x."""
         c, b = self.c, self.c.b
         name, needed = self._source(x)
         channels, last = self._channels, [c.axes - 1]
@@ -170,13 +170,13 @@ class _Factors:
             if len(others) > 1:
                 row = c.kernel[last] * self.s
                 name = self._reshaped(name, *self._group, row, lengths.product(), self.out[last])
-            cells, kernel = self._met(others, lengths)
-            name = b.Gather(name, _grid(b, [kernel, cells]), axis=channels + 1)
-        name = self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.cells)
+            pixels, kernel = self._met(others, lengths)
+            name = b.Gather(name, _grid(b, [kernel, pixels]), axis=channels + 1)
+        name = self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.pixels)
         return b.Transpose(name, perm=[*range(channels), channels + 1, channels])
 
     def _sliced(self, name: str, axis: int) -> str:
-        """The cells that meet each of the kernel's along one axis, in the axis of the channels before them."""
+        """The pixels that meet each of the kernel's along one axis, in the axis of the channels before them."""
         c, b = self.c, self.c.b
         stride, dilation = c.attrs["strides"][axis], c.attrs["dilations"][axis]
         reach = (self.out[axis] - 1) * stride + 1
@@ -186,7 +186,7 @@ class _Factors:
         return pieces[0] if len(pieces) == 1 else b.Concat(*pieces, axis=self._channels)
 
     def _source(self, x: Tensor) -> tuple[str, Vector]:
-        """X (N, g, S/g, …) with just the cells that dy meets along the axes that go with it, and their number."""
+        """X (N, g, S/g, …) with just the pixels that dy meets along the axes that go with it, and their number."""
         c, b = self.c, self.c.b
         needed = (self.out[self.rest] - 1) * self._attribute("strides", self.rest) + c.extent[self.rest]
         begin, source = c.begin[self.rest], c.source[self.rest]
@@ -197,11 +197,11 @@ class _Factors:
         return name, needed
 
     def _copies(self, axes: Sequence[int]) -> bool:
-        """Whether along these axes the cells that meet dy are not just those of the source in their order."""
+        """Whether along these axes the pixels that meet dy are not just those of the source in their order."""
         return self.c.kernel[axes].known != (1,) * len(axes) or any(self.c.attrs["strides"][a] > 1 for a in axes)
 
     def _met(self, axes: Sequence[int], lengths: Vector) -> list[tuple[Vector, Vector]]:
-        """How far the cells of dy and those of the kernel move what they meet, in cells of axes of these lengths."""
+        """How far pixels of dy and positions of the kernel move what they meet, in pixels of axes of these lengths."""
         steps = _steps(self.c.b, lengths)
         return [
             (self.out[axes], self._attribute("strides", axes) * steps),

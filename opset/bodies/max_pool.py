@@ -22,7 +22,7 @@ from onnx_backprop.opset.maths import pooling
 
 
 def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
-    """dx, from x and dy in data_format order and of any knowledge."""
+    """dx, from x and dy in data_format order, whatever is known of their shapes."""
     x = convolution.ncx(b, attrs, convolution.ranked(b, attrs, src, "src"))
     dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
     shape, windows = shape_of(b, x), shape_of(b, dy)
@@ -97,7 +97,7 @@ def _attributes(attrs: Attributes, lengths: Vector, outs: Vector) -> tuple[dict[
 
 
 def _reached(b: Body, attrs: Attributes, lengths: Vector, outs: Vector) -> str:
-    """Which windows have a cell inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
+    """Which windows have a pixel inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
     if all(d == 1 for d in pooling.dilations(attrs)):
         return ""
     if lengths.known is not None and outs.known is not None:
@@ -112,7 +112,7 @@ def _reached(b: Body, attrs: Attributes, lengths: Vector, outs: Vector) -> str:
     return reduce(b.And, _spread(b, vectors))
 
 
-def _inside(axis: pooling.Axis) -> np.ndarray:
+def _inside(axis: pooling.Windows) -> np.ndarray:
     taps = np.arange(axis.kernel) * axis.dilation - axis.begin
     places = np.arange(axis.out)[:, None] * axis.stride + taps
     return np.any((places >= 0) & (places < axis.length), axis=1)

@@ -22,7 +22,7 @@ def conditions(b: Body, attrs: Attributes, shape: Vector, windows: Vector) -> Ve
 
 
 def extents(attrs: Attributes) -> list[int]:
-    """From the first to the last cell of a window, along every spatial axis."""
+    """From the first to the last pixel of a window, along every spatial axis."""
     return [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], pooling.dilations(attrs), strict=True)]
 
 

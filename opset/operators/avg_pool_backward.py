@@ -17,7 +17,7 @@ from onnx_backprop.opset.operators import convolution_backward_data
 DOC = """
 dx[n,c,i] = Σ_{o, k: o·S + k - P = i} dy[n,c,o] / |o|,  0 <= k < K
 
-The adjoint of averages over windows: |o| is the number of cells that window o is divided by, those of it inside x with
+The adjoint of averages over windows: |o| is the number of pixels that window o is divided by, those of it inside x with
 exclude_pad = 1, all of the window's, K per axis, with 0. dy = diff_dst, dx = diff_src; x is the pool's src, of which
 only the shape is needed, src_shape.
 
@@ -25,7 +25,7 @@ Shapes (NCX): diff_dst (N, C, out…), src_shape (N, C, in…) -> diff_src (N, C
 pads P (begin) and E (end), out is (in + P + E - K) / S + 1 rounded down or rounded up; rounded up without a window that
 would begin at or beyond in. diff_dst says which, so there is no attribute for it. src_shape is in data_format order.
 
-Edge cases: cells that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
+Edge cases: pixels that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
 window that reaches beyond the padding is divided by K all the same. An empty batch or no channels give an empty result.
 
 Errors: no src_shape; a spatial length of 0; pads as long as the kernel; lengths that the geometry does not join.
@@ -44,7 +44,7 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
 
 
 def taps(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Taps | None]:
-    """The cells and shares of every window, per axis of data in data_format order; None for batch and channels."""
+    """The pixels and shares of every window, per axis of data in data_format order; None for batch and channels."""
     first = pooling.first_spatial(attrs)
     spatial = slice(first, first + len(attrs["kernel"]))
     axes = pooling.axes_of(attrs, source[spatial], windows[spatial])

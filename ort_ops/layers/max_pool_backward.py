@@ -209,7 +209,7 @@ def _plan(call: Call) -> Plan:
     outs = [int(n) for n in dy[2:] if isinstance(n, int)]
     axes = pooling.axes_of(call.attributes, lengths, outs)
     # a row of windows lies along the last axis, a band of rows along the first; channels are a row by themselves
-    blank, last = pooling.Axis(1, 1, 1, 1, 1, 0), call.attributes["data_format"] == "NXC"
+    blank, last = pooling.Windows(1, 1, 1, 1, 1, 0), call.attributes["data_format"] == "NXC"
     if len(axes) == 1:
         a, b, w = (axes[0], blank, blank) if last else (blank, blank, axes[0])
     else:
@@ -247,7 +247,7 @@ def _plan(call: Call) -> Plan:
     return Plan(parameters, ((_WORK, pieces * bands),), lane=lane)
 
 
-def _extent(axis: pooling.Axis) -> int:
+def _extent(axis: pooling.Windows) -> int:
     """Cells from the first of a window to its last."""
     return (axis.kernel - 1) * axis.dilation + 1
 
