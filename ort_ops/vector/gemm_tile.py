@@ -2,7 +2,7 @@
 
 Rows i are scalars that are broadcast, columns j fill whole vector registers; every accumulator stays in a register
 until the sum is complete. The sum runs over a table of segments e, each a start in a and one in b, and within a
-segment over k with a constant step in either. Written as LLVM IR, since no loop of Numba's is turned into this.
+segment over k with a constant step in either. Written as LLVM IR, since LLVM turns no loop into this.
 Nothing is reassociated: the order of each sum is that of the table, one fused multiply-add after the other.
 """
 
