@@ -22,7 +22,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.contenders import CONTENDERS
 from benchmarks.report import BEFORE, write
 from benchmarks.roofline import copy_bandwidth, multiply_add_rate
-from onnx_backprop.ort_ops.runtime.machine import processors
+from onnx_backprop.ort_ops.compiler.machine import processors
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "numba", "numpy", "torch", "onnxsim")

@@ -27,8 +27,8 @@ def multiply_add_rate(threads: int, runs: int = 25) -> float:
 
     Its operands stay in the first-level cache and its sums in registers, so it shows what the processor can do.
     """
-    from onnx_backprop.ort_ops.runtime.compile import exported
-    from onnx_backprop.ort_ops.runtime.values import INT
+    from onnx_backprop.ort_ops.compiler.decorators import exported
+    from onnx_backprop.ort_ops.compiler.values import INT
     from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, VECTORS, multiply
 
     steps, rounds = 64, 20_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from onnx_backprop.converters import rules  # noqa: F401 - registers the gradient rules
 from onnx_backprop.converters.check.check import check
-from onnx_backprop.converters.check.coverage import SupportedOp, supported_ops
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
 from onnx_backprop.converters.check.report import GradientReport
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.reverse.backward import backward
+from onnx_backprop.converters.reverse.registry import SupportedOp, supported_ops
 from onnx_backprop.converters.training import losses, optimizers
 from onnx_backprop.converters.training.gradient_operator import expand_gradients
 from onnx_backprop.converters.training.result import TrainingGraph

@@ -48,15 +48,15 @@ def operators_markdown() -> str:
 
 
 def _section(schema: OpSchema, attributes: Sequence[str]) -> Iterator[str]:
+    stated = [schema.attributes[name] for name in attributes]
     maths, *paragraphs = re.split(r"\n{2,}", (schema.doc or "").strip())
     yield f"## {schema.name}\n"
     yield f"```\n{maths}\n```\n"
     yield from (f"{_paragraph(p)}\n" for p in paragraphs)
     yield from _table(
         ("Attribute", "Type", "Default", "Meaning"),
-        ((f"`{n}`", _kind(schema.attributes[n]), _default(schema.attributes[n]), schema.attributes[n].description)
-         for n in attributes),
-    )  # fmt: skip
+        ((f"`{a.name}`", a.type.name.lower(), _default(a), a.description) for a in stated),
+    )
     for title, formals in (("Input", schema.inputs), ("Output", schema.outputs)):
         yield from _table(
             (title, "Type", "Meaning"),
@@ -78,16 +78,6 @@ def _paragraph(text: str) -> str:
 
 def _code(text: str) -> str:
     return _NAME.sub(lambda m: m[0] if m[0].startswith("`") else f"`{m[0]}`", text)
-
-
-def _kind(attribute: OpSchema.Attribute) -> str:
-    return {
-        OpSchema.AttrType.INT: "int",
-        OpSchema.AttrType.FLOAT: "float",
-        OpSchema.AttrType.INTS: "ints",
-        OpSchema.AttrType.FLOATS: "floats",
-        OpSchema.AttrType.STRING: "string",
-    }[attribute.type]
 
 
 def _default(attribute: OpSchema.Attribute) -> str:

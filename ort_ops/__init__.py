@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops.sessions import default_options, native_kernels_work, register_ops, session
+from onnx_backprop.ort_ops.sessions import default_options, native_kernels_work, register_ops, run_bound, session
 
-__all__ = ["default_options", "native_kernels_work", "register_ops", "session", "use_kernels"]
+__all__ = ["default_options", "native_kernels_work", "register_ops", "run_bound", "session", "use_kernels"]

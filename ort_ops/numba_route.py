@@ -15,9 +15,9 @@ import onnxruntime
 from onnx import helper
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.ort_ops.compiler.machine import complaint
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import surface
-from onnx_backprop.ort_ops.runtime.machine import complaint
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2

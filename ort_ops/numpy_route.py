@@ -20,14 +20,14 @@ from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
+from onnx_backprop.ort_ops.compiler.decorators import exported
+from onnx_backprop.ort_ops.compiler.llvm import load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime import c_abi
 from onnx_backprop.ort_ops.runtime.call import INPUT_WORDS, MUTABLE_DATA, OUTPUT, read_input
-from onnx_backprop.ort_ops.runtime.compile import exported
 from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, invoke, onnx_op
 from onnx_backprop.ort_ops.runtime.interpreter import guarded
-from onnx_backprop.ort_ops.runtime.llvm import load_i64, stack, store_i64
 from onnx_backprop.ort_ops.runtime.stages import ort
-from onnx_backprop.ort_ops.runtime.values import INT
 
 logger = logging.getLogger("onnx_backprop")
 

@@ -19,7 +19,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
-from onnx_backprop.ort_ops.runtime import interpreter
+from onnx_backprop.ort_ops.runtime import ahead, interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
@@ -73,11 +73,13 @@ def session(
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
     else:
-        proto = model if isinstance(model, ModelProto) else onnx.load(model)
+        model = model if isinstance(model, ModelProto) else onnx.load(model)
         if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
-        source = use_kernels(proto, kernels).SerializeToString()
-    return _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
+        source = use_kernels(model, kernels).SerializeToString()
+    made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
+    made.repeatable = ahead.repeatable(model)
+    return made
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -97,11 +99,31 @@ def _surfacing(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
+def _compiling(method: _Method) -> _Method:
+    """A method that first compiles what it needs all together."""
+
+    @wraps(method)
+    def call(self: _Session, *args: Any, **kwargs: Any) -> Any:
+        if not self.repeatable:
+            return method(self, *args, **kwargs)
+        return ahead.run(lambda: method(self, *args, **kwargs))
+
+    return cast(_Method, call)
+
+
 class _Session(onnxruntime.InferenceSession):
+    repeatable = False  # whether a run may take place twice
     __init__ = _surfacing(onnxruntime.InferenceSession.__init__)
-    run = _surfacing(onnxruntime.InferenceSession.run)
-    run_with_ort_values = _surfacing(onnxruntime.InferenceSession.run_with_ort_values)
+    run = _compiling(_surfacing(onnxruntime.InferenceSession.run))
+    run_with_ort_values = _compiling(_surfacing(onnxruntime.InferenceSession.run_with_ort_values))
     run_with_iobinding = _surfacing(onnxruntime.InferenceSession.run_with_iobinding)
+    run_bound = _compiling(run_with_iobinding)
+
+
+def run_bound(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+    """`session.run_with_iobinding(binding)`, where no output shares memory with an input: kernels compile together."""
+    run = session.run_bound if isinstance(session, _Session) else session.run_with_iobinding
+    run(binding)
 
 
 @cache

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnx_backprop.ort_ops.runtime import objects
+from onnx_backprop.ort_ops.compiler import objects
 from onnx_backprop.training.checkpoint import read_checkpoint
 from onnx_backprop.training.history import read_log
 

@@ -1,1 +1,1 @@
-"""Are gradients right, which rule serves which node, and what can be differentiated at all."""
+"""Are gradients right, and which rule serves which node?"""

@@ -21,8 +21,8 @@ from onnx_backprop.converters.prepare.float_types import converted, half_types, 
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
-from onnx_backprop.converters.reverse.builder import is_float
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
+from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 
@@ -33,75 +33,17 @@ ALONE, GROUPS = 12, 6  # up to so many variables each get a verdict of their own
 # Elements of inputs and parameters up to which onnx's reference evaluator, which is slow, is used; and up to which it
 # is for models of the operators that it hands to NumPy as they are.
 REFERENCE_LIMIT, REFERENCE_LIMIT_FAST = 50_000, 4_000_000
-FAST = frozenset(
-    {
-        "Abs",
-        "Add",
-        "BatchNormalization",
-        "Cast",
-        "Clip",
-        "Concat",
-        "Constant",
-        "Cos",
-        "Div",
-        "Dropout",
-        "Equal",
-        "Exp",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Gemm",
-        "GlobalAveragePool",
-        "GlobalMaxPool",
-        "Greater",
-        "HardSigmoid",
-        "Identity",
-        "InstanceNormalization",
-        "LRN",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Less",
-        "Log",
-        "LogSoftmax",
-        "MatMul",
-        "Max",
-        "Mean",
-        "Min",
-        "Mul",
-        "Neg",
-        "PRelu",
-        "Pad",
-        "Pow",
-        "Reciprocal",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "ReduceSumSquare",
-        "Relu",
-        "Reshape",
-        "Shape",
-        "Sigmoid",
-        "Sin",
-        "Slice",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Sum",
-        "Tanh",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    }
-)
+# fmt: off
+FAST = frozenset({
+    "Abs", "Add", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Cos", "Div", "Dropout", "Equal", "Exp",
+    "Expand", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "HardSigmoid", "Identity",
+    "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "MatMul", "Max",
+    "Mean", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Shape", "Sigmoid",
+    "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Tile",
+    "Transpose", "Unsqueeze", "Where",
+})
+# fmt: on
 AGREEMENT = 1e-3  # between two forwards of the same model, relative to the largest output
 HALF_AGREEMENT = 3e-2
 HALF_TOLERANCE: dict[int, float] = {TensorProto.FLOAT16: 3e-2, TensorProto.BFLOAT16: 1e-1}

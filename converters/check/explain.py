@@ -10,14 +10,15 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
-from onnx_backprop.converters.prepare.load import pick, prepare
+from onnx_backprop.converters.prepare.load import check_names, pick, prepare
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import check_names
-from onnx_backprop.converters.reverse.builder import Builder, is_float
+from onnx_backprop.converters.reverse.backward import pick_floats
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import GradientPath, NodePlan, find_path, plan, walk_back
 from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.tables import table
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedOpError
 
 SERVED, STOPS, REFUSED, MISSING, ASIDE = "served", "stops", "refused", "no rule", "aside"
 
@@ -98,10 +99,7 @@ def explain_gradients(
         variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
     targets = [v for v in outputs.values() if is_float(v)]
     if of is not None:
-        targets = pick(check_names("of", of), outputs, argument="of", what="a graph output")
-    for value in targets:
-        if not is_float(value):
-            raise InvalidArgumentError(f"of: {value.name!r} has type {_dtype(value)}; gradients exist for floats only")
+        targets = pick_floats(of, outputs, argument="of", what="a graph output")
     path = find_path(graph, targets, [v for v in variables if is_float(v)])
     explainer = _Explainer(ir_model, path)
     return GradientExplanation(
@@ -109,14 +107,10 @@ def explain_gradients(
     )
 
 
-def _dtype(value: ir.Value) -> str:
-    return value.dtype.name if value.dtype is not None else "unknown"
-
-
 def _variable(x: ir.Value, graph: ir.Graph, targets: list[ir.Value], path: GradientPath) -> VariableExplanation:
     name = str(x.name)
     if not is_float(x):
-        return VariableExplanation(name, False, f"its type is {_dtype(x)}; gradients exist for floats only")
+        return VariableExplanation(name, False, f"its type is {type_name(x)}; gradients exist for floats only")
     if x in path.active:
         return VariableExplanation(name, True)
     alone = find_path(graph, targets, [x])
@@ -137,7 +131,7 @@ def _readers(graph: ir.Graph, found: set[ir.Value]) -> list[ir.Node]:
 
 
 def _no_float(node: ir.Node) -> str:
-    dtypes = [_dtype(v) for v in node.outputs if v.name and not (is_float(v) or v.dtype is None)]
+    dtypes = [type_name(v) for v in node.outputs if v.name and not (is_float(v) or v.dtype is None)]
     return f"its output has type {dtypes[0]}" if dtypes and len(dtypes) == len(node.outputs) else ""
 
 

@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from onnx_backprop.converters.prepare.float_types import FLOATS
 from onnx_backprop.converters.prepare.graphs import called, subgraphs
-from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.prepare.load import suggest
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Feeds = dict[str, np.ndarray]
@@ -86,8 +86,9 @@ def check_given(model: ModelProto, feeds: Mapping[str, np.ndarray], wrt: Mapping
     for name, given in feeds.items():
         array = np.asarray(given)
         if name not in inputs and name not in wrt:
-            hint = near(name, inputs) or f". There are {', '.join(inputs) or 'none'}"
-            raise InvalidArgumentError(f"feeds: expected the name of a graph input, got {name!r}{hint}")
+            raise InvalidArgumentError(
+                f"feeds: expected the name of a graph input, got {name!r}{suggest(name, inputs)}"
+            )
         if name in inputs:
             _check_array(inputs[name], array)
         result[name] = array

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
 
+Names = TypeVar("Names", bound=Sequence[object])
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
 
@@ -60,6 +62,12 @@ def infer(proto: ModelProto) -> ModelProto:
         raise
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
+
+
+def infer_large(proto: ModelProto) -> ModelProto:
+    """`infer` for a model whose large weights are better not copied."""
+    light, weights = set_aside(proto)
+    return weights.put_back(infer(light))
 
 
 def _shapes_of_outputs(proto: ModelProto) -> None:
@@ -146,10 +154,25 @@ def _since(node: NodeProto, opset: int) -> int | None:
         return None
 
 
+def check_names(argument: str, names: Names) -> Names:
+    """The names; InvalidArgumentError for a single string or an empty list."""
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
+    if not names:
+        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+    return names
+
+
 def near(name: str, names: Iterable[str]) -> str:
     """`. Did you mean 'a' or 'b'?` for a name that is not among `names`."""
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def suggest(name: str, names: Collection[str]) -> str:
+    """Near misses, or where there are none, the names that there are."""
+    listed = ", ".join(list(names)[:10]) + (", …" if len(names) > 10 else "")
+    return near(name, names) or f". There are {listed or 'none'}"
 
 
 def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
@@ -157,8 +180,7 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if name not in values:
-            hint = near(name, values) or f". There are {', '.join(list(values)[:10]) or 'none'}"
-            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{hint}")
+            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{suggest(name, values)}")
         if values[name] in result:
             raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
         result.append(values[name])

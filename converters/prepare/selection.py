@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
-from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.prepare.load import check_names, near, suggest
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Patterns = Sequence["str | re.Pattern[str]"]
@@ -23,12 +23,7 @@ def select(argument: str, patterns: Patterns, names: Iterable[str], *, exact: It
     Raises: InvalidArgumentError for a string instead of a list, an empty list, a name given twice, an expression that
     does not compile, and a pattern that matches nothing, with near misses.
     """
-    if isinstance(patterns, str):
-        raise InvalidArgumentError(
-            f"{argument}: expected a list of names, got the string {patterns!r}. Write [{patterns!r}]"
-        )
-    if not patterns:
-        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+    check_names(argument, patterns)
     pool = list(names)
     known = {*pool, *exact}
     result: dict[str, bool] = {}  # name -> whether it was written out
@@ -65,9 +60,8 @@ def _nothing(
     argument: str, pattern: str | re.Pattern[str], pool: Sequence[str], known: Iterable[str]
 ) -> InvalidArgumentError:
     text = pattern if isinstance(pattern, str) else pattern.pattern
-    listed = f". There are {', '.join(pool[:10]) or 'none'}{', …' if len(pool) > 10 else ''}"
     if not is_pattern(pattern):
-        hint = near(text, known) or listed
+        hint = near(text, known) or suggest(text, pool)
         return InvalidArgumentError(f"{argument}: expected the name of an initializer, got {text!r}{hint}")
     plain = re.sub(r"[\\*?^$()\[\]|+]", "", text.removeprefix(REGEX))
-    return InvalidArgumentError(f"{argument}: {text!r} matches no initializer{near(plain, pool) or listed}")
+    return InvalidArgumentError(f"{argument}: {text!r} matches no initializer{suggest(plain, pool)}")

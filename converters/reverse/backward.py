@@ -10,9 +10,8 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
-from onnx_backprop.converters.prepare.large_weights import set_aside
-from onnx_backprop.converters.prepare.load import infer, pick, prepare
-from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
     Progress,
@@ -21,6 +20,7 @@ from onnx_backprop.converters.reverse.differentiate import (
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
@@ -65,8 +65,7 @@ def backward(
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
-    light, weights = set_aside(ir.to_proto(ir_model))
-    proto = weights.put_back(infer(light))
+    proto = infer_large(ir.to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     return use_kernels(proto, kernels)
 
@@ -104,10 +103,7 @@ class Differentiation:
         outputs = {str(value.name): value for value in self.graph.outputs}
         if of is None:
             return [value for value in outputs.values() if is_float(value)]
-        picked = pick(check_names("of", of), outputs, argument="of", what="a graph output")
-        for value in picked:
-            _require_float(value, "of")
-        return picked
+        return pick_floats(of, outputs, argument="of", what="a graph output")
 
     def _require_dependent(self) -> None:
         for y in self.of:
@@ -127,10 +123,7 @@ class Differentiation:
                 raise self._nothing_to_differentiate_by()
             return reached, path
         values = initializers | {str(v.name): v for v in self.graph.inputs}
-        names = check_names(self.argument, wrt)
-        picked = pick(names, values, argument=self.argument, what="a graph input or an initializer")
-        for value in picked:
-            _require_float(value, self.argument)
+        picked = pick_floats(wrt, values, argument=self.argument, what="a graph input or an initializer")
         path = find_path(self.graph, self.of, picked)
         for value in picked:
             if value not in path.active:
@@ -190,10 +183,9 @@ class Differentiation:
 
     def _seed(self, op: Builder, y: ir.Value) -> ir.Value:
         """1 for a one-element output, else a graph input of the output's shape."""
-        shape = dims(y)
-        if shape is not None and all(d == 1 for d in shape):
-            assert y.dtype is not None
-            return op.constant(np.ones(len(shape) * (1,), y.dtype.numpy()))
+        shape = known_lengths(y)
+        if shape is not None and set(shape) <= {1}:
+            return op.constant(np.ones(shape, element_type(y).numpy()))
         seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
         self.graph.inputs.append(seed)
         return seed
@@ -206,20 +198,14 @@ def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken:
         op.prefix = name
         gradient = op.Identity(gradient)
     gradient.name = name
-    gradient.type, gradient.shape = like.type, like.shape
-    return gradient
+    return op.typed(gradient, like)
 
 
-def check_names(argument: str, names: Sequence[str]) -> Sequence[str]:
-    """The names; InvalidArgumentError for a single string or an empty list."""
-    if isinstance(names, str):
-        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
-    if not names:
-        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
-    return names
-
-
-def _require_float(value: ir.Value, argument: str) -> None:
-    if not is_float(value):
-        dtype = value.dtype.name if value.dtype is not None else "unknown"
-        raise InvalidArgumentError(f"{argument}: {value.name!r} has type {dtype}; gradients exist for floats only")
+def pick_floats(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
+    """The float values of the given names; InvalidArgumentError for unknown or repeated ones and other types."""
+    picked = pick(check_names(argument, names), values, argument=argument, what=what)
+    for value in picked:
+        if not is_float(value):
+            dtype = type_name(value)
+            raise InvalidArgumentError(f"{argument}: {value.name!r} has type {dtype}; gradients exist for floats only")
+    return picked

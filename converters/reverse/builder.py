@@ -1,7 +1,8 @@
 """Emitting nodes: `op.Mul(a, b)` appends a Mul node and returns its output.
 
-Besides the operators of ONNX, called by their names, there are the few things every gradient rule needs:
-constants of a value's type, shapes, and the one place where broadcasting is undone.
+Besides the operators of ONNX, called by their names, there are the few things every gradient rule needs: numbers as
+operands, shapes, and the one place where broadcasting is undone. `onnx_ir.tape` keeps a list of nodes too, but names
+nothing, makes no constants and does not note types.
 """
 
 from __future__ import annotations
@@ -12,21 +13,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.shapes import Dim, Dims
 
-
-def dims(value: ir.Value) -> Dims | None:
-    """Dimensions of a value as ints, symbol names or None; None when the rank is unknown."""
-    if value.shape is None:
-        return None
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
-
-
-def is_float(value: ir.Value) -> bool:
-    """Whether a value has a type that gradients exist for."""
-    return value.dtype is not None and value.dtype.is_floating_point()
+Operand = ir.Value | np.ndarray | float | Sequence[float] | None
 
 
 class Builder:
@@ -34,6 +26,10 @@ class Builder:
 
     `op.SomeOp(x, y, axis=1)` emits a node of the default domain; `op.domain.SomeOp(…)` one of ours. A keyword
     that is None is left out; an input that is None is an absent optional one. `op.emit` makes several outputs.
+
+    An input may be a number, a list of numbers or an array: `op.Sub(1.0, x)`, `op.ReduceSum(x, [0, 2])`. A number has
+    the type of the inputs that the operator wants it to share its type with, else int64 or float32. The outputs have
+    the types that the operator's schema gives them.
     """
 
     def __init__(self, used_names: set[str]) -> None:
@@ -54,18 +50,40 @@ class Builder:
     def emit(
         self,
         op_type: str,
-        inputs: Sequence[ir.Value | None],
+        inputs: Sequence[Operand],
         attributes: dict[str, Any],
         *,
         outputs: int = 1,
         domain: str = "",
     ) -> Sequence[ir.Value]:
         """Append a node with any number of outputs."""
-        given = {k: v for k, v in attributes.items() if v is not None}
+        types = signature(op_type, domain)
+        inputs = [self.constant(value) if isinstance(value, np.ndarray) else value for value in inputs]
+        bound = types.bind(inputs)
+        values: list[ir.Value | None] = []
+        for n, value in enumerate(inputs):
+            if value is not None and not isinstance(value, ir.Value):
+                array = np.asarray(value)
+                dtype = types.of_number(n, bound, whole=array.dtype.kind != "f")
+                if dtype is None:
+                    dtype = element_type(next(v for v in inputs if isinstance(v, ir.Value) and v.dtype is None))
+                value = self.constant(array.astype(dtype.numpy()))
+            values.append(value)
+        bound = types.bind(values)
+        while values and values[-1] is None:
+            values.pop()
+        given = {k: v.value if isinstance(v, ir.DataType) else v for k, v in attributes.items() if v is not None}
         name = self.unique(f"{self.prefix}/{op_type}")
-        node = ir.node(op_type, list(inputs), given, domain=domain, num_outputs=outputs, name=name)
-        for n, value in enumerate(node.outputs):
-            value.name = name if n == 0 else self.unique(f"{name}_{n}")
+        node = ir.node(op_type, values, given, domain=domain, num_outputs=outputs, name=name)
+        for n, output in enumerate(node.outputs):
+            output.name = name if n == 0 else self.unique(f"{name}_{n}")
+            dtype = types.of_output(n, bound)
+            if op_type == "Cast":
+                dtype = ir.DataType(attributes["to"])
+            elif op_type == "ConstantOfShape":
+                dtype = attributes["value"].dtype
+            if dtype is not None:
+                output.dtype = dtype
         self.nodes.append(node)
         return node.outputs
 
@@ -100,29 +118,43 @@ class Builder:
 
     def scalar(self, value: float, like: ir.Value) -> ir.Value:
         """A 0-D constant of the type of `like`."""
-        return self.constant(np.array(value).astype(element_type(like).numpy()))
+        return self.number(value, element_type(like))
+
+    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A 0-D constant; as an operand beside others of its type a plain number will do."""
+        return self.constant(np.array(value).astype(dtype.numpy()))
 
     def shape(self, value: ir.Value) -> ir.Value:
         """The shape of a value, 1-D int64: a constant where it is known, else a Shape node (one per value)."""
-        known = dims(value)
-        if known is not None and all(isinstance(d, int) for d in known):
-            return self.ints([d for d in known if isinstance(d, int)])
-        if value not in self._shapes:
+        if value not in self._shapes and known_lengths(value) is None:
             self._shapes[value] = self.Shape(value)
-        return self._shapes[value]
+        return self._shapes[value] if value in self._shapes else self.lengths(value, 0)
+
+    def lengths(self, value: ir.Value, start: int, end: int | None = None) -> ir.Value:
+        """The lengths of the axes start … end - 1, 1-D int64: a constant where they are known."""
+        known = known_lengths(value, start, end)
+        return self.Shape(value, start=start or None, end=end) if known is None else self.ints(known)
+
+    def length(self, value: ir.Value, axis: int) -> ir.Value:
+        """The length of one axis (negative counts from the end), a 1-D int64 tensor of one entry."""
+        return self.lengths(value, axis, None if axis == -1 else axis + 1)
 
     def shape_s32(self, value: ir.Value) -> ir.Value:
         """The shape of a value as the int32 tensor that the domain's operators take."""
-        return self.Cast(self.shape(value), to=ir.DataType.INT32.value)
+        return self.Cast(self.shape(value), to=ir.DataType.INT32)
 
     def zeros(self, shape: ir.Value, like: ir.Value) -> ir.Value:
         """Zeros of a given shape and of the type of `like`."""
-        return self.fill(shape, 0.0, like)
+        return self.filled(shape, 0, element_type(like))
 
-    def fill(self, shape: ir.Value, value: float, like: ir.Value) -> ir.Value:
-        """A tensor of one value, of a given shape and of the type of `like`."""
-        element = np.array([value]).astype(element_type(like).numpy())
-        return self.ConstantOfShape(shape, value=ir.tensor(element))
+    def filled(self, shape: ir.Value, value: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
+        """A tensor of one value, of a given shape."""
+        return self.ConstantOfShape(shape, value=ir.tensor(np.array([value]).astype(dtype.numpy())))
+
+    def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """The value, noted to have the type and shape of `like`."""
+        value.type, value.shape = like.type, like.shape
+        return value
 
     def accumulate(self, values: Sequence[ir.Value]) -> ir.Value:
         """The sum of one or more gradients of the same value."""
@@ -137,26 +169,27 @@ class Builder:
         Decided here where the shapes are known (equal symbols are equal lengths), else at run time.
         """
         small, large = dims(like), dims(out)
-        axes = None if small is None or large is None else broadcast_axes(small, large)
-        if axes is None or small is None or large is None:
+        if small is None or large is None or (axes := broadcast_axes(small, large)) is None:
             return self._unbroadcast_at_run_time(g, like, out)
         leading = len(large) - len(small)
         kept = [axis for axis in axes if axis >= leading]
         if kept:
-            g = self.ReduceSum(g, self.ints(kept), keepdims=1)
+            g = self.ReduceSum(g, kept, keepdims=1)
         if leading:
-            g = self.ReduceSum(g, self.ints(range(leading)), keepdims=0)
+            g = self.ReduceSum(g, range(leading), keepdims=0)
         return g
 
     def _unbroadcast_at_run_time(self, g: ir.Value, like: ir.Value, out: ir.Value) -> ir.Value:
-        small, large, one = self.shape(like), self.shape(out), self.ints([1])
+        small, large = self.shape(like), self.shape(out)
         missing = self.Sub(self.Shape(large), self.Shape(small))
-        ones = self.ConstantOfShape(missing, value=ir.tensor(np.array([1], np.int64)))
-        aligned = self.Concat(ones, small, axis=0)
-        stretched = self.And(self.Equal(aligned, one), self.Not(self.Equal(large, one)))
-        axes = self.Squeeze(self.NonZero(stretched), self.ints([0]))
-        summed = self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
-        return self.Reshape(summed, small, allowzero=1)
+        aligned = self.Concat(self.filled(missing, 1), small, axis=0)
+        return self.Reshape(self.sum_stretched(g, aligned, large), small, allowzero=1)
+
+    def sum_stretched(self, g: ir.Value, small: ir.Value, large: ir.Value) -> ir.Value:
+        """Sum g over the axes of length 1 in the shape `small` and of another in `large`; they keep length 1."""
+        stretched = self.And(self.Equal(small, 1), self.Not(self.Equal(large, 1)))
+        axes = self.Squeeze(self.NonZero(stretched), [0])
+        return self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
 
 
 class _Domain:
@@ -173,13 +206,6 @@ class _Domain:
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         return lambda *inputs, **attributes: self._builder.emit(op_type, inputs, attributes, domain=DOMAIN)[0]
-
-
-def element_type(value: ir.Value) -> ir.DataType:
-    """The element type of a value; the model is at fault when inference could not find it."""
-    if value.dtype is None:
-        raise InvalidModelError(f"the element type of {value.name!r} is unknown; shape inference must find it")
-    return value.dtype
 
 
 def broadcast_axes(small: Dims, large: Dims) -> list[int] | None:

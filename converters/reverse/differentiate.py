@@ -14,10 +14,11 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.builder import Builder, is_float
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
 from onnx_backprop.converters.reverse.forward import Forward, label
-from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, UnsupportedOpError
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedOpError
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 
@@ -178,8 +179,7 @@ def _walk_back(
             if dy is not None:
                 pending[value] = [dy]  # kept: an intermediate value may itself be asked for
         if one.rule is not None:
-            grads = _apply(one.rule, op, Forward(node, active, one.version), dys)
-            received = zip(node.inputs, grads, strict=True)
+            received = _apply(one.rule, op, Forward(node, active, one.version), dys)
         elif node.op_type == "If":
             received = _through_branches(one, dys, op)
         else:
@@ -195,6 +195,7 @@ def _through_body(
     part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
+    start = len(op.nodes)
     op.nodes.extend(part.body.nodes)
     seeds: dict[ir.Value, list[ir.Value]] = defaultdict(list)
     for y, dy in zip(part.body.outputs, dys, strict=True):
@@ -204,7 +205,7 @@ def _through_body(
     grads = _walk_back(part.plans, part.path.active, summed, op)
     outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
-    settle(part.body, op, node)
+    settle(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
     return result
 
 
@@ -230,29 +231,28 @@ def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder
             for value in reached
         ]
         for output, value in zip(outputs, reached, strict=True):
-            output.type, output.shape = value.type, value.shape
+            child.typed(output, value)
         drop_unread(child.nodes, outputs)
         graphs.append(ir.Graph([], outputs, nodes=child.nodes, name=child.unique(f"{op.prefix}/{branch}")))
     results = op.emit("If", node.inputs, {"then_branch": graphs[0], "else_branch": graphs[1]}, outputs=len(reached))
-    for result, value in zip(results, reached, strict=True):
-        result.type, result.shape = value.type, value.shape
-    return list(zip(reached, results, strict=True))
+    return [(value, op.typed(result, value)) for value, result in zip(reached, results, strict=True)]
 
 
-def _apply(rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value | None]) -> registry.Grads:
-    if rule.all_outputs:
-        grads = rule.function(op, node, dys)
-    elif any(dy is not None for dy in dys[1:]):
-        raise UnsupportedError(
-            "a gradient arrives at another than the first output; the rule handles the first only",
-            op_type=node.op_type,
-            node=node.name,
-        )
-    else:
-        grads = rule.function(op, node, dys[0])
-    if len(grads) != len(node.inputs):
-        raise AssertionError(f"rule {rule.function.__name__}: {len(grads)} gradients for {len(node.inputs)} inputs")
-    return grads
+def _apply(
+    rule: registry.Rule, op: Builder, node: Forward, dys: list[ir.Value | None]
+) -> list[tuple[ir.Value | None, ir.Value | None]]:
+    """Each input and its gradient."""
+    if not rule.all_outputs and any(dy is not None for dy in dys[1:]):
+        raise node.unsupported("a gradient arrives at another than the first output; the rule handles the first only")
+    grads = rule.function(op, node, dys if rule.all_outputs else dys[0])
+    grads = (grads,) if isinstance(grads, ir.Value) else grads
+    received = list(zip(node.inputs, grads, strict=False))
+    if not rule.broadcasts:
+        return received
+    return [
+        (x, op.unbroadcast(g, x, node.output()) if x is not None and g is not None and node.wants(n) else None)
+        for n, (x, g) in enumerate(received)
+    ]
 
 
 def explain_unreached(

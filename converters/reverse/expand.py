@@ -15,11 +15,12 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, subgraphs
-from onnx_backprop.converters.reverse.builder import Builder, dims
-from onnx_backprop.converters.reverse.forward import constant_value, label
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.forward import label, unsupported
+from onnx_backprop.converters.reverse.known import constant_value, dims
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.onnx import standard_body
@@ -78,10 +79,8 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
     except OnnxBackpropError:
         raise
     except Exception as e:
-        raise UnsupportedError(
-            f"it has no gradient rule, and the function body that is defined for it cannot be used here: {e}",
-            op_type=node.op_type,
-            node=label(node),
+        raise unsupported(
+            node, f"it has no gradient rule, and the function body that is defined for it cannot be used here: {e}"
         ) from e
     graph = ir.from_proto(inlined).graph
     outputs = iter(list(graph.outputs))
@@ -136,8 +135,7 @@ def _alone(
     proto.domain = body.domain = LOCAL
     body.name = proto.op_type
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    del body.opset_import[:]
-    body.opset_import.extend(imports)
+    assign(body.opset_import, imports)
     outputs = {str(value.name): value for value in node.outputs if value.name}
     graph = helper.make_graph([proto], "body", _typed(given), _typed(outputs))
     imports.append(helper.make_opsetid(LOCAL, 1))
@@ -229,32 +227,34 @@ def _rename(node: ir.Node, prefix: str, unique: Unique) -> None:
                 value.name = unique(f"{prefix}/{value.name}")
 
 
-def settle(body: Expansion, op: Builder, node: ir.Node) -> None:
-    """Once the gradient is emitted: take the copied nodes that nothing reads away, and give the others their names.
+def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Node], grads: Sequence[ir.Value]) -> None:
+    """Once the gradient is emitted: take the copied nodes that it does not read away, and give the others their names.
 
+    `emitted`: the copy and its gradient; what the gradient reads is what `grads` depend on.
     Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
     """
-    unread = _unread(body.nodes, ())
+    needed = set(grads)
+    for one in reversed(emitted):
+        if not needed.isdisjoint(one.outputs):
+            needed |= values_read(one)
+    unread = {copy for copy in body.nodes if needed.isdisjoint(copy.outputs)}
     op.nodes[:] = [n for n in op.nodes if n not in unread]
     for copy in body.nodes:
-        if copy not in unread:
+        if copy in unread:
+            _detach(copy)
+        else:
             _require_repeatable(copy, node)
             _rename(copy, f"{label(node)}_again", op.unique)
 
 
 def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:
     """Take the nodes that neither another nor `kept` needs out of a complete list of backward nodes."""
-    unread = _unread(nodes, kept)
-    nodes[:] = [node for node in nodes if node not in unread]
-
-
-def _unread(nodes: Sequence[ir.Node], kept: Iterable[ir.Value]) -> set[ir.Node]:
     needed, unread = set(kept), set()
     for node in reversed(nodes):
         if not any(value.uses() or value in needed for value in node.outputs):
             unread.add(node)
             _detach(node)
-    return unread
+    nodes[:] = [node for node in nodes if node not in unread]
 
 
 def _detach(node: ir.Node) -> None:
@@ -272,9 +272,8 @@ def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
             mode = constant_value(copy.inputs[2])
             training = mode is None or bool(mode.any())
         if copy.op_type in RANDOM or training:
-            raise UnsupportedError(
+            raise unsupported(
+                node,
                 f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "
                 "numbers. Move that node out of the sub-graph",
-                op_type=node.op_type,
-                node=label(node),
             )

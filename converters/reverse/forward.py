@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import overload
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedAttributeError
+from onnx_backprop.converters.reverse.known import constant_value, dims
+from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedAttributeError, UnsupportedError
 
 
 def label(node: ir.Node) -> str:
     """What to call a node in messages: its name, or that of its first output."""
     return node.name or next((str(v.name) for v in node.outputs if v.name), "")
+
+
+def unsupported(node: ir.Node, message: str) -> UnsupportedError:
+    """The error for a node that cannot be differentiated; raise it."""
+    return UnsupportedError(message, op_type=node.op_type, node=label(node))
 
 
 class Forward:
@@ -43,14 +50,35 @@ class Forward:
         """An input that must be there."""
         value = self.node.inputs[index] if index < len(self.node.inputs) else None
         if value is None:
-            raise InvalidModelError(f"input {index} is missing", op_type=self.op_type, node=self.name)
+            raise self.invalid(f"input {index} is missing")
         return value
+
+    def optional(self, index: int) -> ir.Value | None:
+        """An input that may be left out."""
+        return self.node.inputs[index] if self.has(index) else None
+
+    def every_input(self) -> list[ir.Value]:
+        """The inputs of an operator that takes any number of them."""
+        return [self.input(n) for n in range(len(self.node.inputs))]
 
     def output(self, index: int = 0) -> ir.Value:
         return self.node.outputs[index]
 
+    def rank(self, index: int, why: str = "") -> int:
+        """The rank of an input, for a rule that needs it at conversion; `why`: what for."""
+        shape = dims(self.input(index))
+        if shape is None:
+            raise self.unsupported(
+                f"the gradient needs the rank of input {index} ({self.input(index).name!r}) at conversion{why}, and "
+                "shape inference does not find it. Give that value a shape"
+            )
+        return len(shape)
+
     def wants(self, index: int) -> bool:
-        """Whether somebody asked for the gradient of an input; a rule may skip the others."""
+        """Whether somebody asked for the gradient of an input.
+
+        Nodes that only serve a gradient that nobody asked for are taken away; a rule need not ask for their sake.
+        """
         return index < len(self.node.inputs) and self.node.inputs[index] in self._wanted
 
     def given(self, name: str) -> bool:
@@ -66,6 +94,25 @@ class Forward:
     def string(self, name: str, default: str) -> str:
         return self.node.attributes[name].as_string() if self.given(name) else default
 
+    def choice(self, name: str, default: str, handled: Collection[str]) -> str:
+        """A string attribute; UnsupportedAttributeError for a value that the rule does not handle."""
+        value = self.string(name, default)
+        if value not in handled:
+            *first, last = handled
+            raise self.refuse(name, value, f"{', '.join(first)} and {last}")
+        return value
+
+    def one_of(self, name: str, default: str, allowed: Sequence[str]) -> str:
+        """A string attribute; InvalidModelError for a value that the operator's definition does not allow."""
+        value = self.string(name, default)
+        if value not in allowed:
+            raise self.invalid(f"attribute {name}: expected one of {', '.join(allowed)}, got {value!r}")
+        return value
+
+    @overload
+    def ints(self, name: str) -> list[int] | None: ...
+    @overload
+    def ints(self, name: str, default: Sequence[int]) -> list[int]: ...
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int] | None:
         if self.given(name):
             return list(self.node.attributes[name].as_ints())
@@ -73,7 +120,7 @@ class Forward:
 
     def constant(self, index: int) -> np.ndarray | None:
         """The value of an input that no run can change, else None (also for an absent input)."""
-        return constant_value(self.node.inputs[index]) if self.has(index) else None
+        return constant_value(self.optional(index))
 
     def refuse(self, attribute: str, value: object, handled: str) -> UnsupportedAttributeError:
         """The error for an attribute value the rule does not handle; raise it."""
@@ -81,10 +128,10 @@ class Forward:
             f"the gradient handles {attribute} {handled}; got {value!r}", op_type=self.op_type, node=self.name
         )
 
+    def unsupported(self, message: str) -> UnsupportedError:
+        """The error for a form of the operator that the rule does not handle; raise it."""
+        return unsupported(self.node, message)
 
-def constant_value(value: ir.Value | None) -> np.ndarray | None:
-    """The array of an initializer or Constant node; None when a run may feed something else."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
+    def invalid(self, message: str) -> InvalidModelError:
+        """The error for a node that the operator's definition does not allow; raise it."""
+        return InvalidModelError(message, op_type=self.op_type, node=self.name)

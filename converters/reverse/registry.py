@@ -1,31 +1,33 @@
 """The table of gradient rules: `@gradient("Relu", versions=(14,))` above a function is all it takes to add one.
 
-A rule is `rule(op, node, dy) -> one value or None per forward input`. It states the versions of the operator it
-serves, as `OpSchema.since_version`; a version nobody looked at has no rule, so a changed operator is refused and
-never differentiated by an outdated formula.
+A rule is `rule(op, node, dy) -> one value or None per forward input`; those at the end may be left out, and for one
+input the value alone will do. It states the versions of the operator it serves, as `OpSchema.since_version`; a version
+nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 from onnx import defs
 
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
 
-Grads = Sequence[ir.Value | None]
+Grads = ir.Value | Sequence[ir.Value | None]
 RuleFunction = Callable[..., Grads]
 Key = tuple[str, str, int]  # domain, operator, since_version
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One gradient rule. `all_outputs`: it takes a list with one gradient or None per output, not just the first's."""
+    """One gradient rule, as `gradient` registered it."""
 
     function: RuleFunction
     all_outputs: bool = False
+    broadcasts: bool = False
 
 
 RULES: dict[Key, Rule] = {}
@@ -42,10 +44,13 @@ def gradient(
     versions: Sequence[int],
     domain: str = "",
     all_outputs: bool = False,
+    broadcasts: bool = False,
     inputs: Sequence[int] | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the gradient rule of an operator, for the versions named.
 
+    `all_outputs`: the rule takes a list with one gradient or None per output, not just the first's. `broadcasts`: its
+    gradients have the shape of the output, and are summed over the axes that each input was broadcast along.
     `inputs`: the indices of the inputs that gradients flow to, where a float input (as Resize's scales) gets none
     whatever it is. A node reached through another input alone is not on a path.
     """
@@ -57,7 +62,7 @@ def gradient(
                 raise RegistrationError(f"second gradient rule for {key}", op_type=op_type)
             if (domain, op_type) in NO_GRADIENT:
                 raise RegistrationError("a gradient rule for an operator listed as without gradient", op_type=op_type)
-            RULES[key] = Rule(function, all_outputs)
+            RULES[key] = Rule(function, all_outputs, broadcasts)
         if inputs is not None:
             FLOWING_INPUTS[domain, op_type] = frozenset(inputs)
         return function
@@ -98,3 +103,19 @@ def stops(node: ir.Node) -> str | None:
 def served_versions(op_type: str, domain: str = "") -> list[int]:
     """The versions of an operator that have a rule."""
     return sorted(v for d, o, v in RULES if (d, o) == (domain, op_type))
+
+
+class SupportedOp(NamedTuple):
+    """One operator version with a gradient rule; the domain "" is ONNX's own."""
+
+    domain: str
+    op_type: str
+    since_version: int
+
+
+def supported_ops() -> list[SupportedOp]:
+    """The operators that have a gradient rule, sorted; `since_version` as in ONNX's operator documents.
+
+    A model below opset 18 is converted to 18 first, so that it may use older versions than these.
+    """
+    return sorted(SupportedOp(*key) for key in RULES)

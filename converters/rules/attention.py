@@ -7,10 +7,10 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnx_backprop.converters.reverse.builder import element_type
+from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.converters.reverse.expand import amends
-from onnx_backprop.converters.reverse.forward import label
-from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.converters.reverse.forward import unsupported
+from onnx_backprop.converters.reverse.known import element_type
 
 
 @amends("Attention")
@@ -22,15 +22,11 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     where no entry of its mask is above the lowest finite number, the body only where all are -inf.
     """
     dtype = None if node.inputs[0] is None else element_type(node.inputs[0])
-    copies = [_copy(inner) for inner in body.node]
+    copies = [copied(inner) for inner in body.node]
     nodes = {inner.output[0]: inner for inner in copies}
     softmax = next((inner for inner in copies if inner.op_type == "Softmax"), None)
     if softmax is None or dtype is None or not {"BiasRowMaxAxes", "BiasRowMax", "RowAllMasked"} <= nodes.keys():
-        raise UnsupportedError(
-            "the function body that onnx defines for it is not one that this version knows",
-            op_type=node.op_type,
-            node=label(node),
-        )
+        raise unsupported(node, "the function body that onnx defines for it is not one that this version knows")
     lowest = numpy_helper.from_array(np.array([dtype.min]).astype(dtype.numpy()))
     scores = softmax.input[0]
     softmax.input[0] = "ScoresOrNone"
@@ -51,9 +47,3 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
                 ]
             )
         body.node.append(inner)
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy

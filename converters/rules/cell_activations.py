@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
@@ -27,33 +26,6 @@ ALPHAS = {
 BETAS = {"HardSigmoid": 0.5, "Affine": None, "ScaledTanh": None}
 
 
-class Arithmetic:
-    """Emits into a builder, with numbers of one float type."""
-
-    def __init__(self, op: Builder, dtype: ir.DataType) -> None:
-        self.op = op
-        self.dtype = dtype
-
-    def number(self, value: float) -> ir.Value:
-        return self.op.constant(np.array(value).astype(self.dtype.numpy()))
-
-    def one_minus(self, x: ir.Value) -> ir.Value:
-        return self.op.Sub(self.number(1.0), x)
-
-    def times(self, factor: float, x: ir.Value) -> ir.Value:
-        return self.op.Mul(self.number(factor), x)
-
-    def product(self, first: ir.Value, *others: ir.Value) -> ir.Value:
-        for other in others:
-            first = self.op.Mul(first, other)
-        return first
-
-    def total(self, first: ir.Value, *others: ir.Value | None) -> ir.Value:
-        for other in others:
-            first = first if other is None else self.op.Add(first, other)
-        return first
-
-
 @dataclass(frozen=True)
 class Activation:
     """y = f(a), a clipped to [-clip, clip] first where there is a clip."""
@@ -63,18 +35,16 @@ class Activation:
     beta: float
     clip: float | None
 
-    def value(self, m: Arithmetic, a: ir.Value) -> ir.Value:
-        return _VALUES[self.name](m, self._clipped(m, a), self)
+    def value(self, op: Builder, a: ir.Value) -> ir.Value:
+        return _VALUES[self.name](op, self._clipped(op, a), self)
 
-    def slope(self, m: Arithmetic, a: ir.Value) -> ir.Value:
+    def slope(self, op: Builder, a: ir.Value) -> ir.Value:
         """dy / da: 0 beyond the clip; at the kink of a function, the slope to its left."""
-        slope = _SLOPES[self.name](m, self._clipped(m, a), self)
-        if self.clip is None:
-            return slope
-        return m.op.Where(m.op.Less(m.op.Abs(a), m.number(self.clip)), slope, m.number(0.0))
+        slope = _SLOPES[self.name](op, self._clipped(op, a), self)
+        return slope if self.clip is None else op.Where(op.Less(op.Abs(a), self.clip), slope, 0)
 
-    def _clipped(self, m: Arithmetic, a: ir.Value) -> ir.Value:
-        return a if self.clip is None else m.op.Clip(a, m.number(-self.clip), m.number(self.clip))
+    def _clipped(self, op: Builder, a: ir.Value) -> ir.Value:
+        return a if self.clip is None else op.Clip(a, -self.clip, self.clip)
 
 
 def activations(node: Forward, default: tuple[str, ...], directions: int, clip: float | None) -> list[list[Activation]]:
@@ -107,73 +77,61 @@ def _floats(node: Forward, name: str) -> list[float]:
     return list(node.node.attributes[name].as_floats()) if node.given(name) else []
 
 
-Emit = Callable[[Arithmetic, ir.Value, Activation], ir.Value]
+Emit = Callable[[Builder, ir.Value, Activation], ir.Value]
 
 
-def _above(m: Arithmetic, a: ir.Value, bound: float, above: ir.Value, below: ir.Value) -> ir.Value:
-    return m.op.Where(m.op.Greater(a, m.number(bound)), above, below)
+def _step(op: Builder, a: ir.Value, bound: float, above: float, below: float) -> ir.Value:
+    return op.Where(op.Greater(a, bound), op.scalar(above, a), op.scalar(below, a))
 
 
-def _tanh_slope(m: Arithmetic, a: ir.Value, _: Activation) -> ir.Value:
-    t = m.op.Tanh(a)
-    return m.one_minus(m.op.Mul(t, t))
+def _tanh_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
+    t = op.Tanh(a)
+    return op.Sub(1, op.Mul(t, t))
 
 
-def _sigmoid_slope(m: Arithmetic, a: ir.Value, _: Activation) -> ir.Value:
-    s = m.op.Sigmoid(a)
-    return m.op.Mul(s, m.one_minus(s))
+def _sigmoid_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
+    s = op.Sigmoid(a)
+    return op.Mul(s, op.Sub(1, s))
 
 
-def _hard_sigmoid(m: Arithmetic, a: ir.Value, f: Activation) -> ir.Value:
-    return m.op.Clip(m.op.Add(m.times(f.alpha, a), m.number(f.beta)), m.number(0.0), m.number(1.0))
+def _line(op: Builder, a: ir.Value, f: Activation) -> ir.Value:
+    return op.Add(op.Mul(f.alpha, a), f.beta)
 
 
-def _hard_sigmoid_slope(m: Arithmetic, a: ir.Value, f: Activation) -> ir.Value:
-    line = m.op.Add(m.times(f.alpha, a), m.number(f.beta))
-    inside = m.op.And(m.op.Greater(line, m.number(0.0)), m.op.Less(line, m.number(1.0)))
-    return m.op.Where(inside, m.number(f.alpha), m.number(0.0))
+def _hard_sigmoid_slope(op: Builder, a: ir.Value, f: Activation) -> ir.Value:
+    line = _line(op, a, f)
+    inside = op.And(op.Greater(line, 0), op.Less(line, 1))
+    return op.Where(inside, op.scalar(f.alpha, a), op.scalar(0, a))
 
 
-def _elu(m: Arithmetic, a: ir.Value, f: Activation) -> ir.Value:
-    return m.op.Elu(a, alpha=f.alpha)
-
-
-def _elu_slope(m: Arithmetic, a: ir.Value, f: Activation) -> ir.Value:
-    return _above(m, a, 0.0, m.number(1.0), m.times(f.alpha, m.op.Exp(a)))
-
-
-def _softsign_slope(m: Arithmetic, a: ir.Value, _: Activation) -> ir.Value:
-    root = m.op.Add(m.number(1.0), m.op.Abs(a))
-    return m.op.Reciprocal(m.op.Mul(root, root))
-
-
-def _scaled_tanh_slope(m: Arithmetic, a: ir.Value, f: Activation) -> ir.Value:
-    return m.times(f.alpha * f.beta, _tanh_slope(m, m.times(f.beta, a), f))
+def _softsign_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
+    root = op.Add(1, op.Abs(a))
+    return op.Reciprocal(op.Mul(root, root))
 
 
 _VALUES: dict[str, Emit] = {
-    "Tanh": lambda m, a, _: m.op.Tanh(a),
-    "Sigmoid": lambda m, a, _: m.op.Sigmoid(a),
-    "Relu": lambda m, a, _: m.op.Relu(a),
-    "LeakyRelu": lambda m, a, f: m.op.LeakyRelu(a, alpha=f.alpha),
-    "ThresholdedRelu": lambda m, a, f: _above(m, a, f.alpha, a, m.number(0.0)),
-    "Affine": lambda m, a, f: m.op.Add(m.times(f.alpha, a), m.number(f.beta)),
-    "ScaledTanh": lambda m, a, f: m.times(f.alpha, m.op.Tanh(m.times(f.beta, a))),
-    "HardSigmoid": _hard_sigmoid,
-    "Elu": _elu,
-    "Softsign": lambda m, a, _: m.op.Softsign(a),
-    "Softplus": lambda m, a, _: m.op.Softplus(a),
+    "Tanh": lambda op, a, _: op.Tanh(a),
+    "Sigmoid": lambda op, a, _: op.Sigmoid(a),
+    "Relu": lambda op, a, _: op.Relu(a),
+    "LeakyRelu": lambda op, a, f: op.LeakyRelu(a, alpha=f.alpha),
+    "ThresholdedRelu": lambda op, a, f: op.Where(op.Greater(a, f.alpha), a, 0),
+    "Affine": _line,
+    "ScaledTanh": lambda op, a, f: op.Mul(f.alpha, op.Tanh(op.Mul(f.beta, a))),
+    "HardSigmoid": lambda op, a, f: op.Clip(_line(op, a, f), 0, 1),
+    "Elu": lambda op, a, f: op.Elu(a, alpha=f.alpha),
+    "Softsign": lambda op, a, _: op.Softsign(a),
+    "Softplus": lambda op, a, _: op.Softplus(a),
 }
 _SLOPES: dict[str, Emit] = {
     "Tanh": _tanh_slope,
     "Sigmoid": _sigmoid_slope,
-    "Relu": lambda m, a, _: _above(m, a, 0.0, m.number(1.0), m.number(0.0)),
-    "LeakyRelu": lambda m, a, f: _above(m, a, 0.0, m.number(1.0), m.number(f.alpha)),
-    "ThresholdedRelu": lambda m, a, f: _above(m, a, f.alpha, m.number(1.0), m.number(0.0)),
-    "Affine": lambda m, a, f: m.op.Expand(m.number(f.alpha), m.op.Shape(a)),
-    "ScaledTanh": _scaled_tanh_slope,
+    "Relu": lambda op, a, _: _step(op, a, 0, 1, 0),
+    "LeakyRelu": lambda op, a, f: _step(op, a, 0, 1, f.alpha),
+    "ThresholdedRelu": lambda op, a, f: _step(op, a, f.alpha, 1, 0),
+    "Affine": lambda op, a, f: op.Expand(op.scalar(f.alpha, a), op.Shape(a)),
+    "ScaledTanh": lambda op, a, f: op.Mul(f.alpha * f.beta, _tanh_slope(op, op.Mul(f.beta, a), f)),
     "HardSigmoid": _hard_sigmoid_slope,
-    "Elu": _elu_slope,
+    "Elu": lambda op, a, f: op.Where(op.Greater(a, 0), 1, op.Mul(f.alpha, op.Exp(a))),
     "Softsign": _softsign_slope,
-    "Softplus": lambda m, a, _: m.op.Sigmoid(a),
+    "Softplus": lambda op, a, _: op.Sigmoid(a),
 }

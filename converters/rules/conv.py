@@ -13,11 +13,11 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.conv_transpose_pads import axis_pads, extent
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims, known_lengths
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.common import padded
-from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths.convolution import MAX_RANK
 
@@ -79,16 +79,13 @@ def conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     common["auto_pad"] = "None" if attributes.auto_pad == "NOTSET" else attributes.auto_pad
     crop = attributes.crop()
     seen = x if crop is None else _pad(op, attributes, x, crop)
-    dx = dw = None
-    if node.wants(0):
-        shape, shape_input = wanted_shape(op, seen)
-        dx = op.domain.ConvolutionBackwardData(dy, w, *shape_input, dst_shape=shape, **common)
-        if crop is not None:
-            dx = _pad(op, attributes, dx, ([-p for p in crop[0]], [-p for p in crop[1]]))
-    if node.wants(1):
-        shape, shape_input = wanted_shape(op, w)
-        dw = op.domain.ConvolutionBackwardWeights(seen, dy, *shape_input, weights_shape=shape, **common)
-    return (dx, dw, *bias_gradient(op, node, dy))
+    shape, shape_input = wanted_shape(op, seen)
+    dx = op.domain.ConvolutionBackwardData(dy, w, *shape_input, dst_shape=shape, **common)
+    if crop is not None:
+        dx = _pad(op, attributes, dx, ([-p for p in crop[0]], [-p for p in crop[1]]))
+    shape, shape_input = wanted_shape(op, w)
+    dw = op.domain.ConvolutionBackwardWeights(seen, dy, *shape_input, weights_shape=shape, **common)
+    return dx, dw, bias_gradient(op, node, dy)
 
 
 @gradient("ConvTranspose", versions=(11, 22))
@@ -110,42 +107,33 @@ def conv_transpose(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         assert crop is not None
         seen = _pad(op, attributes, dy, crop)
     common = attributes.common(pads, "IOX")
-    dx = dw = None
-    if node.wants(0):
-        dx = op.domain.ConvTransposeBackwardData(seen, w, **common)
-    if node.wants(1):
-        shape, shape_input = wanted_shape(op, w)
-        dw = op.domain.ConvTransposeBackwardWeights(x, seen, *shape_input, weights_shape=shape, **common)
-    return (dx, dw, *bias_gradient(op, node, dy))
+    dx = op.domain.ConvTransposeBackwardData(seen, w, **common)
+    shape, shape_input = wanted_shape(op, w)
+    dw = op.domain.ConvTransposeBackwardWeights(x, seen, *shape_input, weights_shape=shape, **common)
+    return dx, dw, bias_gradient(op, node, dy)
 
 
 def wanted_shape(op: Builder, value: ir.Value) -> tuple[list[int] | None, list[ir.Value]]:
     """The shape of a value for an operator that takes it as attribute (known) or as input (symbolic)."""
-    known = dims(value)
-    if known is not None and all(isinstance(d, int) for d in known):
-        return [d for d in known if isinstance(d, int)], []
-    return None, [op.shape_s32(value)]
+    known = known_lengths(value)
+    return (None, [op.shape_s32(value)]) if known is None else (known, [])
 
 
-def bias_gradient(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """One entry for a bias input that the node has, none otherwise."""
-    if len(node.inputs) < 3:
-        return ()
-    return (op.domain.BiasAddBackward(dy, data_format="NCX") if node.wants(2) else None,)
+def bias_gradient(op: Builder, node: Forward, dy: ir.Value) -> ir.Value | None:
+    """Σ dy over all but the channels, for a node that has a bias."""
+    return op.domain.BiasAddBackward(dy, data_format="NCX") if node.has(2) else None
 
 
 def read_attributes(node: Forward) -> ConvAttributes:
     """Read and check what Conv and ConvTranspose have in common."""
     kernel = _kernel(node)
     axes = len(kernel)
-    auto_pad = node.string("auto_pad", "NOTSET")
-    if auto_pad not in AUTO_PADS:
-        raise _invalid(node, f"attribute auto_pad: expected one of {', '.join(AUTO_PADS)}, got {auto_pad!r}")
-    pads = node.ints("pads", [0] * 2 * axes) or []
+    auto_pad = node.one_of("auto_pad", "NOTSET", AUTO_PADS)
+    pads = node.ints("pads", [0] * 2 * axes)
     if auto_pad != "NOTSET" and any(pads):
-        raise _invalid(node, f"attribute pads: expected none beside auto_pad {auto_pad}, got {pads}")
-    strides = node.ints("strides", [1] * axes) or []
-    dilations = node.ints("dilations", [1] * axes) or []
+        raise node.invalid(f"attribute pads: expected none beside auto_pad {auto_pad}, got {pads}")
+    strides = node.ints("strides", [1] * axes)
+    dilations = node.ints("dilations", [1] * axes)
     # onnxruntime runs negative pads where it does not know the ranks beforehand, and refuses them where it does
     hidden = dims(node.input(0)) is None or dims(node.input(1)) is None
     for name, values, count, low in (
@@ -154,7 +142,7 @@ def read_attributes(node: Forward) -> ConvAttributes:
         ("dilations", dilations, axes, 1),
     ):
         if len(values) != count or min(values) < low:
-            raise _invalid(node, f"attribute {name}: expected {count} values >= {low}, got {values}")
+            raise node.invalid(f"attribute {name}: expected {count} values >= {low}, got {values}")
     return ConvAttributes(strides, dilations, (pads[:axes], pads[axes:]), auto_pad, node.int("group", 1), kernel)
 
 
@@ -164,14 +152,12 @@ def _kernel(node: Forward) -> Dims:
     kernel: Dims | None = None if weights is None else weights[2:]
     stated = node.ints("kernel_shape")
     if stated and kernel is not None and not _may_equal(kernel, stated):
-        raise _invalid(node, f"attribute kernel_shape: expected W's spatial shape {kernel}, got {stated}")
+        raise node.invalid(f"attribute kernel_shape: expected W's spatial shape {kernel}, got {stated}")
     if stated:
         kernel = tuple(stated)
     axes = _axes(node) if kernel is None else len(kernel)
     if not 1 <= axes <= MAX_RANK - 2:
-        raise UnsupportedError(
-            f"expected one to {MAX_RANK - 2} spatial axes, got {axes}", op_type=node.op_type, node=node.name
-        )
+        raise node.unsupported(f"expected one to {MAX_RANK - 2} spatial axes, got {axes}")
     return (None,) * axes if kernel is None else kernel
 
 
@@ -191,10 +177,8 @@ def _axes(node: Forward) -> int:
         values = node.ints(name)
         if values:
             return len(values) // per_axis
-    raise UnsupportedError(
-        "the ranks of X, W and Y are unknown and no attribute has one entry per axis; give one of them a shape",
-        op_type=node.op_type,
-        node=node.name,
+    raise node.unsupported(
+        "the ranks of X, W and Y are unknown and no attribute has one entry per axis; give one of them a shape"
     )
 
 
@@ -224,9 +208,9 @@ def _conv_transpose_pads(node: Forward, attributes: ConvAttributes) -> Pads | No
 
 def _output_padding(node: Forward, attributes: ConvAttributes) -> list[int]:
     axes = len(attributes.kernel)
-    extra = node.ints("output_padding", [0] * axes) or []
+    extra = node.ints("output_padding", [0] * axes)
     if len(extra) != axes or min(extra) < 0:
-        raise _invalid(node, f"attribute output_padding: expected {axes} values >= 0, got {extra}")
+        raise node.invalid(f"attribute output_padding: expected {axes} values >= 0, got {extra}")
     if any(padding >= stride for padding, stride in zip(extra, attributes.strides, strict=True)):
         # onnxruntime refuses to run it
         raise node.refuse("output_padding", extra, f"below the stride {attributes.strides}")
@@ -240,7 +224,7 @@ def _output_shape(node: Forward, attributes: ConvAttributes) -> list[int] | None
         return None
     axes = len(attributes.kernel)
     if len(wanted) not in (axes, axes + 2):
-        raise _invalid(node, f"attribute output_shape: expected {axes} values, got {wanted}")
+        raise node.invalid(f"attribute output_shape: expected {axes} values, got {wanted}")
     return wanted[-axes:]
 
 
@@ -249,20 +233,18 @@ def _unpadded(op: Builder, node: Forward, attributes: ConvAttributes, dy: ir.Val
 
     A dy of another shape than Y fails the run: the amounts would hide it.
     """
-    axes, zero = op.ints(attributes.spatial), op.ints([0])
-    strides = op.ints(attributes.strides)
+    axes, extents = op.ints(attributes.spatial), attributes.extents()
     source = op.Gather(op.shape(node.input(0)), axes)
-    extents = attributes.extents()
     if extents is None:
         kernel = op.Gather(op.shape(node.input(1)), axes)
-        covered = op.Add(op.Mul(op.Sub(kernel, op.ints([1])), op.ints(attributes.dilations)), op.ints([1]))
+        covered = op.Add(op.Mul(op.Sub(kernel, [1]), attributes.dilations), [1])
     else:
         covered = op.ints(extents)
-    full = op.Add(op.Mul(op.Sub(source, op.ints([1])), strides), covered)
+    full = op.Add(op.Mul(op.Sub(source, [1]), attributes.strides), covered)
     wanted = _output_shape(node, attributes)
-    out = op.Mul(source, strides) if wanted is None else op.ints(wanted)
-    total = op.Max(op.Sub(op.Add(full, op.ints(_output_padding(node, attributes))), out), zero)
-    half = op.Div(total, op.ints([2]))
+    out = op.Mul(source, attributes.strides) if wanted is None else op.ints(wanted)
+    total = op.Max(op.Sub(op.Add(full, _output_padding(node, attributes)), out), [0])
+    half = op.Div(total, [2])
     begin = half if attributes.upper else op.Sub(total, half)
     shape = op.shape(node.output())
     end = op.Sub(op.Sub(full, begin), op.Gather(shape, axes))
@@ -272,9 +254,9 @@ def _unpadded(op: Builder, node: Forward, attributes: ConvAttributes, dy: ir.Val
 
 def _zero_if_equal(op: Builder, a: ir.Value, b: ir.Value, message: str) -> ir.Value:
     """0 (1-D int64); a run where two shapes differ fails in a node that is named after the message."""
-    differ = op.ReduceMax(op.Cast(op.Not(op.Equal(a, b)), to=ir.DataType.INT64.value), keepdims=1)
+    differ = op.ReduceMax(op.Cast(op.Not(op.Equal(a, b)), to=ir.DataType.INT64), keepdims=1)
     prefix, op.prefix = op.prefix, f"{op.prefix}: {message}"
-    zero = op.Gather(op.ints([0]), differ)
+    zero = op.Gather([0], differ)
     op.prefix = prefix
     return zero
 
@@ -282,7 +264,3 @@ def _zero_if_equal(op: Builder, a: ir.Value, b: ir.Value, message: str) -> ir.Va
 def _pad(op: Builder, attributes: ConvAttributes, value: ir.Value, pads: Pads) -> ir.Value:
     """Zeros around the spatial axes; a negative number cuts off instead."""
     return padded(op, value, op.ints([*pads[0], *pads[1]]), op.ints(attributes.spatial))
-
-
-def _invalid(node: Forward, message: str) -> InvalidModelError:
-    return InvalidModelError(message, op_type=node.op_type, node=node.name)

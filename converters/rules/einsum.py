@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
-import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import length, narrow, widen, work_type
-from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.converters.rules.common import count_up, narrow, widen
 from onnx_backprop.opset.core.shapes import Dim
 
 ELLIPSIS = "..."
@@ -27,13 +26,11 @@ def einsum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x_i of length 1 that was broadcast sums it. Half types are computed in float32.
     Raises: UnsupportedError where an operand with an ellipsis has no known rank at conversion.
     """
-    equation = _equation(node)
-    values = [node.input(n) for n in range(len(node.inputs))]
-    wide = [widen(op, value, value) for value in values]
-    wide_dy = widen(op, dy, values[0])
+    equation, values = _equation(node), node.every_input()
+    wide, wide_dy = [widen(op, value) for value in values], widen(op, dy)
     grads: list[ir.Value | None] = []
     for n, value in enumerate(values):
-        if not node.wants(n):
+        if not node.wants(n):  # the product of the others may be a large one
             grads.append(None)
             continue
         others = [(wide_dy, equation.output)]
@@ -86,15 +83,7 @@ def _equation(node: Forward) -> _Equation:
 def _ellipsis_rank(node: Forward, n: int, term: str) -> int:
     if ELLIPSIS not in term:
         return 0
-    known = dims(node.input(n))
-    if known is None:
-        raise UnsupportedError(
-            f"the gradient needs the rank of input {n} ({node.input(n).name!r}) at conversion, because of the ellipsis "
-            f"in {term!r}, and shape inference does not find it. Write the axes out, or give that value a shape",
-            op_type=node.op_type,
-            node=node.name,
-        )
-    return len(known) - (len(term) - len(ELLIPSIS))
+    return node.rank(n, f", because of the ellipsis in {term!r}") - (len(term) - len(ELLIPSIS))
 
 
 def _product(op: Builder, factors: Sequence[tuple[ir.Value, str]], letters: str) -> tuple[ir.Value, str]:
@@ -124,7 +113,7 @@ class _Operand:
         op, (g, kept) = self._op, product
         lacking = [axis for axis, letter in enumerate(self.letters) if letter not in kept]
         if lacking:
-            g = op.Unsqueeze(g, op.ints(lacking))
+            g = op.Unsqueeze(g, lacking)
         summed: list[int] = []
         repeated = undecided = False
         for axis, letter in enumerate(self.letters):
@@ -144,18 +133,15 @@ class _Operand:
         if repeated or undecided:
             g = op.Expand(g, shape)
         if undecided:
-            one = op.ints([1])
-            stretched = op.And(op.Equal(shape, one), op.Not(op.Equal(op.Shape(g), one)))
-            axes = op.Squeeze(op.NonZero(stretched), op.ints([0]))
-            return op.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
-        return op.ReduceSum(g, op.ints(summed), keepdims=1) if summed else g
+            return op.sum_stretched(g, shape, op.Shape(g))
+        return op.ReduceSum(g, summed, keepdims=1) if summed else g
 
     def _shape(self) -> ir.Value:
         """The length of x along each of its letters."""
         shape = self._op.shape(self._x)
         if len(self.letters) == len(self._term):
             return shape
-        return self._op.Gather(shape, self._op.ints([self._term.index(letter) for letter in self.letters]))
+        return self._op.Gather(shape, [self._term.index(letter) for letter in self.letters])
 
     def on_diagonals(self, g: ir.Value) -> ir.Value:
         """The gradient by the axes of x: where letters occur again, that by the letters on a diagonal, else 0."""
@@ -163,14 +149,12 @@ class _Operand:
         again = [axis for axis, letter in enumerate(self._term) if self._term.index(letter) < axis]
         if not again:
             return g
-        g = op.Unsqueeze(g, op.ints(again))
+        g = op.Unsqueeze(g, again)
         diagonal: ir.Value | None = None
         for axis in again:
             first = self._term.index(self._term[axis])
-            numbers = op.Range(
-                op.constant(np.array(0)), op.Squeeze(length(op, self._x, axis), op.ints([0])), op.constant(np.array(1))
-            )
-            along = (op.Unsqueeze(numbers, op.ints([a for a in range(rank) if a != where])) for where in (first, axis))
+            numbers = count_up(op, op.length(self._x, axis))
+            along = (op.Unsqueeze(numbers, [a for a in range(rank) if a != where]) for where in (first, axis))
             equal = op.Equal(*along)
             diagonal = equal if diagonal is None else op.And(diagonal, equal)
-        return op.Where(diagonal, g, op.constant(np.zeros((), work_type(self._x).numpy())))
+        return op.Where(diagonal, g, 0)

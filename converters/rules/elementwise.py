@@ -6,61 +6,43 @@ from math import pi, sqrt
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import cast, positions
-
-FLOAT_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+from onnx_backprop.converters.rules.common import FLOAT_TYPES, cast, positions
 
 
-@gradient("Add", versions=(14,))
-def add(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+@gradient("Add", versions=(14,), broadcasts=True)
+def add(_op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     """Y = a + b  =>  da = db = dy, each summed over the axes it was broadcast along."""
-    y = node.output()
-    return [op.unbroadcast(dy, node.input(n), y) if node.wants(n) else None for n in range(2)]
+    return dy, dy
 
 
-@gradient("Sub", versions=(14,))
-def sub(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+@gradient("Sub", versions=(14,), broadcasts=True)
+def sub(op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     """Y = a - b  =>  da = dy, db = -dy, each summed over the axes it was broadcast along."""
-    a, b, y = node.input(0), node.input(1), node.output()
-    return (
-        op.unbroadcast(dy, a, y) if node.wants(0) else None,
-        op.Neg(op.unbroadcast(dy, b, y)) if node.wants(1) else None,
-    )
+    return dy, op.Neg(dy)
 
 
-@gradient("Mul", versions=(14,))
+@gradient("Mul", versions=(14,), broadcasts=True)
 def mul(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = a · b  =>  da = dy · b, db = dy · a, each summed over the axes it was broadcast along."""
-    a, b, y = node.input(0), node.input(1), node.output()
-    return (
-        op.unbroadcast(op.Mul(dy, b), a, y) if node.wants(0) else None,
-        op.unbroadcast(op.Mul(dy, a), b, y) if node.wants(1) else None,
-    )
+    return op.Mul(dy, node.input(1)), op.Mul(dy, node.input(0))
 
 
-@gradient("Div", versions=(14,))
+@gradient("Div", versions=(14,), broadcasts=True)
 def div(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = a / b  =>  da = dy / b, db = -Y · dy / b, each summed over the axes it was broadcast along."""
-    a, b, y = node.input(0), node.input(1), node.output()
-    da = op.Div(dy, b)
-    return (
-        op.unbroadcast(da, a, y) if node.wants(0) else None,
-        op.unbroadcast(op.Neg(op.Mul(da, y)), b, y) if node.wants(1) else None,
-    )
+    da = op.Div(dy, node.input(1))
+    return da, op.Neg(op.Mul(da, node.output()))
 
 
-@gradient("Mod", versions=(13,))
+@gradient("Mod", versions=(13,), broadcasts=True)
 def mod(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = a - b · trunc(a / b)  =>  da = dy, db = -dy · trunc(a / b). The jumps where a / b is whole are left out."""
-    a, b, y = node.input(0), node.input(1), node.output()
-    quotient = op.Round(op.Div(op.Sub(a, y), b))
-    return (
-        op.unbroadcast(dy, a, y) if node.wants(0) else None,
-        op.unbroadcast(op.Neg(op.Mul(dy, quotient)), b, y) if node.wants(1) else None,
-    )
+    quotient = op.Round(op.Div(op.Sub(node.input(0), node.output()), node.input(1)))
+    return dy, op.Neg(op.Mul(dy, quotient))
 
 
 @gradient("Pow", versions=(15,))
@@ -70,64 +52,50 @@ def power(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Edge: where p = 0, dx is 0, also at x = 0; where x = 0 and p >= 0, dp is 0. For x < 0 the power exists for whole p
     only and has no derivative by p: dp is NaN there. At x = 0 and p < 1 (p not 0), dx is infinite, as it should be.
     """
-    x, p, y = node.input(0), node.input(1), node.output()
-    exponent = cast(op, p, element_type(p), element_type(x))
-    zero, one = op.scalar(0.0, x), op.scalar(1.0, x)
+    x, p, y, constant = node.input(0), node.input(1), node.output(), node.constant(1)
+    exponent = cast(op, p, element_type(x))
     dx = dp = None
     if node.wants(0):
-        constant = node.constant(1)
-        slope = op.Mul(exponent, op.Pow(x, op.Sub(exponent, one)))
+        slope = op.Mul(exponent, op.Pow(x, op.Sub(exponent, 1)))
         if constant is None or (constant == 0).any():
-            slope = op.Where(op.Equal(exponent, zero), zero, slope)
+            slope = op.Where(op.Equal(exponent, 0), 0, slope)
         elif (constant == 2).all():
             slope = op.Mul(exponent, x)
         dx = op.unbroadcast(op.Mul(dy, slope), x, y)
-    if node.wants(1):
-        flat = op.And(op.Equal(x, zero), op.GreaterOrEqual(exponent, zero))
-        slope = op.Where(flat, zero, op.Mul(y, op.Log(x)))
-        dp = cast(op, op.unbroadcast(op.Mul(dy, slope), p, y), element_type(x), element_type(p))
+    if node.wants(1):  # an exponent of integers has no gradient
+        flat = op.And(op.Equal(x, 0), op.GreaterOrEqual(exponent, 0))
+        slope = op.Where(flat, 0, op.Mul(y, op.Log(x)))
+        dp = cast(op, op.unbroadcast(op.Mul(dy, slope), p, y), element_type(p))
     return dx, dp
 
 
-@gradient("Sum", versions=(13,))
-def sum_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+@gradient("Sum", versions=(13,), broadcasts=True)
+def sum_(_op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = Σ_i x_i  =>  dx_i = dy, summed over the axes x_i was broadcast along."""
-    y = node.output()
-    return [op.unbroadcast(dy, node.input(n), y) if node.wants(n) else None for n in range(len(node.inputs))]
+    return [dy] * len(node.inputs)
 
 
-@gradient("Mean", versions=(13,))
+@gradient("Mean", versions=(13,), broadcasts=True)
 def mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = Σ_i x_i / n  =>  dx_i = dy / n, summed over the axes x_i was broadcast along."""
-    y, count = node.output(), len(node.inputs)
-    share = op.Div(dy, op.scalar(count, y))
-    return [op.unbroadcast(share, node.input(n), y) if node.wants(n) else None for n in range(count)]
+    return [op.Div(dy, len(node.inputs))] * len(node.inputs)
 
 
-@gradient("Max", versions=(13,))
+@gradient("Max", versions=(13,), broadcasts=True)
 def maximum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = max_i x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y, else 0: ties share equally."""
-    return _extremum(op, node, dy)
+    if len(node.inputs) == 1:
+        return dy
+    hits = [op.Equal(x, node.output()) for x in node.every_input()]
+    one, zero = op.scalar(1, dy), op.scalar(0, dy)
+    share = op.Div(dy, op.Sum(*(op.Where(hit, one, zero) for hit in hits)))
+    return [op.Where(hit, share, 0) for hit in hits]
 
 
-@gradient("Min", versions=(13,))
+@gradient("Min", versions=(13,), broadcasts=True)
 def minimum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = min_i x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y, else 0: ties share equally."""
-    return _extremum(op, node, dy)
-
-
-def _extremum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    y, inputs = node.output(), [node.input(n) for n in range(len(node.inputs))]
-    if len(inputs) == 1:
-        return [dy]
-    hits = [op.Equal(x, y) for x in inputs]
-    one, zero = op.scalar(1.0, y), op.scalar(0.0, y)
-    count = op.Sum(*(op.Where(hit, one, zero) for hit in hits))
-    share = op.Div(dy, count)
-    return [
-        op.unbroadcast(op.Where(hit, share, zero), x, y) if node.wants(n) else None
-        for n, (hit, x) in enumerate(zip(hits, inputs, strict=True))
-    ]
+    return maximum(op, node, dy)
 
 
 @gradient("Clip", versions=(13,))
@@ -136,82 +104,67 @@ def clip(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Edge: at x = lo and x = hi the gradient is x's. Where lo > hi, Y is hi everywhere.
     """
-    x, y = node.input(0), node.output()
-    zero = op.scalar(0.0, y)
-    low = node.input(1) if node.has(1) else None
-    high = node.input(2) if node.has(2) else None
-    below = None if low is None else op.Less(x, low)
-    above = None if high is None else op.Greater(x if low is None else op.Max(x, low), high)
-
-    dx, dlow, dhigh = (dy if node.wants(0) else None), None, None
-    for outside in (below, above):
-        if dx is not None and outside is not None:
-            dx = op.Where(outside, zero, dx)
-    if low is not None and below is not None and node.wants(1):
-        at_low = op.Where(below, dy, zero)
-        at_low = at_low if above is None else op.Where(above, zero, at_low)
-        dlow = op.unbroadcast(at_low, low, y)
-    if high is not None and above is not None and node.wants(2):
-        dhigh = op.unbroadcast(op.Where(above, dy, zero), high, y)
-    return (dx, dlow, dhigh)[: len(node.inputs)]
+    x, y, low, high = node.input(0), node.output(), node.optional(1), node.optional(2)
+    dx, dlow, dhigh = dy, None, None
+    if low is not None:
+        below = op.Less(x, low)
+        dx, dlow = op.Where(below, 0, dx), op.Where(below, dy, 0)
+    if high is not None:
+        above = op.Greater(x if low is None else op.Max(x, low), high)
+        dx, dhigh = op.Where(above, 0, dx), op.unbroadcast(op.Where(above, dy, 0), high, y)
+        dlow = None if dlow is None else op.Where(above, 0, dlow)
+    return dx, None if low is None or dlow is None else op.unbroadcast(dlow, low, y), dhigh
 
 
 @gradient("Where", versions=(16,))
 def where(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = a where c, else b  =>  da = dy where c, else 0; db = 0 where c, else dy; each summed as broadcast."""
-    condition, a, b, y = node.input(0), node.input(1), node.input(2), node.output()
-    zero = op.scalar(0.0, y)
-    return (
-        None,
-        op.unbroadcast(op.Where(condition, dy, zero), a, y) if node.wants(1) else None,
-        op.unbroadcast(op.Where(condition, zero, dy), b, y) if node.wants(2) else None,
-    )
+    condition, a, b = node.every_input()
+    da, db = op.Where(condition, dy, 0), op.Where(condition, 0, dy)
+    return None, op.unbroadcast(da, a, node.output()), op.unbroadcast(db, b, node.output())
 
 
 @gradient("Neg", versions=(13,))
 def neg(op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     """Y = -x  =>  dx = -dy."""
-    return (op.Neg(dy),)
+    return op.Neg(dy)
 
 
 @gradient("Abs", versions=(13,))
 def absolute(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = |x|  =>  dx = dy · sign x, 0 at x = 0."""
-    return (op.Mul(dy, op.Sign(node.input(0))),)
+    return op.Mul(dy, op.Sign(node.input(0)))
 
 
 @gradient("Reciprocal", versions=(13,))
 def reciprocal(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = 1 / x  =>  dx = -dy · Y²."""
-    y = node.output()
-    return (op.Neg(op.Mul(dy, op.Mul(y, y))),)
+    return op.Neg(op.Mul(dy, op.Mul(node.output(), node.output())))
 
 
 @gradient("Sqrt", versions=(13,))
 def square_root(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = √x  =>  dx = dy / (2 Y); infinite at x = 0 (and NaN there when dy is 0 too)."""
-    y = node.output()
-    return (op.Div(op.Mul(dy, op.scalar(0.5, y)), y),)
+    return op.Div(op.Mul(dy, 0.5), node.output())
 
 
 @gradient("Exp", versions=(13,))
 def exponential(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = e^x  =>  dx = dy · Y."""
-    return (op.Mul(dy, node.output()),)
+    return op.Mul(dy, node.output())
 
 
 @gradient("Log", versions=(13,))
 def logarithm(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = ln x  =>  dx = dy / x."""
-    return (op.Div(dy, node.input(0)),)
+    return op.Div(dy, node.input(0))
 
 
 @gradient("Erf", versions=(13,))
 def erf(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = erf x  =>  dx = dy · 2/√π · e^(-x²)."""
     x = node.input(0)
-    bell = op.Exp(op.Neg(op.Mul(x, x)))
-    return (op.Mul(dy, op.Mul(op.scalar(2 / sqrt(pi), x), bell)),)
+    return op.Mul(dy, op.Mul(2 / sqrt(pi), op.Exp(op.Neg(op.Mul(x, x)))))
 
 
 @gradient("CastLike", versions=(15, 19, 21, 23, 24, 25))
@@ -223,24 +176,19 @@ def cast_like(op: Builder, node: Forward, dy: ir.Value) -> Grads:
             raise node.refuse(
                 "the type of target_type", f"{x.name} to {target.name}", "between float types of 16 bits and more"
             )
-    return cast(op, dy, target, x), None
+    return cast(op, dy, x)
 
 
 @gradient("CumSum", versions=(14,))
 def cumulative_sum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = running sum of x along an axis  =>  dx = running sum of dy from the other end, exclusive if Y is."""
     reverse = 1 - node.int("reverse", 0)
-    return op.CumSum(dy, node.input(1), exclusive=node.int("exclusive", 0), reverse=reverse), None
+    return op.CumSum(dy, node.input(1), exclusive=node.int("exclusive", 0), reverse=reverse)
 
 
 @gradient("Range", versions=(11,))
 def range_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y_i = start + i · delta  =>  dstart = Σ dy, ddelta = Σ i · dy; limit only sets the length."""
-    y = node.output()
-    dstart = ddelta = None
-    if node.wants(0):
-        dstart = op.Reshape(op.ReduceSum(dy, keepdims=0), op.shape(node.input(0)))
-    if node.wants(2):
-        index = op.Cast(positions(op, y), to=element_type(y).value)
-        ddelta = op.Reshape(op.ReduceSum(op.Mul(dy, index), keepdims=0), op.shape(node.input(2)))
-    return dstart, None, ddelta
+    index = op.Cast(positions(op, node.output()), to=element_type(dy))
+    start, delta = op.ReduceSum(dy, keepdims=0), op.ReduceSum(op.Mul(dy, index), keepdims=0)
+    return op.Reshape(start, op.shape(node.input(0))), None, op.Reshape(delta, op.shape(node.input(2)))

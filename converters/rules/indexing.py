@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.common import (
-    lengths_from,
+    as_shaped,
     narrow,
     padded,
     positions,
@@ -24,12 +25,10 @@ from onnx_backprop.converters.rules.common import (
 @gradient("Slice", versions=(13,))
 def slice_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x[start:end:step, …]  =>  dx = zeros with dy at [start:end:step, …]."""
-    x, nothing = node.input(0), (None,) * (len(node.inputs) - 1)
-    steps = node.constant(4)
+    x, steps = node.input(0), node.constant(4)
     if node.has(4) and (steps is None or (steps != 1).any()):
-        return (put_back(op, x, op.Slice(positions(op, x), *node.inputs[1:]), dy), *nothing)
-    pads, axes = _around_slice(op, node, dy)
-    return (padded(op, dy, pads, axes), *nothing)
+        return put_back(op, x, op.Slice(positions(op, x), *node.inputs[1:]), dy)
+    return padded(op, dy, *_around_slice(op, node, dy))
 
 
 def _around_slice(op: Builder, node: Forward, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -51,15 +50,11 @@ def _around_slice(op: Builder, node: Forward, dy: ir.Value) -> tuple[ir.Value, i
 
 
 def _around_slice_at_run_time(op: Builder, node: Forward, x: ir.Value, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
-    zero = op.constant(np.array(0))
-    start = op.Cast(node.input(1), to=ir.DataType.INT64.value)
-    if node.has(3):
-        axes = op.Cast(node.input(3), to=ir.DataType.INT64.value)
-    else:
-        axes = op.Range(zero, op.Size(start), op.constant(np.array(1)))
+    start = op.Cast(node.input(1), to=ir.DataType.INT64)
+    axes = op.Cast(node.input(3), to=ir.DataType.INT64) if node.has(3) else op.Range(0, op.Size(start), 1)
     n, kept = op.Gather(op.Shape(x), axes), op.Gather(op.Shape(dy), axes)
-    start = op.Where(op.Less(start, zero), op.Add(start, n), start)
-    before = op.Min(op.Max(start, zero), n)
+    start = op.Where(op.Less(start, 0), op.Add(start, n), start)
+    before = op.Min(op.Max(start, 0), n)
     behind = op.Sub(op.Sub(n, before), kept)
     return op.Concat(before, behind, axis=0), axes
 
@@ -71,30 +66,16 @@ def pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Mode constant: dx = Pad(dy, -pads), and the constant gets the sum of dy over the cells it filled. Modes reflect,
     edge and wrap fill cells with copies of others: dx sums dy over the copies of each element.
     """
-    x, mode = node.input(0), node.string("mode", "constant")
-    dx = dvalue = None
-    axes = node.input(3) if node.has(3) else None
-    if mode == "constant":
-        if node.wants(0):
-            pads = node.constant(1)
-            back = op.Neg(node.input(1)) if pads is None else op.ints((-pads).tolist())
-            dx = padded(op, dy, back, axes)
-        if node.wants(2):
-            dvalue = _filled(op, node, dy, axes)
-    elif mode in ("reflect", "edge", "wrap"):
-        if node.wants(0):
-            dx = put_back(op, x, padded(op, positions(op, x), node.input(1), axes, mode=mode), dy)
-    else:
-        raise node.refuse("mode", mode, "constant, reflect, edge and wrap")
-    return (dx, None, dvalue, None)[: len(node.inputs)]
-
-
-def _filled(op: Builder, node: Forward, dy: ir.Value, axes: ir.Value | None) -> ir.Value:
-    """The sum of dy over the cells that a constant filled, in the shape of the constant."""
-    x, value = node.input(0), node.input(2)
-    kept = op.zeros(op.shape(x), x)
-    filled = padded(op, kept, node.input(1), axes, op.scalar(1.0, x))
-    return op.Reshape(op.ReduceSum(op.Mul(dy, filled), keepdims=0), op.shape(value), allowzero=1)
+    x, mode = node.input(0), node.choice("mode", "constant", ("constant", "reflect", "edge", "wrap"))
+    axes = node.optional(3)
+    if mode != "constant":
+        return put_back(op, x, padded(op, positions(op, x), node.input(1), axes, mode=mode), dy)
+    pads = node.constant(1)
+    dx = padded(op, dy, op.Neg(node.input(1)) if pads is None else op.ints((-pads).tolist()), axes)
+    if not node.has(2):
+        return dx
+    filled = padded(op, op.zeros(op.shape(x), x), node.input(1), axes, op.scalar(1.0, x))
+    return dx, None, as_shaped(op, op.ReduceSum(op.Mul(dy, filled), keepdims=0), node.input(2))
 
 
 @gradient("Gather", versions=(13,))
@@ -107,56 +88,49 @@ def gather(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     known = dims(x)
     if known is not None and axis >= 0:
         axis -= len(known)
-    before, behind = op.Shape(x, start=0, end=axis), lengths_from(op, x, axis + 1) if axis != -1 else op.ints([])
+    before, behind = op.Shape(x, start=0, end=axis), op.lengths(x, axis + 1) if axis != -1 else op.ints([])
     count = size(op, indices)
-    if axis < 0:
-        ones = op.ints([1] * (-1 - axis))
-    else:
-        ones = op.ConstantOfShape(op.Shape(behind), value=ir.tensor(np.array([1])))
+    ones = op.ints([1] * (-1 - axis)) if axis < 0 else op.filled(op.Shape(behind), 1)
     shape = op.Concat(before, count, behind, axis=0)
     column = op.Reshape(indices, op.Concat(count, ones, axis=0), allowzero=1)
     g = op.Reshape(dy, shape, allowzero=1)
-    return scatter_add(op, op.shape(x), op.Expand(column, shape), g, like=x, axis=axis), None
+    return scatter_add(op, op.shape(x), op.Expand(column, shape), g, like=x, axis=axis)
 
 
 @gradient("GatherElements", versions=(13,))
 def gather_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x at the indices along an axis  =>  dx = zeros with dy added at the indices; repeated ones add up."""
-    x, indices = node.input(0), node.input(1)
-    return scatter_add(op, op.shape(x), indices, dy, like=x, axis=node.int("axis", 0)), None
+    x = node.input(0)
+    return scatter_add(op, op.shape(x), node.input(1), dy, like=x, axis=node.int("axis", 0))
 
 
 @gradient("Trilu", versions=(14,))
 def trilu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x above (or below) a diagonal, else 0  =>  dx = dy above (or below) the same diagonal."""
-    diagonal = [node.input(1)] if node.has(1) else []
-    return (op.Trilu(dy, *diagonal, upper=node.int("upper", 1)), None)[: len(node.inputs)]
+    return op.Trilu(dy, node.optional(1), upper=node.int("upper", 1))
 
 
 @gradient("OneHot", versions=(11,))
 def one_hot(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = values[1] at the indices, values[0] elsewhere  =>  dvalues = [Σ dy elsewhere, Σ dy at the indices]."""
-    indices, depth, values = node.input(0), node.input(1), node.input(2)
-    hot = op.OneHot(indices, depth, op.constant(np.array([0, 1], np.float32)), axis=node.int("axis", -1))
-    hot = op.Cast(hot, to=ir.DataType.BOOL.value)
-    zero = op.scalar(0.0, values)
-    sums = [op.ReduceSum(picked, keepdims=0) for picked in (op.Where(hot, zero, dy), op.Where(hot, dy, zero))]
-    return None, None, op.Concat(*(op.Reshape(s, op.ints([1])) for s in sums), axis=0)
+    hot = op.OneHot(node.input(0), node.input(1), [0.0, 1.0], axis=node.int("axis", -1))
+    hot = op.Cast(hot, to=ir.DataType.BOOL)
+    sums = [op.ReduceSum(picked, keepdims=0) for picked in (op.Where(hot, 0, dy), op.Where(hot, dy, 0))]
+    return None, None, op.Concat(*(op.Reshape(s, [1]) for s in sums), axis=0)
 
 
 @gradient("TopK", versions=(11, 24))
 def top_k(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = the k largest (or smallest) of x along an axis, at the indices I  =>  dx = zeros with dy at I."""
     x = node.input(0)
-    zeros = op.zeros(op.shape(x), x)
-    return op.ScatterElements(zeros, node.output(1), dy, axis=node.int("axis", -1)), None
+    return op.ScatterElements(op.zeros(op.shape(x), x), node.output(1), dy, axis=node.int("axis", -1))
 
 
 @gradient("Compress", versions=(11,))
 def compress(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x where the condition holds along an axis (absent: x in row-major order)  =>  dx = zeros with dy there."""
     x, axis = node.input(0), node.int("axis", 0) if node.given("axis") else None
-    return put_back(op, x, op.Compress(positions(op, x), node.input(1), axis=axis), dy), None
+    return put_back(op, x, op.Compress(positions(op, x), node.input(1), axis=axis), dy)
 
 
 @gradient("Unique", versions=(11,))
@@ -168,23 +142,22 @@ def unique(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x, given = node.input(0), {"sorted": node.int("sorted", 1)}
     axis = node.int("axis", 0) if node.given("axis") else None
     _, _, inverse, counts = op.emit("Unique", [x], given | {"axis": axis}, outputs=4)
-    share = op.Gather(op.Cast(counts, to=work_type(x).value), inverse)
+    share = op.Gather(op.Cast(counts, to=work_type(x)), inverse)
     if axis is None:
-        dx = op.Div(op.Gather(widen(op, dy, x), inverse), share)
-        return (op.Reshape(narrow(op, dx, x), op.shape(x), allowzero=1),)
+        return as_shaped(op, narrow(op, op.Div(op.Gather(widen(op, dy), inverse), share), x), x)
     if axis < 0:
-        column = op.Reshape(share, op.ints([-1] + [1] * (-1 - axis)))
+        column = op.Reshape(share, [-1] + [1] * (-1 - axis))
     else:
-        ones = op.ConstantOfShape(op.Shape(op.Shape(x, start=axis + 1)), value=ir.tensor(np.array([1])))
-        column = op.Reshape(share, op.Concat(op.ints([-1]), ones, axis=0))
-    return (narrow(op, op.Div(op.Gather(widen(op, dy, x), inverse, axis=axis), column), x),)
+        ones = op.filled(op.Shape(op.Shape(x, start=axis + 1)), 1)
+        column = op.Reshape(share, op.Concat([-1], ones, axis=0))
+    return narrow(op, op.Div(op.Gather(widen(op, dy), inverse, axis=axis), column), x)
 
 
 @gradient("ReverseSequence", versions=(10,))
 def reverse_sequence(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = the first l_b steps of each sequence b of x in reverse order  =>  dx = dy, reversed in the same way."""
     axes = {"batch_axis": node.int("batch_axis", 1), "time_axis": node.int("time_axis", 0)}
-    return op.ReverseSequence(dy, node.input(1), **axes), None
+    return op.ReverseSequence(dy, node.input(1), **axes)
 
 
 @gradient("CenterCropPad", versions=(18,))
@@ -195,5 +168,5 @@ def center_crop_pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """
     shape, axes = op.shape(node.input(0)), node.ints("axes")
     if axes is not None:
-        shape = op.Gather(shape, op.ints(axes))
-    return op.CenterCropPad(dy, shape, axes=axes), None
+        shape = op.Gather(shape, axes)
+    return op.CenterCropPad(dy, shape, axes=axes)

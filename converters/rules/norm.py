@@ -7,21 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import (
-    DOMAIN_TYPES,
-    cast,
-    length,
-    lengths_from,
-    narrow,
-    size_ratio,
-    widen,
-    work_type,
-)
+from onnx_backprop.converters.rules.common import DOMAIN_TYPES, as_shaped, cast, narrow, size_ratio, widen, work_type
 from onnx_backprop.converters.rules.merged_shapes import merged_length
-from onnx_backprop.converters.rules.standardise import Standardised, scale_to_unit, standardise
+from onnx_backprop.converters.rules.standardise import Standardised, standardise
 from onnx_backprop.opset.core.shapes import Dims
 
 MEAN_VARIANCE_EPSILON = 1e-9  # added to the deviation by MeanVarianceNormalization, from its function body
@@ -30,17 +22,17 @@ MEAN_VARIANCE_EPSILON = 1e-9  # added to the deviation by MeanVarianceNormalizat
 @gradient("Softmax", versions=(13,))
 def softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = e^x / Σ e^x along an axis  =>  dx = Y · (dy - Σ Y · dy)."""
-    if node.output().dtype in DOMAIN_TYPES:
-        return (op.domain.SoftMaxBackward(dy, node.output(), axis=node.int("axis", -1)),)
-    y, axis = node.output(), op.ints([node.int("axis", -1)])
-    return (op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(y, dy), axis, keepdims=1))),)
+    y, axis = node.output(), node.int("axis", -1)
+    if y.dtype in DOMAIN_TYPES:
+        return op.domain.SoftMaxBackward(dy, y, axis=axis)
+    return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(y, dy), [axis], keepdims=1)))
 
 
 @gradient("LogSoftmax", versions=(13,))
 def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x - ln Σ e^x along an axis  =>  dx = dy - e^Y · Σ dy."""
-    y, axis = node.output(), op.ints([node.int("axis", -1)])
-    return (op.Sub(dy, op.Mul(op.Exp(y), op.ReduceSum(dy, axis, keepdims=1))),)
+    total = op.ReduceSum(dy, [node.int("axis", -1)], keepdims=1)
+    return op.Sub(dy, op.Mul(op.Exp(node.output()), total))
 
 
 @gradient("LayerNormalization", versions=(17,), all_outputs=True)
@@ -55,44 +47,32 @@ def layer_normalization(op: Builder, node: Forward, dys: Sequence[ir.Value | Non
     """
     x = node.input(0)
     dy, dmean, drate = (*dys, None, None)[:3]
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    terms: list[ir.Value] = []
-    if dy is not None:
-        own = _layer_norm_backward(op, node, dy) or _layer_norm_composed(op, node, dy)
-        grads[: len(own)] = own
-    if node.wants(0) and (dmean is not None or drate is not None):
-        if grads[0] is not None:
-            terms.append(widen(op, grads[0], x))
-        if dmean is not None:
-            share = _per_element(op, node, 1, dmean)
-            terms.append(op.Expand(share, op.shape(x)))
-        if drate is not None:
-            unit = _standardised(op, node)
-            share = op.Mul(_per_element(op, node, 2, drate), op.Mul(unit.rate, unit.rate))
-            terms.append(op.Neg(op.Mul(unit.z, share)))
-        grads[0] = narrow(op, op.accumulate(terms), x)
+    dx, *others = [None] if dy is None else _layer_norm_backward(op, node, dy) or _layer_norm_composed(op, node, dy)
+    terms = [] if dx is None else [widen(op, dx, x)]
+    if dmean is not None:
+        terms.append(op.Expand(_per_element(op, node, 1, dmean), op.shape(x)))
+    if drate is not None:
+        unit = _standardised(op, node)
+        share = op.Mul(_per_element(op, node, 2, drate), op.Mul(unit.rate, unit.rate))
+        terms.append(op.Neg(op.Mul(unit.z, share)))
+    return [narrow(op, op.accumulate(terms), x) if len(terms) > 1 or dx is None else dx, *others]
+
+
+def _standardised(op: Builder, node: Forward, *, centred: bool = True) -> Standardised:
+    epsilon = node.float("epsilon", 1e-5)
+    return standardise(op, widen(op, node.input(0)), _axes_from(op, node), epsilon, centred=centred)
+
+
+def _layer_norm_composed(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value]:
+    """dx, ds and db in standard operators."""
+    grads = _scaled(op, node, _standardised(op, node), dy)
+    if node.has(2):
+        bias = node.input(2)
+        grads.append(narrow(op, op.unbroadcast(widen(op, dy), bias, node.output()), bias))
     return grads
 
 
-def _standardised(op: Builder, node: Forward) -> Standardised:
-    x = node.input(0)
-    return standardise(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
-
-
-def _layer_norm_composed(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value | None]:
-    """dx, ds and db in standard operators."""
-    x = node.input(0)
-    dx = dscale = dbias = None
-    if node.wants(0) or node.wants(1):
-        wide, dscale = _scaled(op, node, _standardised(op, node), dy)
-        dx = None if wide is None else narrow(op, wide, x)
-    if node.wants(2):
-        bias = node.input(2)
-        dbias = narrow(op, op.unbroadcast(widen(op, dy, x), bias, node.output()), bias)
-    return [dx, dscale, dbias][: len(node.inputs)]
-
-
-def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value | None] | None:
+def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Value] | None:
     """The same by LayerNormBackward; None for what it does not take, or where db alone is wanted.
 
     s and b are stretched to the normalised axes where it cannot be seen that they have their lengths.
@@ -106,25 +86,22 @@ def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Va
     if not node.wants(0) and not node.wants(1):
         return None
     within: Dims = (None,) * count if known is None else known[len(known) - count :]
-    scale, own = parameters[0], element_type(parameters[0])
-    gamma = cast(op, scale, own, ir.DataType.FLOAT)
-    if dims(scale) != within or None in within:
-        gamma = op.Expand(gamma, lengths_from(op, x, -count))
+    scale = cast(op, parameters[0], ir.DataType.FLOAT)
+    if dims(parameters[0]) != within or None in within:
+        scale = op.Expand(scale, op.lengths(x, -count))
     attributes = {"begin_norm_axis": -count, "use_affine": 1, "epsilon": node.float("epsilon", 1e-5)}
-    results = op.domain.emit("LayerNormBackward", [x, dy, None, None, gamma], attributes, outputs=3)
-    grads: list[ir.Value | None] = [results[0] if node.wants(0) else None]
-    for n, (value, result) in enumerate(zip(parameters, results[1:], strict=False), start=1):
-        result.dtype, result.shape = ir.DataType.FLOAT, ir.Shape(within)
-        summed = op.unbroadcast(result, value, result) if node.wants(n) else None
-        grads.append(None if summed is None else cast(op, summed, ir.DataType.FLOAT, element_type(value)))
+    results = op.domain.emit("LayerNormBackward", [x, dy, None, None, scale], attributes, outputs=3)
+    grads = [results[0]]
+    for value, result in zip(parameters, results[1:], strict=False):
+        result.shape = ir.Shape(within)
+        grads.append(narrow(op, op.unbroadcast(result, value, result), value))
     return grads
 
 
 def _per_element(op: Builder, node: Forward, index: int, g: ir.Value) -> ir.Value:
     """The gradient of one of the statistics over the number of elements that went into each, in the type to sum in."""
-    x, statistic = node.input(0), node.output(index)
-    wide = work_type(x)
-    return op.Mul(cast(op, g, element_type(statistic), wide), size_ratio(op, statistic, x))
+    x = node.input(0)
+    return op.Mul(cast(op, g, work_type(x)), size_ratio(op, node.output(index), x))
 
 
 @gradient("RMSNormalization", versions=(23,))
@@ -134,10 +111,7 @@ def rms_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Half types are computed in float32, whatever stash_type says.
     """
-    x = node.input(0)
-    unit = scale_to_unit(op, widen(op, x, x), _axes_from(op, node), node.float("epsilon", 1e-5), work_type(x))
-    dx, dscale = _scaled(op, node, unit, dy)
-    return None if dx is None else narrow(op, dx, x), dscale
+    return _scaled(op, node, _standardised(op, node, centred=False), dy)
 
 
 def _axes_from(op: Builder, node: Forward) -> ir.Value:
@@ -147,21 +121,14 @@ def _axes_from(op: Builder, node: Forward) -> ir.Value:
         return op.ints(range(axis, 0))
     if known is not None:
         return op.ints(range(axis, len(known)))
-    rank = op.Size(op.shape(node.input(0)))
-    return op.Range(op.constant(np.array(axis)), rank, op.constant(np.array(1)))
+    return op.Range(axis, op.Size(op.shape(node.input(0))), 1)
 
 
-def _scaled(op: Builder, node: Forward, unit: Standardised, dy: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
-    """dx, in the type to sum in, and ds of Y = s · z + …, s broadcasting to z."""
-    x, scale = node.input(0), node.input(1)
-    wide_dy = widen(op, dy, x)
-    dx = dscale = None
-    if node.wants(0):
-        dx = unit.gradient(op, op.Mul(wide_dy, cast(op, scale, element_type(scale), work_type(x))))
-    if node.wants(1):
-        summed = op.unbroadcast(op.Mul(wide_dy, unit.z), scale, node.output())
-        dscale = cast(op, summed, work_type(x), element_type(scale))
-    return dx, dscale
+def _scaled(op: Builder, node: Forward, unit: Standardised, dy: ir.Value) -> list[ir.Value]:
+    """dx and ds of Y = s · z + …, s broadcasting to z."""
+    x, scale, g = node.input(0), node.input(1), widen(op, dy)
+    dx = unit.gradient(op, op.Mul(g, cast(op, scale, work_type(x))))
+    return [narrow(op, dx, x), narrow(op, op.unbroadcast(op.Mul(g, unit.z), scale, node.output()), scale)]
 
 
 @gradient("MeanVarianceNormalization", versions=(13,))
@@ -170,16 +137,15 @@ def mean_variance_normalization(op: Builder, node: Forward, dy: ir.Value) -> Gra
 
     Edge: where σ = 0 the second term is left out; the first is about 10⁹ · dy there.
     """
-    x, axes, wide = node.input(0), op.ints(node.ints("axes", [0, 2, 3]) or []), work_type(node.input(0))
-    zero = op.constant(np.zeros((), wide.numpy()))
-    g, y = widen(op, dy, x), widen(op, node.output(), x)
-    deviation = op.Sub(widen(op, x, x), op.ReduceMean(widen(op, x, x), axes, keepdims=1))
+    axes = node.ints("axes", [0, 2, 3])
+    x, y, g = (widen(op, value) for value in (node.input(0), node.output(), dy))
+    deviation = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     sigma = op.Sqrt(op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1))
-    divisor = op.Add(sigma, op.constant(np.array(MEAN_VARIANCE_EPSILON).astype(wide.numpy())))
     along = op.ReduceMean(op.Mul(g, y), axes, keepdims=1)
-    share = op.Where(op.Equal(sigma, zero), zero, op.Div(along, sigma))
-    dx = op.Sub(op.Div(op.Sub(g, op.ReduceMean(g, axes, keepdims=1)), divisor), op.Mul(y, share))
-    return (narrow(op, dx, x),)
+    share = op.Where(op.Equal(sigma, 0), 0, op.Div(along, sigma))
+    centred = op.Sub(g, op.ReduceMean(g, axes, keepdims=1))
+    dx = op.Sub(op.Div(centred, op.Add(sigma, MEAN_VARIANCE_EPSILON)), op.Mul(y, share))
+    return narrow(op, dx, dy)
 
 
 @gradient("LpNormalization", versions=(1, 22))
@@ -189,17 +155,15 @@ def lp_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Edge: 0 where n = 0. Half types are summed in float32.
     """
-    power, axis = node.int("p", 2), op.ints([node.int("axis", -1)])
+    power, axis = node.int("p", 2), [node.int("axis", -1)]
     if power not in (1, 2):
         raise node.refuse("p", power, "of 1 and 2")
-    x = node.input(0)
-    wide, y, g = (widen(op, value, x) for value in (x, node.output(), dy))
-    zero = op.constant(np.zeros((), work_type(x).numpy()))
-    norm = op.ReduceL1(wide, axis, keepdims=1) if power == 1 else op.ReduceL2(wide, axis, keepdims=1)
-    direction = op.Sign(wide) if power == 1 else y
+    x, y, g = (widen(op, value) for value in (node.input(0), node.output(), dy))
+    norm = op.ReduceL1(x, axis, keepdims=1) if power == 1 else op.ReduceL2(x, axis, keepdims=1)
+    direction = op.Sign(x) if power == 1 else y
     along = op.ReduceSum(op.Mul(y, g), axis, keepdims=1)
     dx = op.Div(op.Sub(g, op.Mul(direction, along)), norm)
-    return (narrow(op, op.Where(op.Equal(norm, zero), zero, dx), x),)
+    return narrow(op, op.Where(op.Equal(norm, 0), 0, dx), dy)
 
 
 @gradient("LRN", versions=(13,))
@@ -213,16 +177,13 @@ def local_response_normalization(op: Builder, node: Forward, dy: ir.Value) -> Gr
     alpha, beta = node.float("alpha", 1e-4), node.float("beta", 0.75)
     before = (width - 1) // 2
     behind = width - 1 - before
-    view = op.Concat(length(op, x, 0), op.ints([1]), length(op, x, 1), merged_length(op, x, 2), axis=0)
+    view = op.Concat(op.length(x, 0), [1], op.length(x, 1), merged_length(op, x, 2), axis=0)
     ones = op.constant(np.ones((1, 1, width, 1), wide.numpy()))
-    values, y, g = (op.Reshape(widen(op, value, x), view, allowzero=1) for value in (x, node.output(), dy))
-
-    def number(value: float) -> ir.Value:
-        return op.constant(np.array(value).astype(wide.numpy()))
+    values, y, g = (op.Reshape(widen(op, value), view, allowzero=1) for value in (x, node.output(), dy))
 
     around = op.Conv(op.Mul(values, values), ones, pads=[before, 0, behind, 0])
-    base = op.Add(number(node.float("bias", 1.0)), op.Mul(number(alpha / width), around))
+    base = op.Add(node.float("bias", 1.0), op.Mul(alpha / width, around))
     reached = op.Conv(op.Div(op.Mul(g, y), base), ones, pads=[behind, 0, before, 0])
-    first = op.Mul(g, op.Pow(base, number(-beta)))
-    dx = op.Sub(first, op.Mul(op.Mul(number(2 * alpha * beta / width), values), reached))
-    return (narrow(op, op.Reshape(dx, op.shape(x), allowzero=1), x),)
+    first = op.Mul(g, op.Pow(base, op.number(-beta, wide)))
+    dx = op.Sub(first, op.Mul(op.Mul(2 * alpha * beta / width, values), reached))
+    return narrow(op, as_shaped(op, dx, x), x)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.common import (
     DOMAIN_TYPES,
-    lengths_from,
+    as_shaped,
     narrow,
     padded,
     put_back,
@@ -21,7 +22,6 @@ from onnx_backprop.converters.rules.common import (
     widen,
     work_type,
 )
-from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.maths.convolution import MAX_RANK
 
 LISTS = ("kernel_shape", "strides", "dilations", "pads")
@@ -45,14 +45,14 @@ def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x = node.input(0)
     attributes = _backward_attributes(node, x)
     if attributes is not None:
-        return (op.domain.MaxPoolBackward(x, dy, **attributes),)
+        return op.domain.MaxPoolBackward(x, dy, **attributes)
     y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
     if any(d > 1 for d in node.ints("dilations") or ()):
         # a dilated window may step over x altogether: its value is then the lowest number and its index means nothing
-        reached = op.Not(op.Equal(y, op.scalar(_lowest(x), x)))
-        winners = op.Where(reached, winners, op.constant(np.array(0)))
-        dy = op.Where(reached, dy, op.scalar(0.0, x))
-    return (put_back(op, x, winners, dy),)
+        reached = op.Not(op.Equal(y, float((x.dtype or work_type(x)).min)))  # what onnxruntime's pool starts from
+        winners = op.Where(reached, winners, 0)
+        dy = op.Where(reached, dy, 0)
+    return put_back(op, x, winners, dy)
 
 
 def _backward_attributes(node: Forward, x: ir.Value) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def _backward_attributes(node: Forward, x: ir.Value) -> dict[str, Any] | None:
     if x.dtype not in DOMAIN_TYPES or not 1 <= len(kernel) <= MAX_RANK - 2:
         return None
     ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
-    strides, dilations = node.ints("strides", ones) or [], node.ints("dilations", ones) or []
+    strides, dilations = node.ints("strides", ones), node.ints("dilations", ones)
     pads, auto_pad = node.ints("pads", none) or none, node.string("auto_pad", "NOTSET")
     if auto_pad.startswith("SAME") and (max(dilations) > 1 or any(s > k for s, k in zip(strides, kernel, strict=True))):
         return None
@@ -80,11 +80,6 @@ def _backward_attributes(node: Forward, x: ir.Value) -> dict[str, Any] | None:
     }
 
 
-def _lowest(x: ir.Value) -> float:
-    """The lowest finite number of the type of x, which onnxruntime's pool starts from."""
-    return float((x.dtype or work_type(x)).min)
-
-
 @gradient("AveragePool", versions=(11, 19, 22))
 def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y[o] = s[o] · Σ_{k: i = o·S + k·D - P inside x} x[i]  =>  dx[i] = Σ_{o, k: o·S + k·D - P = i} s[o] · dy[o].
@@ -97,13 +92,11 @@ def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x = node.input(0)
     attributes = _avg_pool_backward(node, x)
     if attributes is not None:
-        return (op.domain.AvgPoolBackward(dy, op.shape(x), **attributes),)
+        return op.domain.AvgPoolBackward(dy, op.shape(x), **attributes)
     windows = _Windows(op, node)
-    one = op.constant(np.ones((), work_type(x).numpy()))
-    image_shape = op.Concat(op.ints([1, 1]), lengths_from(op, x, 2), axis=0)
-    image = op.ConstantOfShape(image_shape, value=ir.tensor(np.ones(1, work_type(x).numpy())))
-    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), one))
-    return (narrow(op, windows.spread(op.Mul(widen(op, dy, x), share)), x),)
+    image = op.filled(op.Concat([1, 1], op.lengths(x, 2), axis=0), 1, work_type(x))
+    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), 1))
+    return narrow(op, windows.spread(op.Mul(widen(op, dy), share)), x)
 
 
 def _avg_pool_backward(node: Forward, x: ir.Value) -> dict[str, Any] | None:
@@ -124,9 +117,8 @@ def lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Edge: a window of zeros, where Y has a corner (p = 1: every x = 0), passes nothing on. p < 1 is refused.
     """
     x, power = node.input(0), _power(node)
-    zero = op.constant(np.zeros((), work_type(x).numpy()))
-    share = _over_power(op, widen(op, node.output(), x), widen(op, dy, x), power, zero)
-    return (narrow(op, op.Mul(_Windows(op, node).spread(share), _odd_power(op, widen(op, x, x), power)), x),)
+    share = _over_power(op, widen(op, node.output()), widen(op, dy), power)
+    return narrow(op, op.Mul(_Windows(op, node).spread(share), _odd_power(op, widen(op, x), power)), x)
 
 
 @gradient("GlobalLpPool", versions=(2, 22))
@@ -135,11 +127,9 @@ def global_lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Edge: 0 at x = 0 where p = 1. p < 1 is refused.
     """
-    x, power = node.input(0), _power(node)
-    wide, y = widen(op, x, x), widen(op, node.output(), x)
-    zero = op.constant(np.zeros((), work_type(x).numpy()))
-    share = op.Where(op.Equal(y, zero), zero, op.Div(wide, y))
-    return (narrow(op, op.Mul(_odd_power(op, share, power), widen(op, dy, x)), x),)
+    x, power, y = node.input(0), _power(node), widen(op, node.output())
+    share = op.Where(op.Equal(y, 0), 0, op.Div(widen(op, x), y))
+    return narrow(op, op.Mul(_odd_power(op, share, power), widen(op, dy)), x)
 
 
 def _power(node: Forward) -> int:
@@ -154,15 +144,15 @@ def _odd_power(op: Builder, x: ir.Value, power: int) -> ir.Value:
     if power == 2:
         return x
     sign = op.Sign(x)
-    return sign if power == 1 else op.Mul(sign, op.Pow(op.Abs(x), op.constant(np.array(power - 1, np.float32))))
+    return sign if power == 1 else op.Mul(sign, op.Pow(op.Abs(x), float(power - 1)))
 
 
-def _over_power(op: Builder, y: ir.Value, dy: ir.Value, power: int, zero: ir.Value) -> ir.Value:
+def _over_power(op: Builder, y: ir.Value, dy: ir.Value, power: int) -> ir.Value:
     """dy · y^(1 - power), 0 where y = 0; y >= 0."""
     if power == 1:
         return dy
-    root = y if power == 2 else op.Pow(y, op.constant(np.array(power - 1, np.float32)))
-    return op.Where(op.Equal(y, zero), zero, op.Div(dy, root))
+    root = y if power == 2 else op.Pow(y, float(power - 1))
+    return op.Where(op.Equal(y, 0), 0, op.Div(dy, root))
 
 
 class _Windows:
@@ -171,9 +161,9 @@ class _Windows:
     def __init__(self, op: Builder, node: Forward) -> None:
         kernel = node.ints("kernel_shape")
         if not kernel:
-            raise InvalidModelError("the attribute kernel_shape is missing", op_type=node.op_type, node=node.name)
+            raise node.invalid("the attribute kernel_shape is missing")
         self._op, self._node = op, node
-        self._steps = {name: node.ints(name, [1] * len(kernel)) or [] for name in ("strides", "dilations")}
+        self._steps = {name: node.ints(name, [1] * len(kernel)) for name in ("strides", "dilations")}
         self._pads = _padding(op, node, kernel, self._steps["strides"], self._steps["dilations"])
         self._spatial = op.ints(range(2, len(kernel) + 2))
         self._ones = op.constant(np.ones((1, 1, *kernel), work_type(node.input(0)).numpy()))
@@ -186,9 +176,9 @@ class _Windows:
     def spread(self, g: ir.Value) -> ir.Value:
         """Each g, in the shape of the pool's output, added to every element of x in its window; the shape of x."""
         op, x = self._op, self._node.input(0)
-        g = op.Reshape(g, op.Concat(op.ints([-1, 1]), lengths_from(op, self._node.output(), 2), axis=0))
+        g = op.Reshape(g, op.Concat([-1, 1], op.lengths(self._node.output(), 2), axis=0))
         cells = padded(op, op.ConvTranspose(g, self._ones, **self._steps), self._pads[1], self._spatial)
-        return op.Reshape(cells, op.shape(x), allowzero=1)
+        return as_shaped(op, cells, x)
 
 
 def _padding(
@@ -199,21 +189,16 @@ def _padding(
     Windows cover (O - 1) · S + (K - 1) · D + 1 cells, P of them before x begins; where that ends before x does (or
     beyond, under ceil_mode), the padding behind is negative (or larger than the attribute says).
     """
-    rank, auto_pad = len(kernel), node.string("auto_pad", "NOTSET")
-    if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise node.refuse("auto_pad", auto_pad, "NOTSET, VALID, SAME_UPPER and SAME_LOWER")
-    stride = op.ints(strides)
-    extent = op.ints([(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)])
-    length, windows = lengths_from(op, node.input(0), 2), lengths_from(op, node.output(), 2)
-    covered = op.Add(op.Mul(op.Sub(windows, op.ints([1])), stride), extent)
-    total = op.Sub(covered, length)
+    auto_pad = node.choice("auto_pad", "NOTSET", ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
+    rank, extent = len(kernel), [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    length, windows = op.lengths(node.input(0), 2), op.lengths(node.output(), 2)
+    total = op.Sub(op.Add(op.Mul(op.Sub(windows, [1]), strides), extent), length)
     if auto_pad.startswith("SAME"):
-        needed = op.Max(total, op.ints([0]))
-        smaller = op.Div(needed, op.ints([2]))
+        needed = op.Max(total, [0])
+        smaller = op.Div(needed, [2])
         before = smaller if auto_pad == "SAME_UPPER" else op.Sub(needed, smaller)
     else:
-        pads = node.ints("pads", [0] * 2 * rank) or []
-        before = op.ints(pads[:rank] if auto_pad == "NOTSET" else [0] * rank)
+        before = op.ints(node.ints("pads", [0] * 2 * rank)[:rank] if auto_pad == "NOTSET" else [0] * rank)
     padding = op.Concat(before, op.Sub(total, before), axis=0)
     return padding, op.Neg(padding)
 
@@ -222,24 +207,18 @@ def _padding(
 def global_average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = Σ x / n over the n spatial positions  =>  dx = dy / n, repeated over them."""
     x = node.input(0)
-    share = op.Mul(widen(op, dy, x), size_ratio(op, node.output(), x))
-    return (op.Expand(narrow(op, share, x), op.shape(x)),)
+    share = op.Mul(widen(op, dy), size_ratio(op, node.output(), x))
+    return op.Expand(narrow(op, share, x), op.shape(x))
 
 
 @gradient("GlobalMaxPool", versions=(1, 22))
 def global_max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = max x over the spatial axes  =>  dx = dy / (number of x that equal Y) where x = Y: ties share equally."""
-    x = node.input(0)
-    known = dims(x)
-    if known is None:
-        two, one = op.constant(np.array(2)), op.constant(np.array(1))
-        axes = op.Range(two, op.Size(op.shape(x)), one)
-    else:
-        axes = op.ints(range(2, len(known)))
+    x, known = node.input(0), dims(node.input(0))
+    axes = op.Range(2, op.Size(op.shape(x)), 1) if known is None else range(2, len(known))
     hit = op.Equal(x, node.output())
-    count = op.ReduceSum(op.Cast(hit, to=work_type(x).value), axes, keepdims=1, noop_with_empty_axes=1)
-    share = narrow(op, op.Div(widen(op, dy, x), count), x)
-    return (op.Where(hit, share, op.scalar(0.0, x)),)
+    count = op.ReduceSum(op.Cast(hit, to=work_type(x)), axes, keepdims=1, noop_with_empty_axes=1)
+    return op.Where(hit, narrow(op, op.Div(widen(op, dy), count), x), 0)
 
 
 @gradient("Col2Im", versions=(18,))
@@ -249,9 +228,9 @@ def col2im(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Taken by a convolution with one kernel per cell of a block, which picks it. Shapes: x (N, C · cells, L).
     """
     x, block = node.input(0), node.input(2)
-    cells, wide = op.ReduceProd(block, keepdims=1), work_type(x)
-    square = op.ConstantOfShape(op.Concat(cells, cells, axis=0), value=ir.tensor(np.zeros(1, wide.numpy())))
-    kernels = op.Reshape(op.EyeLike(square), op.Concat(cells, op.ints([1]), block, axis=0))
-    image = op.Reshape(widen(op, dy, x), op.Concat(op.ints([-1, 1]), lengths_from(op, node.output(), 2), axis=0))
+    cells = op.ReduceProd(block, keepdims=1)
+    square = op.filled(op.Concat(cells, cells, axis=0), 0, work_type(x))
+    kernels = op.Reshape(op.EyeLike(square), op.Concat(cells, [1], block, axis=0))
+    image = op.Reshape(widen(op, dy), op.Concat([-1, 1], op.lengths(node.output(), 2), axis=0))
     given = {name: node.ints(name) for name in ("strides", "dilations", "pads")}
-    return narrow(op, op.Reshape(op.Conv(image, kernels, **given), op.shape(x), allowzero=1), x), None, None
+    return narrow(op, as_shaped(op, op.Conv(image, kernels, **given), x), x)

@@ -7,14 +7,13 @@ integer tensor is a float tensor.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import cast, work_type
-from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, widen, work_type
 
 VERSIONS = (13, 19, 21, 23, 24, 25)
 TYPES = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4")
@@ -27,26 +26,18 @@ def quantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Shapes: s and z of x's, of one element, or 1-D along `axis`.
     """
     _require_straight_through(op, node)
-    x, scale, q = node.input(0), node.input(1), node.output()
-    dtype = element_type(q)
-    if dtype.name not in TYPES:
-        raise node.refuse("output type", dtype.name, f"of {', '.join(TYPES)}")
-    own, own_scale, wide = element_type(x), element_type(scale), work_type(x)
-    s = _aligned(op, node, cast(op, scale, own_scale, wide), scale)
-    steps = op.Div(cast(op, x, own, wide), s)
+    x, scale, q = node.input(0), node.input(1), element_type(node.output())
+    if q.name not in TYPES:
+        raise node.refuse("output type", q.name, f"of {', '.join(TYPES)}")
+    wide = work_type(x)
+    s = _aligned(op, node, cast(op, scale, wide), scale)
+    steps = op.Div(widen(op, x), s)
     place = op.Round(steps)
     if node.has(2):
-        zero_point = op.Cast(node.input(2), to=wide.value)
-        place = op.Add(place, _aligned(op, node, zero_point, node.input(2)))
-    low, high = (op.constant(np.array(limit, wide.numpy())) for limit in (int(dtype.min), int(dtype.max)))
-    inside = op.And(op.GreaterOrEqual(place, low), op.LessOrEqual(place, high))
-    nothing = op.constant(np.array(0, wide.numpy()))
-    g = op.Where(inside, op.Div(cast(op, dy, own_scale, wide), s), nothing)
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    grads[0] = cast(op, g, wide, own)
-    if node.wants(1):
-        grads[1] = cast(op, op.Neg(_summed(op, node, op.Mul(g, steps), scale)), wide, own_scale)
-    return grads
+        place = op.Add(place, _aligned(op, node, op.Cast(node.input(2), to=wide), node.input(2)))
+    inside = op.And(op.GreaterOrEqual(place, int(q.min)), op.LessOrEqual(place, int(q.max)))
+    g = op.Where(inside, op.Div(cast(op, dy, wide), s), 0)
+    return narrow(op, g, x), narrow(op, op.Neg(_summed(op, node, op.Mul(g, steps), scale)), scale)
 
 
 @gradient("DynamicQuantizeLinear", versions=(11,), all_outputs=True)
@@ -64,14 +55,12 @@ def dynamic_quantize_linear(op: Builder, node: Forward, dys: list[ir.Value | Non
         _require_straight_through(op, node)
         parts.append(op.Div(dq, s))
         grads.append(op.Neg(op.ReduceSum(op.Div(op.Mul(parts[0], x), s), keepdims=0)))
-    zero, steps = op.scalar(0.0, x), op.scalar(255.0, x)
-    share = op.Div(op.accumulate(grads), steps)
+    share = op.Div(op.accumulate(grads), 255)
     for reduce, beyond, sign in ((op.ReduceMax, op.Greater, share), (op.ReduceMin, op.Less, op.Neg(share))):
-        end = reduce(x, keepdims=0)
-        hit = op.And(op.Equal(x, end), beyond(x, zero))
-        count = op.Max(op.ReduceSum(op.Cast(hit, to=element_type(x).value), keepdims=0), op.scalar(1.0, x))
-        parts.append(op.Where(hit, op.Div(sign, count), zero))
-    return (op.accumulate(parts),)
+        hit = op.And(op.Equal(x, reduce(x, keepdims=0)), beyond(x, 0))
+        count = op.Max(op.ReduceSum(op.Cast(hit, to=element_type(x)), keepdims=0), 1)
+        parts.append(op.Where(hit, op.Div(sign, count), 0))
+    return op.accumulate(parts)
 
 
 @gradient("DequantizeLinear", versions=VERSIONS, inputs=(0, 1))
@@ -81,27 +70,20 @@ def dequantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Shapes: s and z of q's, of one element, or 1-D along `axis`. dq has the type of s.
     """
     q, scale = node.input(0), node.input(1)
-    own, wide = element_type(scale), work_type(scale)
-    dy = cast(op, dy, element_type(node.output()), wide)
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    if node.wants(0):
-        grads[0] = cast(op, op.Mul(dy, _aligned(op, node, cast(op, scale, own, wide), scale)), wide, own)
-    if node.wants(1):
-        steps = op.Cast(q, to=wide.value)
-        if node.has(2):
-            zero_point = op.Cast(node.input(2), to=wide.value)
-            steps = op.Sub(steps, _aligned(op, node, zero_point, node.input(2)))
-        grads[1] = cast(op, _summed(op, node, op.Mul(dy, steps), scale), wide, own)
-    return grads
+    wide = work_type(scale)
+    dy = cast(op, dy, wide)
+    steps = op.Cast(q, to=wide)
+    if node.has(2):
+        steps = op.Sub(steps, _aligned(op, node, op.Cast(node.input(2), to=wide), node.input(2)))
+    dq = op.Mul(dy, _aligned(op, node, widen(op, scale), scale))
+    return narrow(op, dq, scale), narrow(op, _summed(op, node, op.Mul(dy, steps), scale), scale)
 
 
 def _require_straight_through(op: Builder, node: Forward) -> None:
     if not op.straight_through:
-        raise UnsupportedError(
+        raise node.unsupported(
             "it rounds, so its derivative is zero almost everywhere. Pass straight_through=True to differentiate it as "
-            "if it did not",
-            op_type=node.op_type,
-            node=node.name,
+            "if it did not"
         )
 
 
@@ -109,34 +91,25 @@ def _axis(node: Forward, scale: ir.Value) -> int | None:
     """The axis that scales lie along, counted from the end; None for one scale."""
     if node.int("block_size", 0):
         raise node.refuse("block_size", node.int("block_size", 0), "of 0 only")
-    shape, known = dims(scale), dims(node.input(0))
+    shape = dims(scale)
     if shape is None or len(shape) > 1:
-        raise UnsupportedError(
-            "the gradient needs a scale of rank 0 or 1, known at conversion", op_type=node.op_type, node=node.name
-        )
+        raise node.unsupported("the gradient needs a scale of rank 0 or 1, known at conversion")
     if shape in ((), (1,)):
         return None
-    axis = node.int("axis", 1)
-    if known is None:
-        raise UnsupportedError(
-            "the gradient by several scales needs the rank of the input at conversion, and shape inference does not "
-            "find it. Give that value a shape",
-            op_type=node.op_type,
-            node=node.name,
-        )
-    return axis if axis < 0 else axis - len(known)
+    rank, axis = node.rank(0, ", for several scales"), node.int("axis", 1)
+    return axis if axis < 0 else axis - rank
 
 
 def _aligned(op: Builder, node: Forward, value: ir.Value, like: ir.Value) -> ir.Value:
     """A scale or zero point in a shape that broadcasts to x."""
     axis = _axis(node, like)
-    return op.Reshape(value, op.ints([] if axis is None else [-1] + [1] * (-1 - axis)))
+    return op.Reshape(value, [] if axis is None else [-1] + [1] * (-1 - axis))
 
 
 def _summed(op: Builder, node: Forward, terms: ir.Value, scale: ir.Value) -> ir.Value:
     """Terms of x's shape, summed to the scale's."""
-    axis, known = _axis(node, scale), dims(node.input(0))
-    if axis is None or known is None:
-        return op.Reshape(op.ReduceSum(terms, keepdims=0), op.shape(scale), allowzero=1)
-    others = [n for n in range(len(known)) if n != axis + len(known)]
-    return op.ReduceSum(terms, op.ints(others), keepdims=0, noop_with_empty_axes=1)
+    axis = _axis(node, scale)
+    if axis is None:
+        return as_shaped(op, op.ReduceSum(terms, keepdims=0), scale)
+    rank = node.rank(0)
+    return op.ReduceSum(terms, [n for n in range(rank) if n != axis + rank], keepdims=0, noop_with_empty_axes=1)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.cell_activations import Activation, Arithmetic, activations
+from onnx_backprop.converters.rules.cell_activations import activations
 from onnx_backprop.converters.rules.recurrent_parts import (
     BIAS,
     C0,
@@ -35,7 +35,6 @@ from onnx_backprop.converters.rules.recurrent_parts import (
     shifted,
 )
 from onnx_backprop.converters.rules.scan import scan
-from onnx_backprop.opset.core.errors import InvalidModelError
 
 
 @gradient("RNN", versions=(14, 22), all_outputs=True, inputs=(X, W, R, BIAS, H0))
@@ -74,9 +73,7 @@ def _differentiate(
     direction: Callable[[Sequences, Forward], Found],
 ) -> Grads:
     """What the three have in common: directions, layout, lengths, optional inputs."""
-    name = node.string("direction", "forward")
-    if name not in ("forward", "reverse", "bidirectional"):
-        raise node.refuse("direction", name, "of forward, reverse and bidirectional")
+    name = node.choice("direction", "forward", ("forward", "reverse", "bidirectional"))
     layout = node.int("layout", 0)
     if layout not in (0, 1):
         raise node.refuse("layout", layout, "of 0 and 1")
@@ -104,28 +101,24 @@ def _outer_sum(op: Builder, da: ir.Value, value: ir.Value) -> ir.Value:
 
 
 def _sum(op: Builder, da: ir.Value) -> ir.Value:
-    return op.ReduceSum(da, op.ints([0, 1]), keepdims=0)
+    return op.ReduceSum(da, [0, 1], keepdims=0)
 
 
-def _halves(s: Sequences) -> tuple[ir.Value | None, ir.Value | None]:
+def _halves(s: Sequences) -> Sequence[ir.Value | None]:
     """The bias of W and the bias of R."""
-    if s.bias is None:
-        return None, None
-    first, second = _split(s.m.op, s.bias, 2, axis=0)
-    return first, second
+    return (None, None) if s.bias is None else _split(s.op, s.bias, 2, axis=0)
 
 
 def _rnn_direction(s: Sequences, _node: Forward) -> Found:
-    m, op, h = s.m, s.m.op, s.h_before
+    op, h = s.op, s.h_before
     of_w, of_r = _halves(s)
-    a = m.total(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r))
-    slope = s.masked(s.functions[0].slope(m, a))
+    slope = s.masked(s.functions[0].slope(op, op.Add(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r))))
 
-    def step(m: Arithmetic, states: list[ir.Value], at: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        da = m.op.Mul(m.op.Add(states[0], at[0]), at[1])
-        return [m.op.MatMul(da, s.r)], [da]
+    def step(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        da = op.Mul(op.Add(states[0], inputs[0]), inputs[1])
+        return [op.MatMul(da, s.r)], [da]
 
-    (dh0,), (da,) = scan(m, [s.dh_last], [s.dh, slope], step, outputs=1, backwards=True, running=s.running)
+    (dh0,), (da,) = scan(op, [s.dh_last], [s.dh, slope], step, outputs=1, backwards=True, running=s.running)
     db = _sum(op, da)
     return Found(
         x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=_outer_sum(op, da, h), bias=op.Concat(db, db, axis=0), h0=dh0
@@ -133,7 +126,7 @@ def _rnn_direction(s: Sequences, _node: Forward) -> Found:
 
 
 def _gru_direction(s: Sequences, node: Forward) -> Found:
-    m, op, h = s.m, s.m.op, s.h_before
+    op, h = s.op, s.h_before
     f, g = s.functions
     linear = node.int("linear_before_reset", 0) != 0
     of_w, of_r = _halves(s)
@@ -141,32 +134,32 @@ def _gru_direction(s: Sequences, node: Forward) -> Found:
     r_z, r_r, r_k = _split(op, s.r, 3, axis=0)
     b_z, b_r, b_k = (None, None, None) if of_r is None else _split(op, of_r, 3, axis=0)
     a_z, a_r = op.Add(x_z, s.gates(h, r_z, b_z)), op.Add(x_r, s.gates(h, r_r, b_r))
-    z, r = f.value(m, a_z), f.value(m, a_r)
+    z, r = f.value(op, a_z), f.value(op, a_r)
     reset = op.Mul(r, h)
     recurrent = s.gates(h if linear else reset, r_k, b_k)
     a_k = op.Add(x_k, op.Mul(r, recurrent) if linear else recurrent)
-    k = g.value(m, a_k)
+    k = g.value(op, a_k)
 
-    to_k = s.masked(op.Mul(m.one_minus(z), g.slope(m, a_k)))
-    to_z = s.masked(op.Mul(op.Sub(h, k), f.slope(m, a_z)))
-    to_r = s.masked(op.Mul(recurrent if linear else h, f.slope(m, a_r)))
+    to_k = s.masked(op.Mul(op.Sub(1, z), g.slope(op, a_k)))
+    to_z = s.masked(op.Mul(op.Sub(h, k), f.slope(op, a_z)))
+    to_r = s.masked(op.Mul(recurrent if linear else h, f.slope(op, a_r)))
 
-    def step(m: Arithmetic, states: list[ir.Value], at: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        dy, to_k, to_z, to_r, z, r = at
-        dh = m.op.Add(states[0], dy)
-        da_k, da_z = m.op.Mul(dh, to_k), m.op.Mul(dh, to_z)
+    def step(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        dy, to_k, to_z, to_r, z, r = inputs
+        dh = op.Add(states[0], dy)
+        da_k, da_z = op.Mul(dh, to_k), op.Mul(dh, to_z)
         if linear:
-            da_r = m.op.Mul(da_k, to_r)
-            through_k = m.op.MatMul(m.op.Mul(da_k, r), r_k)
+            da_r = op.Mul(da_k, to_r)
+            through_k = op.MatMul(op.Mul(da_k, r), r_k)
         else:
-            d_reset = m.op.MatMul(da_k, r_k)
-            da_r = m.op.Mul(d_reset, to_r)
-            through_k = m.op.Mul(d_reset, r)
-        through = m.total(m.op.Mul(dh, z), through_k, m.op.MatMul(da_z, r_z), m.op.MatMul(da_r, r_r))
+            d_reset = op.MatMul(da_k, r_k)
+            da_r = op.Mul(d_reset, to_r)
+            through_k = op.Mul(d_reset, r)
+        through = op.accumulate([op.Mul(dh, z), through_k, op.MatMul(da_z, r_z), op.MatMul(da_r, r_r)])
         return [through], [da_z, da_r, da_k]
 
     inputs = [s.dh, to_k, to_z, to_r, s.masked(z), s.masked(r)]
-    (dh0,), (da_z, da_r, da_k) = scan(m, [s.dh_last], inputs, step, outputs=3, backwards=True, running=s.running)
+    (dh0,), (da_z, da_r, da_k) = scan(op, [s.dh_last], inputs, step, outputs=3, backwards=True, running=s.running)
     da = op.Concat(da_z, da_r, da_k, axis=-1)
     da_recurrent = op.Mul(da_k, s.masked(r)) if linear else da_k
     dr = [_outer_sum(op, da_z, h), _outer_sum(op, da_r, h), _outer_sum(op, da_recurrent, h if linear else reset)]
@@ -181,61 +174,55 @@ def _gru_direction(s: Sequences, node: Forward) -> Found:
 
 
 def _lstm_direction(s: Sequences, node: Forward) -> Found:
-    m, op, h = s.m, s.m.op, s.h_before
+    op, h = s.op, s.h_before
     f, g, q = s.functions
-    q = Activation(q.name, q.alpha, q.beta, None)  # the clip bounds what enters the gates, not the cell state
+    q = replace(q, clip=None)  # the clip bounds what enters the gates, not the cell state
     coupled = node.int("input_forget", 0) != 0
     if s.c0 is None or s.dc_last is None:
-        raise InvalidModelError("an LSTM has a cell state", op_type=node.op_type, node=node.name)
+        raise node.invalid("an LSTM has a cell state")
     of_w, of_r = _halves(s)
-    a_i, a_o, a_f, a_k = _split(op, m.total(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r)), 4)
+    a_i, a_o, a_f, a_k = _split(op, op.Add(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r)), 4)
     p_i, p_o, p_f = (None, None, None) if s.peepholes is None else _split(op, s.peepholes, 3, axis=0)
-    k = g.value(m, a_k)
+    k = g.value(op, a_k)
 
-    def peeped(m: Arithmetic, a: ir.Value, p: ir.Value | None, c: ir.Value) -> ir.Value:
-        return a if p is None else m.op.Add(a, m.op.Mul(p, c))
+    def peeped(op: Builder, a: ir.Value, p: ir.Value | None, c: ir.Value) -> ir.Value:
+        return a if p is None else op.Add(a, op.Mul(p, c))
 
-    def cell(m: Arithmetic, states: list[ir.Value], at: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        (c,), (a_i, a_f, k) = states, at
-        i = f.value(m, peeped(m, a_i, p_i, c))
-        kept = m.one_minus(i) if coupled else f.value(m, peeped(m, a_f, p_f, c))
-        after = m.op.Add(m.op.Mul(kept, c), m.op.Mul(i, k))
-        return [after], [m.op.Identity(after)]
+    def cell(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        (c,), (a_i, a_f, k) = states, inputs
+        i = f.value(op, peeped(op, a_i, p_i, c))
+        kept = op.Sub(1, i) if coupled else f.value(op, peeped(op, a_f, p_f, c))
+        after = op.Add(op.Mul(kept, c), op.Mul(i, k))
+        return [after], [op.Identity(after)]
 
-    _, (c_after,) = scan(m, [s.c0], [a_i, a_f, k], cell, outputs=1, backwards=False)
+    _, (c_after,) = scan(op, [s.c0], [a_i, a_f, k], cell, outputs=1, backwards=False)
     c_after = s.masked(c_after)
     c = shifted(op, s.c0, c_after)
-    a_i, a_o, a_f = peeped(m, a_i, p_i, c), peeped(m, a_o, p_o, c_after), peeped(m, a_f, p_f, c)
-    i, o = f.value(m, a_i), f.value(m, a_o)
-    kept = m.one_minus(i) if coupled else f.value(m, a_f)
+    a_i, a_o, a_f = peeped(op, a_i, p_i, c), peeped(op, a_o, p_o, c_after), peeped(op, a_f, p_f, c)
+    i, o = f.value(op, a_i), f.value(op, a_o)
+    kept = op.Sub(1, i) if coupled else f.value(op, a_f)
 
-    to_o = s.masked(op.Mul(q.value(m, c_after), f.slope(m, a_o)))
-    to_c = s.masked(op.Mul(o, q.slope(m, c_after)))
-    to_k = s.masked(op.Mul(i, g.slope(m, a_k)))
-    to_i = s.masked(op.Mul(op.Sub(k, c) if coupled else k, f.slope(m, a_i)))
-    to_f = m.times(0.0, to_i) if coupled else s.masked(op.Mul(c, f.slope(m, a_f)))
+    to_o = s.masked(op.Mul(q.value(op, c_after), f.slope(op, a_o)))
+    to_c = s.masked(op.Mul(o, q.slope(op, c_after)))
+    to_k = s.masked(op.Mul(i, g.slope(op, a_k)))
+    to_i = s.masked(op.Mul(op.Sub(k, c) if coupled else k, f.slope(op, a_i)))
+    to_f = op.Mul(0, to_i) if coupled else s.masked(op.Mul(c, f.slope(op, a_f)))
 
-    def step(m: Arithmetic, states: list[ir.Value], at: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        (dh, dc), (dy, to_o, to_c, to_k, to_i, to_f, kept) = states, at
-        dh = m.op.Add(dh, dy)
-        da_o = m.op.Mul(dh, to_o)
-        dc = m.total(dc, m.op.Mul(dh, to_c), None if p_o is None else m.op.Mul(p_o, da_o))
-        da_i, da_f, da_k = m.op.Mul(dc, to_i), m.op.Mul(dc, to_f), m.op.Mul(dc, to_k)
-        before = m.total(
-            m.op.Mul(dc, kept),
-            None if p_i is None else m.op.Mul(p_i, da_i),
-            None if p_f is None else m.op.Mul(p_f, da_f),
-        )
-        da = m.op.Concat(da_i, da_o, da_f, da_k, axis=-1)
-        return [m.op.MatMul(da, s.r), before], [da]
+    def step(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        (dh, dc), (dy, to_o, to_c, to_k, to_i, to_f, kept) = states, inputs
+        dh = op.Add(dh, dy)
+        da_o = op.Mul(dh, to_o)
+        dc = peeped(op, op.Add(dc, op.Mul(dh, to_c)), p_o, da_o)
+        da_i, da_f, da_k = op.Mul(dc, to_i), op.Mul(dc, to_f), op.Mul(dc, to_k)
+        before = peeped(op, peeped(op, op.Mul(dc, kept), p_i, da_i), p_f, da_f)
+        da = op.Concat(da_i, da_o, da_f, da_k, axis=-1)
+        return [op.MatMul(da, s.r), before], [da]
 
     inputs = [s.dh, to_o, to_c, to_k, to_i, to_f, s.masked(kept)]
-    (dh0, dc0), (da,) = scan(m, [s.dh_last, s.dc_last], inputs, step, outputs=1, backwards=True, running=s.running)
+    (dh0, dc0), (da,) = scan(op, [s.dh_last, s.dc_last], inputs, step, outputs=1, backwards=True, running=s.running)
     db = _sum(op, da)
-    dp = None
-    if s.peepholes is not None:
-        da_i, da_o, da_f, _ = _split(op, da, 4)
-        dp = op.Concat(_sum(op, op.Mul(da_i, c)), _sum(op, op.Mul(da_o, c_after)), _sum(op, op.Mul(da_f, c)), axis=0)
+    da_i, da_o, da_f, _ = _split(op, da, 4)
+    dp = op.Concat(_sum(op, op.Mul(da_i, c)), _sum(op, op.Mul(da_o, c_after)), _sum(op, op.Mul(da_f, c)), axis=0)
     return Found(
         x=op.MatMul(da, s.w),
         w=_outer_sum(op, da, s.x),

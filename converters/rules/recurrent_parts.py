@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.registry import Grads
-from onnx_backprop.converters.rules.cell_activations import Activation, Arithmetic
-from onnx_backprop.converters.rules.common import cast, lengths_from, work_type
+from onnx_backprop.converters.rules.cell_activations import Activation
+from onnx_backprop.converters.rules.common import narrow, widen, work_type
 
 FAR = 2**31 - 1
 X, W, R, BIAS, LENGTHS, H0, C0, PEEPHOLES = range(8)  # the inputs
@@ -23,7 +22,7 @@ Dys = Sequence[ir.Value | None]
 class Sequences:
     """One direction of a recurrent node, in the order its steps are taken, in the type to compute in."""
 
-    m: Arithmetic
+    op: Builder
     x: ir.Value
     w: ir.Value
     r: ir.Value
@@ -40,18 +39,16 @@ class Sequences:
 
     @property
     def h_before(self) -> ir.Value:
-        return shifted(self.m.op, self.h0, self.h)
+        return shifted(self.op, self.h0, self.h)
 
     def gates(self, of: ir.Value, weights: ir.Value, bias: ir.Value | None) -> ir.Value:
         """of · weightsᵀ + bias."""
-        op = self.m.op
-        return self.m.total(op.MatMul(of, op.Transpose(weights, perm=[1, 0])), bias)
+        product = self.op.MatMul(of, self.op.Transpose(weights, perm=[1, 0]))
+        return product if bias is None else self.op.Add(product, bias)
 
     def masked(self, value: ir.Value) -> ir.Value:
         """The value within the sequences, 0 behind their ends."""
-        if self.running is None:
-            return value
-        return self.m.op.Where(self.running, value, self.m.number(0.0))
+        return value if self.running is None else self.op.Where(self.running, value, 0)
 
 
 @dataclass(frozen=True)
@@ -73,102 +70,87 @@ class Parts:
     def __init__(self, op: Builder, node: Forward, dys: Dys, layout: int) -> None:
         self.op = op
         self.node = node
-        self.dys = dys
+        self.dys = (*dys, None, None, None)[:3]
         self.batch_first = layout == 1
-        self.own = element_type(node.input(X))
         self.wide = work_type(node.input(X))
-        self.m = Arithmetic(op, self.wide)
-        self.x = self._time_first(self._wide(node.input(X)))
-        self.y = self._wide(_output(op, node))
+        self.x = self._time_first(widen(op, node.input(X)))
+        self.y = widen(op, _output(op, node))
         if self.batch_first:
             self.y = op.Transpose(self.y, perm=[1, 2, 0, 3])  # (B, T, D, H) -> (T, D, B, H)
-        self.lengths = op.Cast(node.input(LENGTHS), to=ir.DataType.INT64.value) if node.has(LENGTHS) else None
+        self.lengths = op.Cast(node.input(LENGTHS), to=ir.DataType.INT64) if node.has(LENGTHS) else None
         self.running, self.begun = self._within_lengths()
 
     def direction(self, d: int, backwards: bool, functions: list[Activation]) -> Sequences:
         op, node = self.op, self.node
         turn = self.reversed if backwards else lambda value: value
-        h = op.Gather(self.y, op.constant(np.array(d)), axis=1)
-        state = lengths_from(op, h, 1)
-        zero = op.ConstantOfShape(state, value=ir.tensor(np.zeros(1, self.wide.numpy())))
+        h = op.Gather(self.y, d, axis=1)
+        zero = op.filled(op.lengths(h, 1), 0, self.wide)
         has_cell = node.op_type == "LSTM"
-        result = Sequences(
-            m=self.m,
+        return Sequences(
+            op,
             x=turn(self.x),
             w=self._weights(W, d),
             r=self._weights(R, d),
             bias=self._weights(BIAS, d) if node.has(BIAS) else None,
             peepholes=self._weights(PEEPHOLES, d) if has_cell and node.has(PEEPHOLES) else None,
             h=turn(h),
-            h0=self._state(H0, d) if node.has(H0) else zero,
-            c0=None if not has_cell else self._state(C0, d) if node.has(C0) else zero,
+            h0=self._state(node.optional(H0), d, zero),
+            c0=self._state(node.optional(C0), d, zero) if has_cell else None,
             dh=turn(self._dy(d, h)),
             dh_last=self._last(1, d, zero),
             dc_last=self._last(2, d, zero) if has_cell else None,
             running=self.running,
             functions=functions,
         )
-        return result
 
     def reversed(self, value: ir.Value) -> ir.Value:
         """The sequences (T, B, …) from their ends to their beginnings."""
         op = self.op
         if self.lengths is not None:
             return op.ReverseSequence(value, self.lengths, time_axis=0, batch_axis=1)
-        return op.Slice(value, op.ints([-1]), op.ints([-FAR]), op.ints([0]), op.ints([-1]))
+        return op.Slice(value, [-1], [-FAR], [0], [-1])
 
     def gradients(self, found: list[Found]) -> Grads:
         """One gradient for each input of the node."""
         grads: list[ir.Value | None] = [None] * len(self.node.inputs)
-        dx = self.m.total(found[0].x, *(one.x for one in found[1:]))
-        grads[X] = self._time_first(dx)
-        grads[W] = self._stacked([one.w for one in found])
-        grads[R] = self._stacked([one.r for one in found])
-        optional = {BIAS: [one.bias for one in found], H0: [one.h0 for one in found]}
-        optional[C0] = [one.c0 for one in found if one.c0 is not None]
-        optional[PEEPHOLES] = [one.peepholes for one in found if one.peepholes is not None]
-        for index, values in optional.items():
+        grads[X] = self._time_first(self.op.accumulate([one.x for one in found]))
+        by_input = {
+            W: [one.w for one in found],
+            R: [one.r for one in found],
+            BIAS: [one.bias for one in found],
+            H0: [one.h0 for one in found],
+            C0: [one.c0 for one in found if one.c0 is not None],
+            PEEPHOLES: [one.peepholes for one in found if one.peepholes is not None],
+        }
+        for index, values in by_input.items():
             if self.node.has(index) and values:
-                grads[index] = self._stacked(values, state=index in (H0, C0))
-        return [None if g is None else cast(self.op, g, self.wide, self.own) for g in grads]
+                grads[index] = self._stacked(values, axis=1 if index in (H0, C0) and self.batch_first else 0)
+        return [None if g is None else narrow(self.op, g, self.node.input(X)) for g in grads]
 
-    def _stacked(self, values: list[ir.Value], *, state: bool = False) -> ir.Value:
-        axis = self.op.ints([1 if state and self.batch_first else 0])
-        stacked = [self.op.Unsqueeze(value, axis) for value in values]
-        return self.op.Concat(*stacked, axis=1 if state and self.batch_first else 0) if len(stacked) > 1 else stacked[0]
-
-    def _wide(self, value: ir.Value) -> ir.Value:
-        return cast(self.op, value, self.own, self.wide)
+    def _stacked(self, values: list[ir.Value], *, axis: int) -> ir.Value:
+        stacked = [self.op.Unsqueeze(value, [axis]) for value in values]
+        return self.op.Concat(*stacked, axis=axis) if len(stacked) > 1 else stacked[0]
 
     def _time_first(self, value: ir.Value) -> ir.Value:
         """(B, T, I) -> (T, B, I) and back, where layout is 1."""
         return self.op.Transpose(value, perm=[1, 0, 2]) if self.batch_first else value
 
     def _weights(self, index: int, d: int) -> ir.Value:
-        return self.op.Gather(self._wide(self.node.input(index)), self.op.constant(np.array(d)), axis=0)
+        return self.op.Gather(widen(self.op, self.node.input(index)), d, axis=0)
 
-    def _state(self, index: int, d: int) -> ir.Value:
-        return self._state_of(self._wide(self.node.input(index)), d)
-
-    def _state_of(self, value: ir.Value, d: int) -> ir.Value:
-        return self.op.Gather(value, self.op.constant(np.array(d)), axis=1 if self.batch_first else 0)
+    def _state(self, value: ir.Value | None, d: int, zero: ir.Value) -> ir.Value:
+        return zero if value is None else self.op.Gather(widen(self.op, value), d, axis=1 if self.batch_first else 0)
 
     def _dy(self, d: int, h: ir.Value) -> ir.Value:
-        dy = self.dys[0] if self.dys else None
+        op, dy = self.op, self.dys[0]
         if dy is None:
-            shape = self.op.Shape(h)
-            return self.op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, self.wide.numpy())))
-        axis = 2 if self.batch_first else 1
-        g = self.op.Gather(self._wide(dy), self.op.constant(np.array(d)), axis=axis)
-        g = self._time_first(g)
-        return g if self.running is None else self.op.Where(self.running, g, self.m.number(0.0))
+            return op.filled(op.Shape(h), 0, self.wide)
+        g = self._time_first(op.Gather(widen(op, dy), d, axis=2 if self.batch_first else 1))
+        return g if self.running is None else op.Where(self.running, g, 0)
 
     def _last(self, index: int, d: int, zero: ir.Value) -> ir.Value:
-        dy = self.dys[index] if index < len(self.dys) else None
-        if dy is None:
-            return zero
-        g = self._state_of(self._wide(dy), d)
-        return g if self.begun is None else self.op.Where(self.begun, g, self.m.number(0.0))
+        g = self._state(self.dys[index], d, zero)
+        return g if self.begun is None or g is zero else self.op.Where(self.begun, g, 0)
 
     def _within_lengths(self) -> tuple[ir.Value | None, ir.Value | None]:
         """(T, B, 1): which steps lie within their sequence; (B, 1): which sequences have any step.
@@ -178,10 +160,9 @@ class Parts:
         if self.lengths is None:
             return None, None
         op = self.op
-        zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-        steps = op.Range(zero, op.Gather(op.Shape(self.x), zero), one)
-        lengths = op.Unsqueeze(self.lengths, op.ints([-1]))
-        return op.Less(op.Unsqueeze(steps, op.ints([1, 2])), lengths), op.Greater(lengths, zero)
+        steps = op.Range(0, op.Gather(op.Shape(self.x), 0), 1)
+        lengths = op.Unsqueeze(self.lengths, [-1])
+        return op.Less(op.Unsqueeze(steps, [1, 2]), lengths), op.Greater(lengths, 0)
 
 
 def _output(op: Builder, node: Forward) -> ir.Value:
@@ -195,5 +176,4 @@ def _output(op: Builder, node: Forward) -> ir.Value:
 
 def shifted(op: Builder, first: ir.Value, states: ir.Value) -> ir.Value:
     """The states before each step: the initial one, then all but the last."""
-    before = op.Slice(states, op.ints([0]), op.ints([-1]), op.ints([0]))
-    return op.Concat(op.Unsqueeze(first, op.ints([0])), before, axis=0)
+    return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)

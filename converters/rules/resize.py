@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
 from onnx_backprop.converters.rules.conv import wanted_shape
 from onnx_backprop.converters.rules.resize_equivalence import (
@@ -24,7 +25,6 @@ from onnx_backprop.converters.rules.resize_equivalence import (
     spec_coordinates,
     why_neither,
 )
-from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.shapes import Dim, Dims
 from onnx_backprop.opset.maths.resize import (
     COORDINATES,
@@ -61,14 +61,12 @@ def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """
     mode, axes = _mode(node), _axes(node)
     if isinstance(axes, str):
-        dx = _resize_grad(op, node, dy, mode, axes)
-    elif all(axis.keeps_length for axis in axes):
+        return _resize_grad(op, node, dy, mode, axes)
+    if all(axis.keeps_length for axis in axes):
         logger.info("Resize '%s' (%s): every length is kept, which is a copy; so is its gradient", node.name, mode)
-        dx = op.Identity(dy)
-    else:
-        _refuse_overwritten(node, mode, axes)
-        dx = _published(op, node, dy, mode, axes)
-    return dx, *(None,) * (len(node.inputs) - 1)
+        return op.Identity(dy)
+    _refuse_overwritten(node, mode, axes)
+    return _published(op, node, dy, mode, axes)
 
 
 def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Sequence[AxisScale]) -> ir.Value:
@@ -110,7 +108,7 @@ def _interpolate_backward(
     elif len(scales) == len(outs):
         attributes["scales"] = scales
     else:
-        inputs.append(op.Cast(op.Shape(dy, start=2), to=ir.DataType.INT32.value))
+        inputs.append(op.Cast(op.Shape(dy, start=2), to=ir.DataType.INT32))
     return op.domain.InterpolateBackward(node.input(0), dy, *inputs, **attributes)
 
 
@@ -138,13 +136,10 @@ def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: s
     )
     roi = node.input(ROI) if mode.coordinates == "tf_crop_and_resize" and node.has(ROI) else None
     if roi is not None and roi.dtype != ir.DataType.FLOAT:
-        roi = op.Cast(roi, to=ir.DataType.FLOAT.value)
+        roi = op.Cast(roi, to=ir.DataType.FLOAT)
     scales, sizes = (None if _is_empty(node, n) else node.input(n) for n in (SCALES, SIZES))
-    inputs = [dy, node.input(0), roi, scales, sizes]
-    while inputs[-1] is None:
-        inputs.pop()
     attributes = {name: node.node.attributes[name].value for name in ATTRIBUTES if node.given(name)}
-    return op.domain.ResizeGrad(*inputs, **attributes)
+    return op.domain.ResizeGrad(dy, node.input(0), roi, scales, sizes, **attributes)
 
 
 def _is_empty(node: Forward, index: int) -> bool:
@@ -154,28 +149,16 @@ def _is_empty(node: Forward, index: int) -> bool:
 
 
 def _mode(node: Forward) -> Mode:
-    def choice(name: str, default: str, allowed: Sequence[str]) -> str:
-        value = node.string(name, default)
-        if value not in allowed:
-            raise InvalidModelError(
-                f"attribute {name}: expected one of {', '.join(allowed)}, got {value!r}",
-                op_type=node.op_type,
-                node=node.name,
-            )
-        return value
-
     mode = Mode(
-        choice("mode", "nearest", MODES),
-        choice("coordinate_transformation_mode", "half_pixel", COORDINATES),
-        choice("nearest_mode", "round_prefer_floor", NEAREST_MODES),
+        node.one_of("mode", "nearest", MODES),
+        node.one_of("coordinate_transformation_mode", "half_pixel", COORDINATES),
+        node.one_of("nearest_mode", "round_prefer_floor", NEAREST_MODES),
         node.int("antialias", 0) != 0,
         node.int("exclude_outside", 0) != 0,
     )
-    choice("keep_aspect_ratio_policy", "stretch", POLICIES)
+    node.one_of("keep_aspect_ratio_policy", "stretch", POLICIES)
     if mode.antialias and mode.mode == "nearest":
-        raise InvalidModelError(
-            "attribute antialias: expected mode linear or cubic, got nearest", op_type="Resize", node=node.name
-        )
+        raise node.invalid("attribute antialias: expected mode linear or cubic, got nearest")
     return mode
 
 
@@ -185,26 +168,21 @@ def _axes(node: Forward) -> list[AxisScale] | str:
     ask_scales, ask_sizes = not _is_empty(node, SCALES), not _is_empty(node, SIZES)
     scales, sizes = node.constant(SCALES), node.constant(SIZES)
     if ask_scales == ask_sizes:
-        got = "both" if ask_scales else "neither"
-        raise InvalidModelError(f"expected scales or sizes, got {got}", op_type=node.op_type, node=node.name)
+        raise node.invalid(f"expected scales or sizes, got {'both' if ask_scales else 'neither'}")
     if lengths is None:
         return "the rank of X is unknown at conversion"
     listed = _listed(node, len(lengths))
     values = scales if ask_scales else sizes
     if values is not None and values.shape != (len(listed),):
         what = "scales" if ask_scales else "sizes"
-        raise InvalidModelError(
-            f"{what}: expected {len(listed)} values, got {values.tolist()}", op_type=node.op_type, node=node.name
-        )
+        raise node.invalid(f"{what}: expected {len(listed)} values, got {values.tolist()}")
     outs = dims(node.output()) or (None,) * len(lengths)
     result = [AxisScale(length, length, 1.0, given=True) for length in lengths]
     if node.string("keep_aspect_ratio_policy", "stretch") != "stretch" and ask_sizes:
         if any(axis < 0 for axis in node.ints("axes") or ()):
-            raise UnsupportedError(
+            raise node.unsupported(
                 "keep_aspect_ratio_policy with negative axes, which onnxruntime reads as no axes at all. Count them "
-                "from the front",
-                op_type=node.op_type,
-                node=node.name,
+                "from the front"
             )
         return _keep_aspect_ratio(node, lengths, listed, sizes, result)
     for position, axis in enumerate(listed):
@@ -222,9 +200,7 @@ def _listed(node: Forward, rank: int) -> list[int]:
     axes = node.ints("axes") or list(range(rank))
     listed = [axis + rank if axis < 0 else axis for axis in axes]
     if len(set(listed)) != len(listed) or not all(0 <= axis < rank for axis in listed):
-        raise InvalidModelError(
-            f"attribute axes: expected different axes of {rank}, got {axes}", op_type=node.op_type, node=node.name
-        )
+        raise node.invalid(f"attribute axes: expected different axes of {rank}, got {axes}")
     return listed
 
 
@@ -234,11 +210,9 @@ def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) ->
         return AxisScale(length, None, scale, given=True)
     out = int(np.float32(length) * np.float32(scale))
     if isinstance(inferred, int) and out != inferred:
-        raise InvalidModelError(
+        raise node.invalid(
             f"a scale of {scale:.9g} makes {out} pixels of {length} in onnxruntime, the model states {inferred}. "
-            "Correct the stated shape",
-            op_type=node.op_type,
-            node=node.name,
+            "Correct the stated shape"
         )
     return AxisScale(length, out, scale, given=True)
 
@@ -270,11 +244,9 @@ def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[AxisScale]) ->
     unknown_axis = axes[1].scale is None
     if unknown_axis or not (mode.antialias or mode.mode == "cubic") or _inside(node, mode, axes):
         return
-    raise UnsupportedError(
+    raise node.unsupported(
         f"({mode}) with axis 1 resized: onnxruntime writes extrapolation_value to other pixels than those outside the "
-        "roi. Transpose (N, H, W, C) to (N, C, H, W) before it",
-        op_type=node.op_type,
-        node=node.name,
+        "roi. Transpose (N, H, W, C) to (N, C, H, W) before it"
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import cast, length, work_type
+from onnx_backprop.converters.rules.common import cast, count_up, narrow, widen, work_type
+
+COORDINATES = ("half_pixel", "output_half_pixel")
 
 
 @gradient("RoiAlign", versions=(16, 22), inputs=(0,))
@@ -19,68 +21,57 @@ def roi_align(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     pixel outside. Shapes: X (N, C, H, W), rois (R, 4), batch_indices (R), Y (R, C, rows, columns). Regions get no
     gradient, as in other frameworks. Half types are computed in float32.
     """
-    mode = node.string("mode", "avg")
-    if mode != "avg":
-        raise node.refuse("mode", mode, "avg only: the max of onnxruntime is not that of the operator's text")
-    coordinates = node.string("coordinate_transformation_mode", "half_pixel")
-    if coordinates not in ("half_pixel", "output_half_pixel"):
-        raise node.refuse("coordinate_transformation_mode", coordinates, "half_pixel and output_half_pixel")
-    x, rois, batch = node.input(0), node.input(1), node.input(2)
-    own, wide = element_type(x), work_type(x)
-    corners = cast(op, rois, element_type(rois), wide)
-    rows = _weights(op, node, corners, length(op, x, -2), wide, axis="y", bins=node.int("output_height", 1))
-    columns = _weights(op, node, corners, length(op, x, -1), wide, axis="x", bins=node.int("output_width", 1))
+    if node.string("mode", "avg") != "avg":
+        handled = "avg only: the max of onnxruntime is not that of the operator's text"
+        raise node.refuse("mode", node.string("mode", "avg"), handled)
+    half_pixel = node.choice("coordinate_transformation_mode", "half_pixel", COORDINATES) == "half_pixel"
+    x, rois, batch = node.every_input()
+    corners = op.Mul(cast(op, rois, work_type(x)), node.float("spatial_scale", 1.0))
+    corners = op.Sub(corners, 0.5) if half_pixel else corners
+    bins, ratio = (node.int("output_height", 1), node.int("output_width", 1)), node.int("sampling_ratio", 0)
+    rows, columns = (
+        _weights(op, corners, axis, op.length(x, -1 - axis), bins[1 - axis], ratio, half_pixel=half_pixel)
+        for axis in (1, 0)
+    )
 
-    zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-    images = op.Range(zero, op.Squeeze(length(op, x, -4), op.ints([0])), one)
-    in_image = op.Equal(op.Unsqueeze(images, op.ints([1])), op.Unsqueeze(batch, op.ints([0])))
-    in_image = op.Unsqueeze(op.Cast(in_image, to=wide.value), op.ints([2, 3]))  # (N, R, 1, 1)
+    in_image = op.Equal(op.Unsqueeze(count_up(op, op.length(x, -4)), [1]), op.Unsqueeze(batch, [0]))
+    in_image = op.Unsqueeze(op.Cast(in_image, to=work_type(x)), [2, 3])  # (N, R, 1, 1)
     spread = op.Mul(in_image, rows)  # (N, R, rows, H)
-    heights = op.Concat(length(op, x, -4), op.ints([-1]), length(op, x, -2), axis=0)
+    heights = op.Concat(op.length(x, -4), [-1], op.length(x, -2), axis=0)
     spread = op.Transpose(op.Reshape(spread, heights), perm=[0, 2, 1])  # (N, H, R rows)
-    widened = op.MatMul(cast(op, dy, own, wide), op.Unsqueeze(columns, op.ints([1])))  # (R, C, rows, W)
+    widened = op.MatMul(widen(op, dy), op.Unsqueeze(columns, [1]))  # (R, C, rows, W)
     widened = op.Transpose(widened, perm=[0, 2, 1, 3])
-    across = op.Mul(length(op, x, -3), length(op, x, -1))
-    count = op.Mul(op.Shape(rois, start=0, end=1), op.ints([node.int("output_height", 1)]))
+    across = op.Mul(op.length(x, -3), op.length(x, -1))
+    count = op.Mul(op.Shape(rois, start=0, end=1), [bins[0]])
     dx = op.MatMul(spread, op.Reshape(widened, op.Concat(count, across, axis=0), allowzero=1))  # (N, H, C W)
-    shape = op.Concat(*(length(op, x, axis) for axis in (-4, -2, -3, -1)), axis=0)
+    shape = op.Concat(*(op.length(x, axis) for axis in (-4, -2, -3, -1)), axis=0)
     dx = op.Transpose(op.Reshape(dx, shape, allowzero=1), perm=[0, 2, 1, 3])
-    return cast(op, dx, wide, own), None, None
+    return narrow(op, dx, x)
 
 
 def _weights(
-    op: Builder, node: Forward, rois: ir.Value, n: ir.Value, wide: ir.DataType, *, axis: str, bins: int
+    op: Builder, corners: ir.Value, axis: int, n: ir.Value, bins: int, ratio: int, *, half_pixel: bool
 ) -> ir.Value:
-    """(R, bins, n): the weight of each of n pixels in the mean of each bin's samples, in onnxruntime's roundings."""
-    half_pixel = node.string("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    """(R, bins, n): the weight of each of n pixels in the mean of each bin's samples, in onnxruntime's roundings.
 
-    def number(value: float) -> ir.Value:
-        return op.constant(np.array(value, wide.numpy()))
-
-    def edge(column: int) -> ir.Value:
-        scaled = op.Mul(op.Gather(rois, op.ints([column]), axis=1), number(node.float("spatial_scale", 1.0)))
-        return op.Sub(scaled, number(0.5)) if half_pixel else scaled
-
-    first, last = (edge(0), edge(2)) if axis == "x" else (edge(1), edge(3))  # (R, 1)
+    axis: 0 for x, 1 for y.
+    """
+    dtype = element_type(corners)
+    first, last = (op.Gather(corners, [column], axis=1) for column in (axis, axis + 2))  # (R, 1)
     size = op.Sub(last, first)
     if not half_pixel:
-        size = op.Max(size, number(1.0))
-    width = op.Div(size, number(bins))
-    ratio = node.int("sampling_ratio", 0)
-    samples = op.Add(op.Mul(size, number(0)), number(ratio)) if ratio > 0 else op.Ceil(width)
-    most = op.Max(op.ReduceMax(op.Unsqueeze(samples, op.ints([0])), keepdims=0), number(1.0))
-    steps = op.Range(number(0.0), most, number(1.0))  # (G)
-    bin_start = op.Mul(width, op.constant(np.arange(bins).astype(wide.numpy())))  # (R, bins)
-    bin_start = op.Unsqueeze(op.Add(first, bin_start), op.ints([2]))
-    within = op.Div(op.Mul(op.Add(steps, number(0.5)), width), op.Max(samples, number(1.0)))  # (R, G)
-    at = op.Add(bin_start, op.Unsqueeze(within, op.ints([1])))  # (R, bins, G)
-    length_ = op.Cast(n, to=wide.value)
-    counted = op.Unsqueeze(op.Less(steps, samples), op.ints([1]))
-    inside = op.And(op.GreaterOrEqual(at, number(-1.0)), op.LessOrEqual(at, length_))
-    clipped = op.Min(op.Max(at, number(0.0)), op.Sub(length_, number(1.0)))
-    pixels = op.Range(number(0.0), op.Squeeze(length_, op.ints([0])), number(1.0))
-    distance = op.Abs(op.Sub(op.Unsqueeze(clipped, op.ints([3])), pixels))  # (R, bins, G, n)
-    weight = op.Relu(op.Sub(number(1.0), distance))
-    weight = op.Where(op.Unsqueeze(op.And(counted, inside), op.ints([3])), weight, number(0.0))
-    total = op.ReduceSum(weight, op.ints([2]), keepdims=0)
-    return op.Div(total, op.Unsqueeze(op.Max(samples, number(1.0)), op.ints([2])))
+        size = op.Max(size, 1)
+    width = op.Div(size, bins)
+    samples = op.Add(op.Mul(size, 0), ratio) if ratio > 0 else op.Ceil(width)
+    most = op.Max(op.ReduceMax(op.Unsqueeze(samples, [0]), keepdims=0), 1)
+    steps = op.Range(0, most, 1)  # (G)
+    bin_start = op.Unsqueeze(op.Add(first, op.Mul(width, range(bins))), [2])  # (R, bins, 1)
+    within = op.Div(op.Mul(op.Add(steps, 0.5), width), op.Max(samples, 1))  # (R, G)
+    points = op.Add(bin_start, op.Unsqueeze(within, [1]))  # (R, bins, G)
+    length = op.Cast(n, to=dtype)
+    counted = op.Unsqueeze(op.Less(steps, samples), [1])
+    inside = op.And(op.GreaterOrEqual(points, -1), op.LessOrEqual(points, length))
+    clipped = op.Min(op.Max(points, 0), op.Sub(length, 1))
+    distance = op.Abs(op.Sub(op.Unsqueeze(clipped, [3]), count_up(op, length)))  # (R, bins, G, n)
+    weight = op.Where(op.Unsqueeze(op.And(counted, inside), [3]), op.Relu(op.Sub(1, distance)), 0)
+    return op.Div(op.ReduceSum(weight, [2], keepdims=0), op.Unsqueeze(op.Max(samples, 1), [2]))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims, known_lengths
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import cast, length, work_type
-from onnx_backprop.converters.rules.taps import taps
-from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, widen, work_type
+from onnx_backprop.converters.rules.taps import sample_taps
 
 MODES = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic", "nearest": "nearest"}
 
@@ -26,64 +26,39 @@ def grid_sample(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     pixels, where a linear weight has a kink, the slope is the one to the right.
     """
     x, grid = node.input(0), node.input(1)
-    mode, padding = node.string("mode", "linear"), node.string("padding_mode", "zeros")
+    spatial = (node.rank(0) if dims(x) is not None else node.rank(1)) - 2
+    mode = MODES[node.choice("mode", "linear", MODES)]
+    if mode == "cubic" and spatial != 2:
+        raise node.refuse("mode", node.string("mode", "linear"), "for 2 spatial axes, as onnxruntime does")
+    padding = node.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
     aligned = node.int("align_corners", 0) != 0
-    spatial = _spatial_rank(node)
-    if mode not in MODES:
-        raise node.refuse("mode", mode, "linear (bilinear), nearest and cubic (bicubic)")
-    if MODES[mode] == "cubic" and spatial != 2:
-        raise node.refuse("mode", mode, "for 2 spatial axes, as onnxruntime does")
-    if padding not in ("zeros", "border", "reflection"):
-        raise node.refuse("padding_mode", padding, "zeros, border and reflection")
     if padding == "reflection":
         padding = "reflection_centre" if aligned else "reflection_edge"
-    own, own_grid, wide = element_type(x), element_type(grid), work_type(x)
-    image = cast(op, x, own, wide)
-    flat_grid = op.Reshape(cast(op, grid, own_grid, wide), op.ints([0, -1, spatial]))
+    flat_grid = op.Reshape(cast(op, grid, work_type(x)), [0, -1, spatial])
     points, rates = [], []
     for axis in range(spatial):
-        g = op.Gather(flat_grid, op.constant(np.array(spatial - 1 - axis)), axis=2)
-        point, rate = _pixels(op, g, length(op, x, axis - spatial), wide, aligned=aligned)
+        g = op.Gather(flat_grid, spatial - 1 - axis, axis=2)
+        point, rate = _pixels(op, g, op.Cast(op.length(x, axis - spatial), to=work_type(x)), aligned=aligned)
         points.append(point)
         rates.append(rate)
-    at = taps(op, x, points, wide, mode=MODES[mode], padding=padding)
-    flat = op.Reshape(image, op.ints([0, 0, -1]))
-    g = op.Reshape(cast(op, dy, own, wide), op.ints([0, 0, -1]))
-    dx = dgrid = None
-    if node.wants(0):
-        dx = cast(op, op.Reshape(at.add_into(g, flat, wide), op.shape(x), allowzero=1), wide, own)
-    if node.wants(1) and MODES[mode] != "nearest":
-        read = op.ReduceSum(op.Mul(at.read(flat), op.Unsqueeze(g, op.ints([-1]))), op.ints([1]), keepdims=0)
-        by_axis = []
-        for axis in reversed(range(spatial)):
-            slope = op.ReduceSum(op.Mul(read, at.slope(axis)), op.ints([2]), keepdims=1)
-            by_axis.append(op.Mul(slope, rates[axis]))
-        dgrid = op.Reshape(op.Concat(*by_axis, axis=-1), op.shape(grid), allowzero=1)
-        dgrid = cast(op, dgrid, wide, own_grid)
-    return dx, dgrid
+    samples = sample_taps(op, x, points, mode=mode, padding=padding)
+    flat, g = (op.Reshape(widen(op, value, x), [0, 0, -1]) for value in (x, dy))
+    dx = narrow(op, as_shaped(op, samples.add_into(g, flat), x), x)
+    if mode == "nearest":
+        return dx
+    read = op.ReduceSum(op.Mul(samples.read(flat), op.Unsqueeze(g, [-1])), [1], keepdims=0)
+    slopes = [op.ReduceSum(op.Mul(read, samples.slope(axis)), [2], keepdims=1) for axis in range(spatial)]
+    by_axis = [op.Mul(slope, rate) for slope, rate in zip(slopes, rates, strict=True)]
+    return dx, narrow(op, as_shaped(op, op.Concat(*reversed(by_axis), axis=-1), grid), grid)
 
 
-def _pixels(op: Builder, g: ir.Value, n: ir.Value, wide: ir.DataType, *, aligned: bool) -> tuple[ir.Value, ir.Value]:
-    """Where grid values lie in pixels, in the order of onnxruntime's roundings, and the slope of that map."""
-    one, two = op.constant(np.array(1, wide.numpy())), op.constant(np.array(2, wide.numpy()))
-    count = op.Cast(n, to=wide.value)
-    moved = op.Add(g, one)
+def _pixels(op: Builder, g: ir.Value, n: ir.Value, *, aligned: bool) -> tuple[ir.Value, ir.Value]:
+    """Where grid values lie in n pixels, in the order of onnxruntime's roundings, and the slope of that map."""
+    moved = op.Add(g, 1)
     if aligned:
-        steps = op.Sub(count, one)
-        return op.Mul(op.Div(moved, two), steps), op.Div(steps, two)
-    return op.Div(op.Sub(op.Mul(moved, count), one), two), op.Div(count, two)
-
-
-def _spatial_rank(node: Forward) -> int:
-    for index in (0, 1):
-        known = dims(node.input(index))
-        if known is not None:
-            return len(known) - 2
-    raise UnsupportedError(
-        "the gradient needs the rank of X at conversion, and shape inference does not find it. Give X a shape",
-        op_type=node.op_type,
-        node=node.name,
-    )
+        steps = op.Sub(n, 1)
+        return op.Mul(op.Div(moved, 2), steps), op.Div(steps, 2)
+    return op.Div(op.Sub(op.Mul(moved, n), 1), 2), op.Div(n, 2)
 
 
 @gradient("AffineGrid", versions=(20,), inputs=(0,))
@@ -93,28 +68,18 @@ def affine_grid(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     The points are those of the operator itself with θ the identity. Shapes: θ (N, d, d + 1), Y (N, …, d).
     """
     theta, size = node.input(0), node.input(1)
-    own, wide = element_type(theta), work_type(theta)
-    known = dims(theta)
-    spatial = None if known is None else known[1]
-    if not isinstance(spatial, int):
-        known = dims(node.output())
-        spatial = None if known is None else len(known) - 2
-    if spatial is None:
-        raise UnsupportedError(
+    stated, y = known_lengths(theta, 1, 2), dims(node.output())
+    if not stated and y is None:
+        raise node.unsupported(
             "the gradient needs the number of spatial axes at conversion, and shape inference does not find it. Give "
-            "theta a shape",
-            op_type=node.op_type,
-            node=node.name,
+            "theta a shape"
         )
-    dtype = wide.numpy()
-    batch = op.Concat(op.Shape(theta, start=0, end=1), op.ints([spatial, spatial + 1]), axis=0)
-    identity = op.Expand(op.constant(np.eye(spatial, spatial + 1).astype(dtype)), batch)
+    spatial = stated[0] if stated else len(y or ()) - 2
+    batch = op.Concat(op.Shape(theta, start=0, end=1), [spatial, spatial + 1], axis=0)
+    identity = op.Expand(np.eye(spatial, spatial + 1).astype(work_type(theta).numpy()), batch)
     points = op.AffineGrid(identity, size, align_corners=node.int("align_corners", 0))
-    points = op.Reshape(points, op.ints([0, -1, spatial]))
-    ones = op.Add(
-        op.Mul(op.Slice(points, op.ints([0]), op.ints([1]), op.ints([2])), op.constant(np.array(0, dtype))),
-        op.constant(np.array(1, dtype)),
-    )
-    g = op.Reshape(cast(op, dy, own, wide), op.ints([0, -1, spatial]))
+    points = op.Reshape(points, [0, -1, spatial])
+    ones = op.Add(op.Mul(op.Slice(points, [0], [1], [2]), 0), 1)
+    g = op.Reshape(widen(op, dy), [0, -1, spatial])
     dtheta = op.MatMul(op.Transpose(g, perm=[0, 2, 1]), op.Concat(points, ones, axis=-1))
-    return cast(op, dtheta, wide, own), None
+    return narrow(op, dtheta, theta)

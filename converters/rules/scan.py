@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.rules.cell_activations import Arithmetic
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import element_type
 
-ScanBody = Callable[[Arithmetic, list[ir.Value], list[ir.Value]], tuple[list[ir.Value], list[ir.Value]]]
+ScanBody = Callable[[Builder, list[ir.Value], list[ir.Value]], tuple[list[ir.Value], list[ir.Value]]]
 
 
 def scan(
-    m: Arithmetic,
+    op: Builder,
     states: Sequence[ir.Value],
     sequences: Sequence[ir.Value],
     step: ScanBody,
@@ -23,28 +24,27 @@ def scan(
 ) -> tuple[list[ir.Value], list[ir.Value]]:
     """(states, outputs) = step(states, inputs) for each step in turn; return the last states and all outputs.
 
-    Shapes: states (B, …), sequences and outputs (T, B, …). running: where it is false the states stay.
+    Shapes: states (B, …), sequences and outputs (T, B, …), all of one type. running: where it is false the states stay.
     """
-    inner = Arithmetic(m.op.inside(), m.dtype)
-    op = inner.op
-    op.prefix = f"{m.op.prefix}/step"
+    inner = op.inside()
+    inner.prefix = f"{op.prefix}/step"
     flags = [] if running is None else [running]
-    types = [m.dtype] * (len(states) + len(sequences)) + [ir.DataType.BOOL] * len(flags)
-    given = [
-        ir.Value(name=op.unique(f"{op.prefix}/in"), type=ir.TensorType(t), shape=ir.Shape([None, None])) for t in types
-    ]
+    dtype = element_type(states[0])
+    types = [dtype] * (len(states) + len(sequences)) + [ir.DataType.BOOL] * len(flags)
+    name, shape = f"{inner.prefix}/in", ir.Shape([None, None])
+    given = [ir.Value(name=inner.unique(name), type=ir.TensorType(t), shape=shape.copy()) for t in types]
     before, taken = given[: len(states)], given[len(states) : len(states) + len(sequences)]
     after, results = step(inner, before, taken)
     if running is not None:
-        after = [op.Where(given[-1], new, old) for new, old in zip(after, before, strict=True)]
+        after = [inner.Where(given[-1], new, old) for new, old in zip(after, before, strict=True)]
     for value in (*after, *results):
-        value.type, value.shape = ir.TensorType(m.dtype), ir.Shape([None, None])
-    body = ir.Graph(given, [*after, *results], nodes=op.nodes, name=op.unique(f"{op.prefix}/body"))
-    attributes = {"body": body, "num_scan_inputs": len(sequences) + len(flags)}
+        inner.typed(value, given[0])
+    body = ir.Graph(given, [*after, *results], nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
+    inputs = len(sequences) + len(flags)
+    attributes: dict[str, object] = {"body": body, "num_scan_inputs": inputs}
     if backwards:
-        attributes |= {
-            "scan_input_directions": [1] * (len(sequences) + len(flags)),
-            "scan_output_directions": [1] * outputs,
-        }
-    values = m.op.emit("Scan", [*states, *sequences, *flags], attributes, outputs=len(states) + outputs)
+        attributes |= {"scan_input_directions": [1] * inputs, "scan_output_directions": [1] * outputs}
+    values = op.emit("Scan", [*states, *sequences, *flags], attributes, outputs=len(states) + outputs)
+    for value in values:
+        value.dtype = dtype
     return list(values[: len(states)]), list(values[len(states) :])

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import length, narrow, positions, scatter_add, size, widen, work_type
-from onnx_backprop.converters.rules.merged_shapes import leading_lengths, merged_length
+from onnx_backprop.converters.rules.common import as_shaped, count_up, narrow, positions, scatter_add, size, widen
+from onnx_backprop.converters.rules.merged_shapes import merged_length
 
-REDUCTIONS = ("none", "add", "mul", "max", "min")
 TO_THE_END = 2**63 - 1
 
 
@@ -28,20 +28,16 @@ def scatter_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     axis, reduction = node.int("axis", 0), _reduction(node)
     if reduction == "add":
-        return dy, None, op.GatherElements(dy, indices, axis=axis) if node.wants(2) else None
+        return dy, None, op.GatherElements(dy, indices, axis=axis)
     if reduction != "none":
         ddata, dupdates = _Scatter(op, data, indices, updates, axis).reduced(node.output(), dy, reduction)
         return narrow(op, ddata, data), None, narrow(op, dupdates, data)
-    taken, zero = op.GatherElements(dy, indices, axis=axis), op.scalar(0.0, data)
+    taken = op.GatherElements(dy, indices, axis=axis)
     if _distinct(node, axis):
-        placed = (
-            op.ScatterElements(dy, indices, op.zeros(op.shape(indices), data), axis=axis) if node.wants(0) else None
-        )
-        return placed, None, taken
+        return op.ScatterElements(dy, indices, op.zeros(op.shape(indices), data), axis=axis), None, taken
     last, own = _last_writers(op, op.shape(data), indices, axis)
     wins = op.Equal(op.GatherElements(last, indices, axis=axis), own)
-    untouched = op.Less(last, op.constant(np.array(0)))
-    return op.Where(untouched, dy, zero), None, op.Where(wins, taken, zero)
+    return op.Where(op.Less(last, 0), dy, 0), None, op.Where(wins, taken, 0)
 
 
 @gradient("ScatterND", versions=(18,))
@@ -54,21 +50,19 @@ def scatter_nd(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     reduction = _reduction(node)
     if reduction == "add":
-        return dy, None, op.GatherND(dy, indices) if node.wants(2) else None
+        return dy, None, op.GatherND(dy, indices)
     rows = _Rows.of(op, data, indices)
     g = rows.matrix(op, dy)
     if reduction == "none":
         last, own = _last_writers(op, rows.count, rows.numbers, 0)
-        wins = op.Equal(op.Gather(last, rows.numbers), own)
-        untouched = op.Less(last, op.constant(np.array(0)))
-        zero, column = op.scalar(0.0, data), op.ints([1])
-        ddata = op.Where(op.Unsqueeze(untouched, column), g, zero)
-        dupdates = op.Where(op.Unsqueeze(wins, column), op.Gather(g, rows.numbers, axis=0), zero)
+        wins, untouched = op.Equal(op.Gather(last, rows.numbers), own), op.Less(last, 0)
+        ddata = op.Where(op.Unsqueeze(untouched, [1]), g, 0)
+        dupdates = op.Where(op.Unsqueeze(wins, [1]), op.Gather(g, rows.numbers, axis=0), 0)
     else:
-        scatter = _Scatter(op, rows.matrix(op, data), rows.expanded(op), rows.picked(op, updates), 0, like=data)
+        scatter = _Scatter(op, rows.matrix(op, data), rows.expanded(op), rows.picked(op, updates), 0)
         y = rows.matrix(op, node.output())
         ddata, dupdates = (narrow(op, part, data) for part in scatter.reduced(y, g, reduction))
-    return op.Reshape(ddata, op.shape(data), allowzero=1), None, op.Reshape(dupdates, op.shape(updates), allowzero=1)
+    return as_shaped(op, ddata, data), None, as_shaped(op, dupdates, updates)
 
 
 @gradient("GatherND", versions=(13,))
@@ -81,7 +75,7 @@ def gather_nd(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     rows = _Rows.of(op, x, node.input(1), batch=node.int("batch_dims", 0))
     shape = op.Concat(rows.count, rows.width, axis=0)
     dx = scatter_add(op, shape, rows.expanded(op), rows.picked(op, dy), like=x)
-    return op.Reshape(dx, op.shape(x), allowzero=1), None
+    return as_shaped(op, dx, x)
 
 
 @gradient("MaxUnpool", versions=(11, 22))
@@ -91,19 +85,15 @@ def max_unpool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Edge: of several x for one place the last counts, as in onnxruntime; the others get 0. With output_shape the
     positions are those in an output of that shape, as in onnxruntime.
     """
-    x, indices = node.input(0), op.Reshape(node.input(1), op.ints([-1]))
+    x, indices = node.input(0), op.Reshape(node.input(1), [-1])
     last, own = _last_writers(op, size(op, node.output()), indices, 0)
     wins = op.Equal(op.Gather(last, indices), own)
-    taken = op.Gather(op.Reshape(dy, op.ints([-1])), indices)
-    dx = op.Reshape(op.Where(wins, taken, op.scalar(0.0, x)), op.shape(x), allowzero=1)
-    return (dx, None, None)[: len(node.inputs)]
+    taken = op.Gather(op.Reshape(dy, [-1]), indices)
+    return as_shaped(op, op.Where(wins, taken, 0), x)
 
 
 def _reduction(node: Forward) -> str:
-    reduction = node.string("reduction", "none")
-    if reduction not in REDUCTIONS:
-        raise node.refuse("reduction", reduction, ", ".join(REDUCTIONS))
-    return reduction
+    return node.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
 
 
 def _distinct(node: Forward, axis: int) -> bool:
@@ -122,7 +112,7 @@ def _distinct(node: Forward, axis: int) -> bool:
 def _last_writers(op: Builder, shape: ir.Value, indices: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
     """For each place the number of the update that was put there last, -1 for none; and the updates' own numbers."""
     own = positions(op, indices)
-    nobody = op.ConstantOfShape(shape, value=ir.tensor(np.array([-1], np.int64)))
+    nobody = op.filled(shape, -1)
     return op.ScatterElements(nobody, indices, own, axis=axis), own
 
 
@@ -140,15 +130,14 @@ class _Rows:
         known = dims(indices)
         depth = None if known is None else known[-1]
         if isinstance(depth, int):
-            lengths, width = leading_lengths(op, value, batch + depth), merged_length(op, value, batch + depth)
+            lengths, width = op.lengths(value, 0, batch + depth), merged_length(op, value, batch + depth)
         else:
-            shape, end = op.shape(value), op.Add(length(op, indices, -1), op.ints([batch]))
-            lengths = op.Slice(shape, op.ints([0]), end)
-            width = op.ReduceProd(op.Slice(shape, end, op.ints([TO_THE_END])), keepdims=1)
+            shape, end = op.shape(value), op.Add(op.length(indices, -1), [batch])
+            lengths = op.Slice(shape, [0], end)
+            width = op.ReduceProd(op.Slice(shape, end, [TO_THE_END]), keepdims=1)
         count = op.ReduceProd(lengths, keepdims=1)
-        zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-        numbered = op.Reshape(op.Range(zero, op.Squeeze(count, op.ints([0])), one), lengths, allowzero=1)
-        numbers = op.Reshape(op.GatherND(numbered, indices, batch_dims=batch or None), op.ints([-1]))
+        numbered = op.Reshape(count_up(op, count), lengths, allowzero=1)
+        numbers = op.Reshape(op.GatherND(numbered, indices, batch_dims=batch or None), [-1])
         return cls(count, width, numbers)
 
     def matrix(self, op: Builder, value: ir.Value) -> ir.Value:
@@ -161,7 +150,7 @@ class _Rows:
 
     def expanded(self, op: Builder) -> ir.Value:
         """The row numbers as indices for ScatterElements along axis 0: (tuples, width)."""
-        return op.Expand(op.Unsqueeze(self.numbers, op.ints([1])), self._picked_shape(op))
+        return op.Expand(op.Unsqueeze(self.numbers, [1]), self._picked_shape(op))
 
     def _picked_shape(self, op: Builder) -> ir.Value:
         return op.Concat(op.Shape(self.numbers), self.width, axis=0)
@@ -170,50 +159,36 @@ class _Rows:
 class _Scatter:
     """Y = data, reduced with u at the indices along an axis, all in the type to sum in."""
 
-    def __init__(
-        self,
-        op: Builder,
-        data: ir.Value,
-        indices: ir.Value,
-        updates: ir.Value,
-        axis: int,
-        like: ir.Value | None = None,
-    ) -> None:
-        """`like`: a value of the element type of data and updates, where theirs is not noted."""
+    def __init__(self, op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, axis: int) -> None:
         self._op, self._axis, self._indices = op, axis, indices
-        self._like = like or data
-        self._data, self._updates = widen(op, data, self._like), widen(op, updates, self._like)
-        wide = work_type(self._like)
-        self._zero, self._one = (op.constant(np.array(number).astype(wide.numpy())) for number in (0, 1))
+        self._data, self._updates = widen(op, data), widen(op, updates)
+        self._one, self._zero = op.scalar(1, self._data), op.scalar(0, self._data)
 
     def reduced(self, y: ir.Value, dy: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
-        """(ddata, du) for the reductions mul, max and min."""
-        op = self._op
-        dy = widen(op, dy, self._like)
-        return self._product(dy) if reduction == "mul" else self._extremum(widen(op, y, self._like), dy)
+        """Ddata and du, in the type to sum in, for the reductions mul, max and min."""
+        dy = widen(self._op, dy)
+        return self._product(dy) if reduction == "mul" else self._extremum(widen(self._op, y), dy)
 
     def _product(self, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The product of the others is that of all that are not 0, over the own one; 0 where another is 0."""
         op = self._op
-        is_zero = op.Equal(self._updates, self._zero)
+        is_zero = op.Equal(self._updates, 0)
         zeros = op.Where(is_zero, self._one, self._zero)
-        factors = op.Where(is_zero, self._one, self._updates)
+        factors = op.Where(is_zero, 1, self._updates)
         product = self._onto(self._one, factors, "mul")
         count = self._onto(self._zero, zeros, "add")
-        ddata = op.Mul(dy, op.Where(op.Equal(count, self._zero), product, self._zero))
+        ddata = op.Mul(dy, op.Where(op.Equal(count, 0), product, 0))
         other_zeros = op.Sub(self._at(count), zeros)
-        others = op.Where(op.Equal(other_zeros, self._zero), op.Div(self._at(product), factors), self._zero)
+        others = op.Where(op.Equal(other_zeros, 0), op.Div(self._at(product), factors), 0)
         return ddata, op.Mul(self._at(op.Mul(dy, self._data)), others)
 
     def _extremum(self, y: ir.Value, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
         op = self._op
-        hit_data, hit_updates = op.Equal(self._data, y), op.Equal(self._updates, self._at(y))
-        counts = op.Where(hit_data, self._one, self._zero)
-        count = op.ScatterElements(
-            counts, self._indices, op.Where(hit_updates, self._one, self._zero), axis=self._axis, reduction="add"
-        )
+        hits = op.Equal(self._data, y), op.Equal(self._updates, self._at(y))
+        ones, of_updates = (op.Where(hit, self._one, self._zero) for hit in hits)
+        count = op.ScatterElements(ones, self._indices, of_updates, axis=self._axis, reduction="add")
         share = op.Div(dy, count)
-        return op.Where(hit_data, share, self._zero), op.Where(hit_updates, self._at(share), self._zero)
+        return op.Where(hits[0], share, 0), op.Where(hits[1], self._at(share), 0)
 
     def _at(self, value: ir.Value) -> ir.Value:
         return self._op.GatherElements(value, self._indices, axis=self._axis)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
-from onnx_backprop.converters.reverse.forward import Forward, constant_value
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.known import constant_value, dims
 from onnx_backprop.converters.reverse.registry import Grads, gradient
-from onnx_backprop.converters.rules.common import cast, length, padded, scatter_add, work_type
+from onnx_backprop.converters.rules.common import count_up, narrow, padded, scatter_add, widen, work_type
 
 
 @gradient("DFT", versions=(17, 20))
@@ -25,27 +26,22 @@ def dft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     entries: what onnxruntime does with another number is neither cutting nor filling.
     """
     x = node.input(0)
-    own, wide = element_type(x), work_type(x)
-    axis = _axis(op, node)
+    axis, wide = _axis(op, node), work_type(x)
     inverse, onesided = bool(node.int("inverse", 0)), bool(node.int("onesided", 0))
-    n = _length(op, dy if inverse and onesided else x, axis)
-    if node.has(1):
-        n = op.Cast(op.Reshape(node.input(1), op.ints([1])), to=ir.DataType.INT64.value)
     halved = inverse and onesided
-    g = _transform(op, node, cast(op, dy, own, wide), n, {"inverse": int(not inverse), "onesided": int(halved)})
-    factor = op.Cast(n, to=wide.value)
+    n = _as_length(op, node.input(1)) if node.has(1) else _length(op, dy if halved else x, axis)
+    g = _transform(op, node, widen(op, dy), n, {"inverse": int(not inverse), "onesided": int(halved)})
+    factor = op.Cast(n, to=wide)
     if halved:
-        g = op.Mul(g, _counted(op, n, axis, g, wide))
+        g = op.Mul(g, _counted(op, n, axis, g))
     g = op.Div(g, factor) if inverse else op.Mul(g, factor)
     if halved:
         _require_whole_spectrum(node, axis)
-        g = op.Reshape(g, op.Concat(op.Shape(x, end=-1), op.ints([2]), axis=0), allowzero=1)  # or the run fails
+        g = op.Reshape(g, op.Concat(op.Shape(x, end=-1), [2], axis=0), allowzero=1)  # or the run fails
     elif node.has(1):
         behind = op.Sub(_length(op, x, axis), n)
-        g = padded(op, g, op.Concat(op.ints([0]), behind, axis=0), axis)
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    grads[0] = cast(op, _as_many_parts(op, g, x), wide, own)
-    return grads
+        g = padded(op, g, op.Concat([0], behind, axis=0), axis)
+    return narrow(op, _as_many_parts(op, g, x), x)
 
 
 def _axis(op: Builder, node: Forward) -> ir.Value:
@@ -55,7 +51,7 @@ def _axis(op: Builder, node: Forward) -> ir.Value:
     constant = node.constant(2)
     if constant is not None or not node.has(2):
         return op.ints([-2 if constant is None else int(constant.item())])
-    return op.Reshape(node.input(2), op.ints([1]))
+    return op.Reshape(node.input(2), [1])
 
 
 def _require_whole_spectrum(node: Forward, axis: ir.Value) -> None:
@@ -71,7 +67,7 @@ def _length(op: Builder, value: ir.Value, axis: ir.Value) -> ir.Value:
 
 def _transform(op: Builder, node: Forward, value: ir.Value, n: ir.Value, attributes: dict[str, int]) -> ir.Value:
     """A DFT of length n along the node's own axis."""
-    inputs = [value, op.Squeeze(n, op.ints([0]))]
+    inputs = [value, op.Squeeze(n, [0])]
     if node.version < 20:
         attributes = attributes | {"axis": node.int("axis", 1)}
     elif node.has(2):
@@ -79,15 +75,13 @@ def _transform(op: Builder, node: Forward, value: ir.Value, n: ir.Value, attribu
     return op.emit("DFT", inputs, attributes)[0]
 
 
-def _counted(op: Builder, n: ir.Value, axis: ir.Value, g: ir.Value, wide: ir.DataType) -> ir.Value:
+def _counted(op: Builder, n: ir.Value, axis: ir.Value, g: ir.Value) -> ir.Value:
     """How often each entry of a one-sided spectrum stands in the whole one, in a shape that broadcasts to g."""
-    zero, one, two = (op.constant(np.array(number)) for number in (0, 1, 2))
-    count = op.Gather(op.Shape(g), axis)
-    k = op.Range(zero, op.Squeeze(count, op.ints([0])), one)
-    single = op.Or(op.Equal(k, zero), op.Equal(op.Mul(k, two), n))
-    weights = op.Where(single, op.constant(np.array(1, wide.numpy())), op.constant(np.array(2, wide.numpy())))
-    ones = op.ConstantOfShape(op.Shape(op.Shape(g)), value=ir.tensor(np.array([1], np.int64)))
-    return op.Reshape(weights, op.ScatterElements(ones, axis, op.ints([-1])))
+    k = count_up(op, op.Gather(op.Shape(g), axis))
+    single = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), n))
+    weights = op.Where(single, op.scalar(1, g), op.scalar(2, g))
+    ones = op.filled(op.Shape(op.Shape(g)), 1)
+    return op.Reshape(weights, op.ScatterElements(ones, axis, [-1]))
 
 
 def _as_many_parts(op: Builder, g: ir.Value, x: ir.Value) -> ir.Value:
@@ -95,7 +89,7 @@ def _as_many_parts(op: Builder, g: ir.Value, x: ir.Value) -> ir.Value:
     known = dims(x)
     if known is not None and known[-1] == 2:
         return g
-    return op.Slice(g, op.ints([0]), length(op, x, -1), op.ints([-1]))
+    return op.Slice(g, [0], op.length(x, -1), [-1])
 
 
 @gradient("STFT", versions=(17,), inputs=(0, 2))
@@ -106,41 +100,36 @@ def stft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Shapes: x (B, T, 1 or 2), w (N), Y (B, frames, N or N / 2 + 1, 2). Of a real x, g is the real part. F̄ᵀ dY is the
     conjugate of F applied to the conjugate, which is again an STFT, of one frame.
     """
-    x, y = node.input(0), node.output()
-    own, wide = element_type(x), work_type(x)
-    n = _frame_length(op, node)
-    frames = length(op, y, 1)
-    step = op.Cast(op.Reshape(node.input(1), op.ints([1])), to=ir.DataType.INT64.value)
+    x, y, window = node.input(0), node.output(), node.optional(2)
+    n, frames, batch = _frame_length(op, node), op.length(y, 1), op.Shape(x, start=0, end=1)
 
-    conjugate = op.constant(np.array([1, -1], wide.numpy()))
-    spectra = op.Reshape(cast(op, dy, own, wide), op.Concat(op.ints([-1]), length(op, y, 2), op.ints([2]), axis=0))
-    missing = op.Sub(n, length(op, y, 2))
-    spectra = op.Pad(op.Mul(spectra, conjugate), op.Concat(op.ints([0] * 4), missing, op.ints([0]), axis=0))
-    scalar = op.Squeeze(n, op.ints([0]))
+    conjugate = np.array([1, -1], work_type(x).numpy())
+    spectra = op.Reshape(widen(op, dy), op.Concat([-1], op.length(y, 2), [2], axis=0))
+    missing = op.Sub(n, op.length(y, 2))
+    spectra = op.Pad(op.Mul(spectra, conjugate), op.Concat([0] * 4, missing, [0], axis=0))
+    scalar = op.Squeeze(n, [0])
     g = op.Mul(op.emit("STFT", [spectra, scalar, None, scalar], {"onesided": 0})[0], conjugate)
-    by_frame = op.Concat(op.Shape(x, start=0, end=1), frames, n, op.ints([2]), axis=0)
+    by_frame = op.Concat(batch, frames, n, [2], axis=0)
     g = _as_many_parts(op, op.Reshape(g, by_frame, allowzero=1), x)  # (B, frames, N, 1 or 2)
 
-    zero, one = (op.constant(np.array(number)) for number in (0, 1))
-    begin = op.Mul(op.Range(zero, op.Squeeze(frames, op.ints([0])), one), step)
-    places = op.Add(op.Unsqueeze(begin, op.ints([1])), op.Range(zero, scalar, one))  # (frames, N)
-    grads: list[ir.Value | None] = [None] * len(node.inputs)
-    if node.wants(0):
-        weighted = g
-        if node.has(2):
-            window = cast(op, node.input(2), own, wide)
-            weighted = op.Mul(g, op.Unsqueeze(window, op.ints([1])))
-        flat = op.Reshape(weighted, op.Concat(op.Shape(x, start=0, end=1), op.ints([-1]), length(op, x, 2), axis=0))
-        at = op.Expand(op.Reshape(places, op.ints([1, -1, 1])), op.Shape(flat))
-        grads[0] = scatter_add(op, op.shape(x), at, cast(op, flat, wide, own), like=x, axis=1)
-    if node.wants(2):
-        taken = op.Gather(cast(op, x, own, wide), places, axis=1)
-        grads[2] = cast(op, op.ReduceSum(op.Mul(taken, g), op.ints([0, 1, 3]), keepdims=0), wide, own)
-    return grads
+    begin = op.Mul(count_up(op, frames), _as_length(op, node.input(1)))
+    places = op.Add(op.Unsqueeze(begin, [1]), op.Range(0, scalar, 1))  # (frames, N)
+    weighted = g if window is None else op.Mul(g, op.Unsqueeze(widen(op, window), [1]))
+    flat = op.Reshape(weighted, op.Concat(batch, [-1], op.length(x, 2), axis=0))
+    origins = op.Expand(op.Reshape(places, [1, -1, 1]), op.Shape(flat))
+    dx = scatter_add(op, op.shape(x), origins, narrow(op, flat, x), like=x, axis=1)
+    taken = op.Gather(widen(op, x), places, axis=1)
+    dwindow = op.ReduceSum(op.Mul(taken, g), [0, 1, 3], keepdims=0)
+    return dx, None, None if window is None else narrow(op, dwindow, window)
+
+
+def _as_length(op: Builder, value: ir.Value) -> ir.Value:
+    """A number that an input states, a 1-D int64 tensor of one entry."""
+    return op.Cast(op.Reshape(value, [1]), to=ir.DataType.INT64)
 
 
 def _frame_length(op: Builder, node: Forward) -> ir.Value:
     """N, a 1-D int64 tensor of one entry."""
     if node.has(3):
-        return op.Cast(op.Reshape(node.input(3), op.ints([1])), to=ir.DataType.INT64.value)
-    return length(op, node.input(2), 0) if node.has(2) else length(op, node.input(0), 1)
+        return _as_length(op, node.input(3))
+    return op.length(node.input(2), 0) if node.has(2) else op.length(node.input(0), 1)

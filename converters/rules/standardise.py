@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
@@ -30,20 +29,9 @@ class Standardised:
         return op.Mul(self.rate, op.Sub(g, along))
 
 
-def standardise(op: Builder, x: ir.Value, axes: ir.Value, epsilon: float, dtype: ir.DataType) -> Standardised:
-    """z = (x - μ) / √(σ² + ε), computed anew from x, which has the type `dtype`."""
-    deviation = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
-    return _scaled(op, deviation, axes, epsilon, dtype, centred=True)
-
-
-def scale_to_unit(op: Builder, x: ir.Value, axes: ir.Value, epsilon: float, dtype: ir.DataType) -> Standardised:
-    """z = x / √(mean x² + ε): the same without taking the mean off."""
-    return _scaled(op, x, axes, epsilon, dtype, centred=False)
-
-
-def _scaled(
-    op: Builder, x: ir.Value, axes: ir.Value, epsilon: float, dtype: ir.DataType, *, centred: bool
-) -> Standardised:
-    power = op.ReduceMean(op.Mul(x, x), axes, keepdims=1)
-    rate = op.Reciprocal(op.Sqrt(op.Add(power, op.constant(np.array(epsilon).astype(dtype.numpy())))))
-    return Standardised(op.Mul(x, rate), rate, axes, centred)
+def standardise(op: Builder, x: ir.Value, axes: ir.Value, epsilon: float, *, centred: bool = True) -> Standardised:
+    """z = (x - μ) / √(σ² + ε), computed anew from x; not centred: x / √(mean x² + ε)."""
+    deviation = op.Sub(x, op.ReduceMean(x, axes, keepdims=1)) if centred else x
+    power = op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1)
+    rate = op.Reciprocal(op.Sqrt(op.Add(power, epsilon)))
+    return Standardised(op.Mul(deviation, rate), rate, axes, centred)

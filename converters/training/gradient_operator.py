@@ -33,9 +33,10 @@ from onnx_backprop.converters.prepare.load import infer, load, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
-from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
@@ -162,11 +163,13 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(v.name): v for node in nodes for v in node.outputs if v.name}
     op = Builder(used_names(model.graph))
+    results: list[ir.Value] = []
     for request, part in ready:
         node = nodes[position[id(request.node)]]
         inside = [nodes[position[id(inner)]] for inner in part]
-        _differentiate(request, node, inside, values, op, model.opset_imports)
+        results += _differentiate(request, node, inside, values, op, model.opset_imports)
         model.graph.remove(node, safe=True)
+    drop_unread(op.nodes, results)
     model.graph.extend(op.nodes)
     model.graph.sort()
     if any(node.domain == DOMAIN for node in op.nodes):
@@ -222,18 +225,14 @@ def _differentiate(
     values: Mapping[str, ir.Value],
     op: Builder,
     opsets: dict[str, int],
-) -> None:
-    """Emit the gradient and put it in the place of the Gradient node's outputs."""
+) -> list[ir.Value]:
+    """Emit the gradient and put it in the place of the Gradient node's outputs; the new ones."""
     y, xs = values[request.y], [values[name] for name in request.xs]
     for value in (y, *xs):
         if not is_float(value):
-            dtype = value.dtype.name if value.dtype is not None else "unknown"
-            raise request.fail(f"gradients exist for floats only, {value.name!r} has type {dtype}")
-    before = len(op.nodes)
-    shape = [d for d in dims(y) or (None,) if isinstance(d, int)]
-    assert y.dtype is not None
-    known = y.shape is not None and len(shape) == len(y.shape)
-    seed = op.constant(np.ones(shape, y.dtype.numpy())) if known else op.fill(op.shape(y), 1.0, y)
+            raise request.fail(f"gradients exist for floats only, {value.name!r} has type {type_name(value)}")
+    shape, dtype = known_lengths(y), element_type(y)
+    seed = op.filled(op.shape(y), 1, dtype) if shape is None else op.constant(np.ones(shape, dtype.numpy()))
     gradients = walk_back(find_path(inside, [y], xs), {y: seed}, op, opsets)
     op.prefix = request.node.name or f"{request.y}_grad"
     results: list[ir.Value] = []
@@ -244,14 +243,11 @@ def _differentiate(
         if gradient is None:
             _require_zero(request, x, y, inside)
             gradient = op.zeros(op.shape(x), x)
-        result = op.Identity(gradient)
-        result.type, result.shape = x.type, x.shape
+        result = op.typed(op.Identity(gradient), x)
         ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
         result.name, output.name = output.name, None
         results.append(result)
-    emitted = op.nodes[before:]
-    drop_unread(emitted, results)
-    op.nodes[before:] = emitted
+    return results
 
 
 def _require_zero(request: _Request, x: ir.Value, y: ir.Value, inside: Sequence[ir.Node]) -> None:

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from onnx_backprop.converters.prepare.load import near
-from onnx_backprop.converters.reverse.builder import Builder, dims, element_type
-from onnx_backprop.converters.rules.common import HALF_TYPES
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import dims, element_type
+from onnx_backprop.converters.rules.common import widen
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
 from onnx_backprop.opset.core.shapes import Dim, Dims
 
@@ -85,7 +86,7 @@ class ElementLoss(Loss):
         """Emit the nodes, with the target as a new input `target` of the prediction's type and shape."""
         shape = _known_rank(prediction)
         target = op.input("target", prediction)
-        t = _checked(op, target, shape, _int64(op.Shape(prediction)) if _symbolic(shape) else None, prediction)
+        t = _checked(op, target, shape, op.Shape(prediction) if _symbolic(shape) else None, prediction)
         y, t = _wide(op, prediction), _wide(op, t)
         start = len(op.nodes)
         elements = self.elements(op, y, t)
@@ -139,8 +140,8 @@ class Huber(ElementLoss):
 
     def elements(self, op: Builder, y: ir.Value, t: ir.Value) -> ir.Value:
         difference = op.Sub(y, t)
-        clipped = op.Clip(difference, op.scalar(-self.delta, y), op.scalar(self.delta, y))
-        return op.Mul(clipped, op.Sub(difference, op.Mul(op.scalar(0.5, y), clipped)))
+        clipped = op.Clip(difference, -self.delta, self.delta)
+        return op.Mul(clipped, op.Sub(difference, op.Mul(0.5, clipped)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +160,8 @@ class BCEWithLogits(ElementLoss):
         if self.pos_weight is not None:
             weight = np.asarray(self.pos_weight, np.float64)
             _require_broadcast("bce_with_logits: pos_weight", weight.shape, dims(y) or ())
-            positive = op.Mul(positive, op.constant(weight.astype(_numpy(y))))
-        negative = op.Mul(op.Sub(op.scalar(1.0, y), t), op.Softplus(y))
+            positive = op.Mul(positive, weight.astype(element_type(y).numpy()))
+        negative = op.Mul(op.Sub(1.0, t), op.Softplus(y))
         return op.Add(positive, negative)
 
 
@@ -205,27 +206,26 @@ class SoftmaxCrossEntropy(Loss):
         wanted = None
         if _symbolic(positions):
             axes = [axis for axis in range(len(shape)) if axis != 1]
-            wanted = _int64(op.Gather(_int64(op.Shape(prediction)), op.ints(axes)))
+            wanted = op.Gather(op.Shape(prediction), axes)
         checked = _checked(op, labels, positions, wanted, prediction)
         y = _wide(op, prediction)
         weight = self._weights(op, y, shape[1])
         # runtimes count a negative label from the last class; sent out of range, it fails the run
-        bad = op.Less(checked, op.constant(np.array(0)))
+        bad = op.Less(checked, 0)
         ignored = None
         if self.ignore_index is not None:
-            ignored = op.Equal(checked, op.constant(np.array(self.ignore_index)))
+            ignored = op.Equal(checked, self.ignore_index)
             bad = op.And(bad, op.Not(ignored))
-        t = op.Where(bad, op.constant(np.array(np.iinfo(np.int64).max)), checked)
+        t = op.Where(bad, np.iinfo(np.int64).max, checked)
         attributes = {"reduction": self.reduction, "ignore_index": self.ignore_index}
         smooth = self.label_smoothing
         outputs = op.emit("SoftmaxCrossEntropyLoss", [y, t, weight], attributes, outputs=2 if smooth else 1)
         loss = outputs[0]
         if smooth:
-            outputs[1].type, outputs[1].shape = y.type, ir.Shape(shape)
+            outputs[1].shape = ir.Shape(shape)
             even = self._even(op, y, outputs[1], checked, weight, ignored)
-            classes = op.Cast(op.Gather(op.Shape(y), op.constant(np.array(1))), to=element_type(y).value)
-            share = op.Div(op.scalar(smooth, y), classes)
-            loss = op.Add(op.Mul(op.scalar(1 - smooth, y), loss), op.Mul(share, even))
+            share = op.Div(smooth, op.Cast(op.Gather(op.Shape(y), 1), to=element_type(y)))
+            loss = op.Add(op.Mul(1 - smooth, loss), op.Mul(share, even))
         return scalar(op, loss, y)
 
     def _weights(self, op: Builder, y: ir.Value, classes: Dim) -> ir.Value | None:
@@ -237,7 +237,7 @@ class SoftmaxCrossEntropy(Loss):
                 f"softmax_cross_entropy: weight: expected one number for each of {classes} classes, "
                 f"got an array of shape {values.shape}"
             )
-        return op.constant(values.astype(_numpy(y)))
+        return op.constant(values.astype(element_type(y).numpy()))
 
     def _even(
         self,
@@ -251,19 +251,18 @@ class SoftmaxCrossEntropy(Loss):
         """Σ_n Σ_c -w_c · log p_c / W."""
         rank = len(dims(y) or ())
         if weight is not None:
-            log_p = op.Mul(log_p, op.Reshape(weight, op.ints([-1] + [1] * (rank - 2))))
-        terms = op.Neg(op.ReduceSum(log_p, op.ints([1]), keepdims=0))
-        zero, one = op.scalar(0.0, y), op.scalar(1.0, y)
+            log_p = op.Mul(log_p, op.Reshape(weight, [-1] + [1] * (rank - 2)))
+        terms = op.Neg(op.ReduceSum(log_p, [1], keepdims=0))
         safe = labels
         if ignored is not None:
-            terms = op.Where(ignored, zero, terms)
-            safe = op.Where(ignored, op.constant(np.array(0)), labels)
+            terms = op.Where(ignored, 0, terms)
+            safe = op.Where(ignored, 0, labels)
         total = op.ReduceSum(terms, keepdims=0)
         if self.reduction == "sum":
             return total
-        counts = op.Expand(one, op.Shape(labels)) if weight is None else op.Gather(weight, safe, axis=0)
+        counts = op.Expand(op.scalar(1, y), op.Shape(labels)) if weight is None else op.Gather(weight, safe, axis=0)
         if ignored is not None:
-            counts = op.Where(ignored, zero, counts)
+            counts = op.Where(ignored, 0, counts)
         return op.Div(total, op.ReduceSum(counts, keepdims=0))
 
 
@@ -299,10 +298,6 @@ def _known_rank(prediction: ir.Value) -> Dims:
     return shape
 
 
-def _numpy(value: ir.Value) -> np.dtype:
-    return element_type(value).numpy()
-
-
 def _require_broadcast(what: str, small: tuple[int, ...], large: Dims) -> None:
     """`small` stretches to `large` and not the other way round."""
     fits = len(small) <= len(large) and all(
@@ -316,17 +311,9 @@ def _require_broadcast(what: str, small: tuple[int, ...], large: Dims) -> None:
 
 def _wide(op: Builder, value: ir.Value) -> ir.Value:
     """A half-precision value as float32."""
-    if value.dtype not in HALF_TYPES:
-        return value
-    wide = op.Cast(value, to=ir.DataType.FLOAT.value)
-    wide.dtype, wide.shape = ir.DataType.FLOAT, value.shape
+    wide = widen(op, value)
+    wide.shape = value.shape
     return wide
-
-
-def _int64(value: ir.Value) -> ir.Value:
-    """A shape, stated to be one: no gradient is looked for behind it."""
-    value.dtype = ir.DataType.INT64
-    return value
 
 
 def _symbolic(shape: Dims) -> int:
@@ -348,8 +335,7 @@ def _checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None
     result = op.Reshape(target, wanted)
     if _symbolic(shape) > 1:
         got = op.Shape(target)
-        more = _int64(op.Where(op.Equal(got, wanted), wanted, op.Add(got, wanted)))
-        result = op.Reshape(result, more)
+        result = op.Reshape(result, op.Where(op.Equal(got, wanted), wanted, op.Add(got, wanted)))
     op.prefix = outer
     result.type, result.shape = target.type, ir.Shape(shape)
     return result

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import constant_value, label
-from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.converters.reverse.forward import label, unsupported
+from onnx_backprop.converters.reverse.known import constant_value
+from onnx_backprop.converters.rules.common import as_shaped
 
 RANDOM_STATE = "random_state"  # int64: the seed, and the number of runs so far
 DROPOUT_OF = "onnx_backprop.dropout_of"  # on a node that drops: the name of what it drops from
@@ -82,7 +84,7 @@ def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
             new = node.outputs[index]
             if not new.name:
                 new.name = op.unique(f"{label(node)}_{what}")
-            new.type, new.shape = statistic.type, statistic.shape
+            op.typed(new, statistic)
             if statistic in current:
                 node.replace_input_with(place, current[statistic])
             current[statistic] = new
@@ -107,11 +109,8 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
         assert x is not None
         ratio = _ratio(node)
         dropped = _hash_below(op, x, state, salt, ratio)
-        scaled = op.Mul(x, op.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x))
-        scaled.type, scaled.shape = x.type, x.shape
-        y = op.Where(dropped, op.scalar(0.0, x), scaled)
-        y.type, y.shape = x.type, x.shape
-        assert y.producer() is not None
+        scaled = op.typed(op.Mul(x, 1 / (1 - ratio) if ratio < 1 else 0.0), x)
+        y = op.typed(op.Where(dropped, 0.0, scaled), x)
         last = op.nodes[-1]
         last.metadata_props[DROPOUT_OF] = str(x.name)
         old = node.outputs[0]
@@ -127,32 +126,25 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
 
 def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: float) -> ir.Value:
     """Whether hash(i, key) < ratio · 2³², for each element i of x, in its shape."""
-    unsigned = ir.DataType.UINT32.value
-
-    def number(value: int) -> ir.Value:
-        return op.constant(np.array(value % 2**32, np.uint32))
 
     def shifted(h: ir.Value, bits: int) -> ir.Value:
-        return op.BitwiseXor(h, op.BitShift(h, number(bits), direction="RIGHT"))
+        return op.BitwiseXor(h, op.BitShift(h, bits, direction="RIGHT"))
 
     def mixed(h: ir.Value) -> ir.Value:
         """The finalizer of MurmurHash3, which changes half of the bits when one of h changes."""
-        h = op.Mul(shifted(h, 16), number(0x85EBCA6B))
-        return shifted(op.Mul(shifted(h, 13), number(0xC2B2AE35)), 16)
+        return shifted(op.Mul(shifted(op.Mul(shifted(h, 16), 0x85EBCA6B), 13), 0xC2B2AE35), 16)
 
-    words = op.Cast(state, to=unsigned)
-    seed, run = (op.Gather(words, op.constant(np.array(index))) for index in (0, 1))
-    key = mixed(op.Add(mixed(op.Add(mixed(op.Add(seed, number(0x9E3779B9))), run)), number(salt * 0x632BE5AB + 1)))
-    odd = op.BitwiseOr(mixed(op.Add(key, number(0x7F4A7C15))), number(1))
-    zero, one = (op.constant(np.array(n, np.int64)) for n in (0, 1))
-    index = op.Cast(op.Range(zero, op.Size(x), one), to=unsigned)
-    h = op.BitwiseXor(op.Mul(index, number(0x9E3779B1)), key)
+    words = op.Cast(state, to=ir.DataType.UINT32)
+    seed, run = op.Gather(words, 0), op.Gather(words, 1)
+    key = mixed(op.Add(mixed(op.Add(mixed(op.Add(seed, 0x9E3779B9)), run)), (salt * 0x632BE5AB + 1) % 2**32))
+    odd = op.BitwiseOr(mixed(op.Add(key, 0x7F4A7C15)), 1)
+    index = op.Cast(op.Range(0, op.Size(x), 1), to=ir.DataType.UINT32)
+    h = op.BitwiseXor(op.Mul(index, 0x9E3779B1), key)
     h = op.Mul(shifted(h, 16), odd)  # a multiplier of its own, or two keys would give one sequence, shifted
-    h = shifted(op.Mul(shifted(h, 13), number(0xC2B2AE35)), 16)
-    below = op.Less(h, number(min(round(ratio * 2**32), 2**32 - 1)))
-    result = op.Reshape(below, op.shape(x), allowzero=1)
-    result.type, result.shape = ir.TensorType(ir.DataType.BOOL), x.shape
-    return result
+    h = shifted(op.Mul(shifted(h, 13), 0xC2B2AE35), 16)
+    below = as_shaped(op, op.Less(h, min(round(ratio * 2**32), 2**32 - 1)), x)
+    below.shape = x.shape
+    return below
 
 
 def _trains(node: ir.Node) -> bool:
@@ -165,17 +157,14 @@ def _drops(node: ir.Node) -> bool:
     if mode is None or not mode.any():
         return False
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-        raise UnsupportedError(
+        raise unsupported(
+            node,
             "its mask is read by another node or an output, which a training step that can be resumed does not have. "
             "Leave the mask out",
-            op_type="Dropout",
-            node=label(node),
         )
     if len(node.inputs) > 1 and node.inputs[1] is not None and constant_value(node.inputs[1]) is None:
-        raise UnsupportedError(
-            "its ratio is computed in the graph; expected a constant in a training step. Make it an initializer",
-            op_type="Dropout",
-            node=label(node),
+        raise unsupported(
+            node, "its ratio is computed in the graph; expected a constant in a training step. Make it an initializer"
         )
     return True
 
@@ -184,7 +173,7 @@ def _ratio(node: ir.Node) -> float:
     value = constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
     ratio = 0.5 if value is None else float(value.reshape(()))
     if not (math.isfinite(ratio) and 0 <= ratio <= 1):
-        raise UnsupportedError(f"ratio: expected 0 … 1, got {ratio}", op_type="Dropout", node=label(node))
+        raise unsupported(node, f"ratio: expected 0 … 1, got {ratio}")
     return ratio
 
 
@@ -193,10 +182,8 @@ def _as_initializer(graph: ir.Graph, node: ir.Node, place: int) -> ir.Value:
     value = node.inputs[place]
     array = None if value is None else ir.convenience.get_const_tensor(value)
     if value is None or array is None:
-        raise UnsupportedError(
-            "its running statistics are computed in the graph; expected initializers, which training can renew",
-            op_type="BatchNormalization",
-            node=label(node),
+        raise unsupported(
+            node, "its running statistics are computed in the graph; expected initializers, which training can renew"
         )
     if value.is_initializer():
         return value
@@ -211,18 +198,10 @@ def _as_initializer(graph: ir.Graph, node: ir.Node, place: int) -> ir.Value:
 
 def _constant(graph: ir.Graph, array: np.ndarray, name: str) -> ir.Value:
     """A Constant node at the start of the graph."""
-    taken = {str(v.name) for n in graph.all_nodes() for v in n.outputs} | {str(v.name) for v in graph.inputs}
-    taken |= set(graph.initializers)
-    while name in taken:
-        name += "_"
-    node = ir.node("Constant", [], {"value": ir.tensor(array)}, name=name)
-    value = node.outputs[0]
-    value.name, value.type, value.shape = name, ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(())
-    first = next(iter(graph), None)
-    if first is None:
-        graph.append(node)
-    else:
-        graph.insert_before(first, node)
+    op = Builder(used_names(graph))
+    value = op.constant(array)
+    value.name = op.unique(name)
+    graph.insert_before(graph[0], op.nodes)
     return value
 
 

@@ -8,7 +8,6 @@ Numbers are 0-D float64. They are turned into what the formulas need once, in fl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,33 +28,37 @@ def work_type(own: ir.DataType) -> ir.DataType:
 class Update:
     """What one update is written with: `u.Mul(a, b)` emits a node, `u.number("beta1")` is a number, 0-D.
 
-    `u.exact` emits in float64, for numbers; `u.scalar(name, write)` casts what `write` emits there, once.
+    `u.exact` emits in float64, for numbers; `u.scalar(name, write)` casts what `write` emits there, once for each type
+    of tensor. `exact_number`: a number of the optimizer in float64. `cast`: to the type of the tensor that is updated.
     """
 
-    def __init__(self, body: Body, numbers: Sequence[str]) -> None:
+    def __init__(self, body: Body, rate: str, step: str, exact_number: Callable[[str], str]) -> None:
         self.exact = body
-        self.exact_rate, self.exact_step = "learning_rate", "step"
+        self.exact_rate, self.exact_step, self.exact_number = rate, step, exact_number
         self.exact_one = body.constant(np.array(1, np.float64))
-        self.type = ir.DataType.FLOAT
-        self._numbers = frozenset(numbers)
-        self._scalars: dict[tuple[str, ir.DataType], str] = {}
+        self.decay: str | None = None  # the name of λ, where there is any
+        self._cast: Callable[[str], str] = str
+        self._type: object = None
+        self._scalars: dict[tuple[str, object], str] = {}
+
+    def of_type(self, key: object, cast: Callable[[str], str]) -> None:
+        """Go on with tensors of another type; `key`: equal for equal types."""
+        self._type, self._cast = key, cast
 
     def __getattr__(self, op_type: str) -> Callable[..., str]:
         return getattr(self.exact, op_type)
 
-    def exact_number(self, name: str) -> str:
-        """A number of the optimizer in float64."""
-        assert name in self._numbers, f"{name} is an input of the function"
-        return name
+    def once(self, name: str, write: Callable[[], str]) -> str:
+        """What `write` emits in float64, once."""
+        if (name, None) not in self._scalars:
+            self._scalars[name, None] = write()
+        return self._scalars[name, None]
 
     def scalar(self, name: str, write: Callable[[], str]) -> str:
         """What `write` emits in float64, cast to the type of the tensor."""
-        key = name, self.type
-        if key not in self._scalars:
-            double = self._scalars.get((name, ir.DataType.DOUBLE)) or write()
-            self._scalars[name, ir.DataType.DOUBLE] = double
-            self._scalars[key] = double if self.type == ir.DataType.DOUBLE else self._cast(double, self.type)
-        return self._scalars[key]
+        if (name, self._type) not in self._scalars:
+            self._scalars[name, self._type] = self._cast(self.once(name, write))
+        return self._scalars[name, self._type]
 
     def number(self, name: str) -> str:
         """A number of the optimizer."""
@@ -76,25 +79,19 @@ class Update:
 
     def decayed(self, x: str, g: str) -> str:
         """G + λ·x."""
-        return self.Add(g, self.Mul(self.number("weight_decay"), x)) if "weight_decay" in self._numbers else g
+        return g if self.decay is None else self.Add(g, self.Mul(self.number(self.decay), x))
 
     def shrunk(self, x: str) -> str:
         """X·(1 - η·λ)."""
-        if "weight_decay" not in self._numbers:
+        decay, b = self.decay, self.exact
+        if decay is None:
             return x
-        b = self.exact
-        return self.Mul(x, self.scalar("1-ηλ", lambda: b.Sub(self.exact_one, b.Mul(self.exact_rate, "weight_decay"))))
+        product = self.scalar("1-ηλ", lambda: b.Sub(self.exact_one, b.Mul(self.exact_rate, self.exact_number(decay))))
+        return self.Mul(x, product)
 
-    def _cast(self, value: str, to: ir.DataType) -> str:
-        return self.exact.Cast(value, to=to.value)
 
-    def widened(self, value: str, own: ir.DataType) -> str:
-        """A tensor of type `own` in the type to work in."""
-        return value if own == self.type else self._cast(value, self.type)
-
-    def narrowed(self, value: str, own: ir.DataType) -> str:
-        """Back from the type to work in."""
-        return value if own == self.type else self._cast(value, own)
+def _cast_to(body: Body, dtype: ir.DataType) -> Callable[[str], str]:
+    return lambda value: value if dtype == ir.DataType.DOUBLE else body.Cast(value, to=dtype.value)
 
 
 def update_function(
@@ -102,14 +99,16 @@ def update_function(
 ) -> FunctionProto:
     """The function that updates tensors of the given element types, each with one tensor of state for each slot."""
     body = Body(name)
-    update = Update(body, numbers)
+    update = Update(body, "learning_rate", "step", str)
+    update.decay = "weight_decay" if "weight_decay" in numbers else None
     kinds = ("X", "G", *slots)
     made: dict[str, str] = {}
     for n, own in enumerate(types):
-        update.type = work_type(own)
+        wide = work_type(own)
+        update.of_type(wide, _cast_to(body, wide))
         x, g, *state = (f"{kind}_{n}" for kind in kinds)
-        new = write(update, update.widened(x, own), g, *state)
-        results: list[Any] = [update.narrowed(new[0], own), *new[1:]]
+        new, *kept = write(update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
+        results = [new if own == wide else body.Cast(new, to=own.value), *kept]
         for kind, result in zip(("X", *slots), results, strict=True):
             made[f"{kind}_{n}_new"] = result
     for output, value in made.items():

@@ -8,12 +8,14 @@ overload.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, defs, helper
 
 from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.upgrade import default_opset
+from onnx_backprop.converters.training.optimizer_function import Update
 from onnx_backprop.opset.bodies.builder import DOUBLE, Body
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
@@ -76,12 +78,13 @@ def _function(node: NodeProto, count: int, mode: str, opset: int) -> FunctionPro
     inputs, outputs, update = _UPDATES[node.op_type]
     schema = defs.get_schema(node.op_type, 1, TRAINING_DOMAIN)
     body = Body(node.op_type)
-    rate, step = (body.Reshape(name, body.ints([])) for name in ("R", "T"))
-    optimizer = _Optimizer(body, rate, step, mode)
+    rate, step = (body.Cast(body.Reshape(name, body.ints([])), to=DOUBLE) for name in ("R", "T"))
+    optimizer = _Attributes(body, rate, step, mode)
     made: dict[str, str] = {}
     for n in range(count):
-        updated = update(optimizer, *(f"{kind}_{n}" for kind in inputs))
-        for kind, value in zip(outputs, updated, strict=True):
+        tensors = [f"{kind}_{n}" for kind in inputs]
+        optimizer.of_type(n, partial(_cast_like, body, tensors[0]))
+        for kind, value in zip(outputs, update(optimizer, *tensors), strict=True):
             made[f"{kind}_{n}"] = value
     for name, value in made.items():
         body.nodes.append(helper.make_node("Identity", [value], [name]))
@@ -98,102 +101,71 @@ def _function(node: NodeProto, count: int, mode: str, opset: int) -> FunctionPro
     )
 
 
-class _Optimizer:
-    """What the updates of all tensors of one node have in common: R and T, 0-D, and the attributes.
+def _cast_like(body: Body, tensor: str, value: str) -> str:
+    return body.CastLike(value, tensor)
 
-    R and powers of T are worked out in float64, since 1 - beta**T loses most of its digits in float32.
-    """
+
+class _Attributes(Update):
+    """An update whose numbers are attributes of the node."""
 
     def __init__(self, body: Body, rate: str, step: str, mode: str) -> None:
-        self.body = body
-        self.rate = body.Cast(rate, to=DOUBLE)
-        self.step = body.Cast(step, to=DOUBLE)
+        super().__init__(body, rate, step, lambda name: self.once(f"attribute {name}", lambda: self._attribute(name)))
         self.mode = mode
-        self._attributes: dict[str, str] = {}
-        self._rates: dict[str, str] = {}
+        self.decay = "norm_coefficient"
 
-    def exact(self, name: str) -> str:
-        """An attribute, 0-D, in float64."""
-        if name not in self._attributes:
-            (value,) = self.body.emit("Constant", [], {})
-            reference = AttributeProto(name="value_float", type=AttributeProto.FLOAT, ref_attr_name=name)
-            self.body.nodes[-1].attribute.append(reference)
-            self._attributes[name] = self.body.Cast(value, to=DOUBLE)
-        return self._attributes[name]
-
-    def attribute(self, name: str, like: str) -> str:
-        """An attribute, 0-D, of the type of a tensor."""
-        return self.body.CastLike(self.exact(name), like)
-
-    def number(self, value: float) -> str:
-        """A constant, 0-D, in float64."""
-        return self.body.constant(np.array(value, np.float64))
-
-    def rest(self, name: str, like: str) -> str:
-        """1 less an attribute, of the type of a tensor."""
-        return self.body.CastLike(self.body.Sub(self.number(1), self.exact(name)), like)
-
-    def once(self, name: str, write: Callable[[], str]) -> str:
-        """What `write` writes, written for the first tensor only."""
-        if name not in self._rates:
-            self._rates[name] = write()
-        return self._rates[name]
+    def _attribute(self, name: str) -> str:
+        (value,) = self.exact.emit("Constant", [], {})
+        reference = AttributeProto(name="value_float", type=AttributeProto.FLOAT, ref_attr_name=name)
+        self.exact.nodes[-1].attribute.append(reference)
+        return self.exact.Cast(value, to=DOUBLE)
 
     def started(self) -> str:
         """Whether T > 0."""
-        return self.once("started", lambda: self.body.Greater(self.step, self.number(0)))
-
-    def regularized(self, x: str, g: str) -> str:
-        """G_regularized = norm_coefficient · X + G."""
-        return self.body.Add(self.body.Mul(self.attribute("norm_coefficient", x), x), g)
+        zero = self.exact.constant(np.array(0, np.float64))
+        return self.once("started", lambda: self.exact.Greater(self.exact_step, zero))
 
 
-def _adam(o: _Optimizer, x: str, g: str, v: str, h: str) -> tuple[str, str, str]:
+def _adam(u: _Attributes, x: str, g: str, v: str, h: str) -> tuple[str, str, str]:
     """V' = α·V + (1 - α)·G; H' = β·H + (1 - β)·G²; X' = (1 - post) · (X - R' · V' / (√H' + ε)).
 
     R' = R · √(1 - βᵀ) / (1 - αᵀ) for T > 0, else R; G includes norm_coefficient · X.
     """
-    b = o.body
 
     def adjusted() -> str:
-        one = o.number(1)
-        root = b.Sqrt(b.Sub(one, b.Pow(o.exact("beta"), o.step)))
-        corrected = b.Div(b.Mul(o.rate, root), b.Sub(one, b.Pow(o.exact("alpha"), o.step)))
-        return b.Where(o.started(), corrected, o.rate)
+        b = u.exact
+        root = b.Mul(u.exact_rate, b.Sqrt(u.one_less_power("beta")))
+        return b.Where(u.started(), b.Div(root, u.one_less_power("alpha")), u.exact_rate)
 
-    g = o.regularized(x, g)
-    v_new = b.Add(b.Mul(o.attribute("alpha", x), v), b.Mul(o.rest("alpha", x), g))
-    h_new = b.Add(b.Mul(o.attribute("beta", x), h), b.Mul(o.rest("beta", x), b.Mul(g, g)))
-    rate = b.CastLike(o.once("adjusted", adjusted), x)
-    step = b.Div(b.Mul(rate, v_new), b.Add(b.Sqrt(h_new), o.attribute("epsilon", x)))
-    return b.Mul(o.rest("norm_coefficient_post", x), b.Sub(x, step)), v_new, h_new
+    g = u.decayed(x, g)
+    v_new = u.Add(u.Mul(u.number("alpha"), v), u.Mul(u.rest("alpha"), g))
+    h_new = u.Add(u.Mul(u.number("beta"), h), u.Mul(u.rest("beta"), u.Mul(g, g)))
+    step = u.Div(u.Mul(u.scalar("adjusted", adjusted), v_new), u.Add(u.Sqrt(h_new), u.number("epsilon")))
+    return u.Mul(u.rest("norm_coefficient_post"), u.Sub(x, step)), v_new, h_new
 
 
-def _adagrad(o: _Optimizer, x: str, g: str, h: str) -> tuple[str, str]:
+def _adagrad(u: _Attributes, x: str, g: str, h: str) -> tuple[str, str]:
     """H' = H + G²; X' = X - R / (1 + T · decay_factor) · G / (√H' + ε); G includes norm_coefficient · X."""
-    b = o.body
 
     def decayed() -> str:
-        return b.Div(o.rate, b.Add(o.number(1), b.Mul(o.step, o.exact("decay_factor"))))
+        b = u.exact
+        return b.Div(u.exact_rate, b.Add(u.exact_one, b.Mul(u.exact_step, u.exact_number("decay_factor"))))
 
-    g = o.regularized(x, g)
-    h_new = b.Add(h, b.Mul(g, g))
-    rate = b.CastLike(o.once("decayed", decayed), x)
-    return b.Sub(x, b.Div(b.Mul(rate, g), b.Add(b.Sqrt(h_new), o.attribute("epsilon", x)))), h_new
+    g = u.decayed(x, g)
+    h_new = u.Add(h, u.Mul(g, g))
+    rate = u.scalar("decayed", decayed)
+    return u.Sub(x, u.Div(u.Mul(rate, g), u.Add(u.Sqrt(h_new), u.number("epsilon")))), h_new
 
 
-def _momentum(o: _Optimizer, x: str, g: str, v: str) -> tuple[str, str]:
+def _momentum(u: _Attributes, x: str, g: str, v: str) -> tuple[str, str]:
     """V' = α·V + β'·G, β' = β for T > 0 else 1; X' = X - R·V', or with Nesterov X - R·(G + α·V').
 
     G includes norm_coefficient · X.
     """
-    b = o.body
-    g = o.regularized(x, g)
-    scale = o.once("scale", lambda: b.Where(o.started(), o.exact("beta"), o.number(1)))
-    alpha = o.attribute("alpha", x)
-    v_new = b.Add(b.Mul(alpha, v), b.Mul(b.CastLike(scale, x), g))
-    direction = b.Add(g, b.Mul(alpha, v_new)) if o.mode == "nesterov" else v_new
-    return b.Sub(x, b.Mul(b.CastLike(o.rate, x), direction)), v_new
+    g, alpha = u.decayed(x, g), u.number("alpha")
+    scale = u.scalar("scale", lambda: u.exact.Where(u.started(), u.exact_number("beta"), u.exact_one))
+    v_new = u.Add(u.Mul(alpha, v), u.Mul(scale, g))
+    direction = u.Add(g, u.Mul(alpha, v_new)) if u.mode == "nesterov" else v_new
+    return u.Sub(x, u.Mul(u.rate, direction)), v_new
 
 
 # operator -> the kinds of its inputs and of its outputs, each for all tensors in turn, and the update of one tensor

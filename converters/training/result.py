@@ -15,8 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
-from onnx_backprop.converters.prepare.large_weights import set_aside
-from onnx_backprop.converters.prepare.load import infer, load, near
+from onnx_backprop.converters.prepare.load import infer_large, load, near
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.modes import infer_mode
@@ -160,8 +159,7 @@ class TrainingGraph:
             proto.graph.name = f"{self.model.graph.name}_{graph_name}"
         _drop_unused(proto)
         assign(proto.metadata_props, [entry for entry in proto.metadata_props if entry.key != METADATA])
-        light, weights = set_aside(proto)
-        return weights.put_back(infer(light))
+        return infer_large(proto)
 
     def _is_kept(self, value: ir.Value, *, used: bool, outputs: list[str], state: bool) -> bool:
         """Whether a part has an input: data always, targets with the loss, state where it is read and asked for."""

@@ -12,7 +12,9 @@ from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.selection import select
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
-from onnx_backprop.converters.reverse.builder import Builder, element_type
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.optimizer_function import (
     UPDATE_DOMAIN,
     UpdateFunctions,
@@ -66,8 +68,8 @@ class StepWriter:
     def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
         """√Σ g² of every gradient g, float32."""
         op = self.op
-        found = [op.Reshape(op.ReduceL2(self._widened(x, g), keepdims=0), op.ints([1])) for x, g in gradients.items()]
-        return op.Concat(*(op.Cast(norm, to=ir.DataType.FLOAT.value) for norm in found), axis=0)
+        found = [op.Reshape(op.ReduceL2(self._widened(x, g), keepdims=0), [1]) for x, g in gradients.items()]
+        return op.Concat(*(op.Cast(norm, to=ir.DataType.FLOAT) for norm in found), axis=0)
 
     def write(self, gradients: dict[ir.Value, ir.Value]) -> None:
         """Emit the update along the gradients and fill `state`."""
@@ -94,9 +96,7 @@ class StepWriter:
             state.new[value] = new[value]
 
     def _widened(self, x: ir.Value, g: ir.Value) -> ir.Value:
-        own = element_type(x)
-        wide = work_type(own)
-        return g if own == wide else _typed(self.op.Cast(g, to=wide.value), wide, x.shape)
+        return _shaped(cast(self.op, g, work_type(element_type(x))), x)
 
     def _mean_input(self, x: ir.Value) -> ir.Value:
         value = self.state.add(self.op, f"{x.name}.ema", work_type(element_type(x)), x.shape)
@@ -115,14 +115,12 @@ class StepWriter:
         """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays."""
         op, state, count = self.op, self.state, self.optimizer.accumulate
         micro = state.add(op, MICRO_STEP, ir.DataType.INT64, ir.Shape([]))
-        one = op.constant(np.array(1))
-        due = op.GreaterOrEqual(op.Add(micro, one), op.constant(np.array(count)))
+        due = op.GreaterOrEqual(op.Add(micro, 1), count)
         sums: dict[ir.Value, ir.Value] = {}
         totals: dict[ir.Value, ir.Value] = {}
         for x, g in gradients.items():
             sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
-            total = op.Add(sums[x], op.Mul(g, op.scalar(1 / count, sums[x])))
-            totals[x] = _typed(total, element_type(sums[x]), x.shape)
+            totals[x] = _shaped(op.Add(sums[x], op.Mul(g, 1 / count)), x)
         renewed = [*kept, micro, *sums.values()]
         branches: list[ir.Graph] = []
         for branch in ("then", "else"):
@@ -130,23 +128,21 @@ class StepWriter:
             inner.prefix = f"optimizer/{branch}"
             if branch == "then":
                 new = self._update(inner, totals, step, slots, means)
-                new[micro] = inner.constant(np.array(0))
+                new[micro] = inner.number(0, ir.DataType.INT64)
                 for x, accumulated in sums.items():
                     new[accumulated] = inner.zeros(inner.shape(x), accumulated)
             else:
                 new = {value: inner.Identity(value) for value in kept}
-                new[micro] = inner.Add(micro, inner.constant(np.array(1)))
+                new[micro] = inner.Add(micro, 1)
                 for x, accumulated in sums.items():
                     new[accumulated] = inner.Identity(totals[x])
             outputs = [inner.Identity(new[value]) if branch == "then" else new[value] for value in renewed]
             for output, value in zip(outputs, renewed, strict=True):
-                output.type, output.shape = value.type, value.shape
+                inner.typed(output, value)
             branches.append(ir.Graph([], outputs, nodes=inner.nodes, name=inner.unique(f"optimizer/{branch}")))
         attributes = {"then_branch": branches[0], "else_branch": branches[1]}
         results = op.emit("If", [due], attributes, outputs=len(renewed))
-        for result, value in zip(results, renewed, strict=True):
-            result.type, result.shape = value.type, value.shape
-        new = dict(zip(renewed, results, strict=True))
+        new = {value: op.typed(result, value) for value, result in zip(renewed, results, strict=True)}
         for value in (micro, *sums.values()):
             state.new[value] = new[value]
         return new
@@ -161,9 +157,9 @@ class StepWriter:
     ) -> dict[ir.Value, ir.Value]:
         """Every value of the state after one update."""
         optimizer = self.optimizer
-        new: dict[ir.Value, ir.Value] = {step: op.Add(step, op.constant(np.array(1)))}
-        count = op.Cast(new[step], to=ir.DataType.DOUBLE.value)
-        rate = op.Cast(self.rate, to=ir.DataType.DOUBLE.value)
+        new: dict[ir.Value, ir.Value] = {step: op.Add(step, 1)}
+        count = op.Cast(new[step], to=ir.DataType.DOUBLE)
+        rate = op.Cast(self.rate, to=ir.DataType.DOUBLE)
         clipped = self._clipped(op, gradients)
         for index, members in self._groups(list(gradients)):
             group = None if index is None else optimizer.groups[index]
@@ -188,8 +184,7 @@ class StepWriter:
             results = iter(self._call(op, function, [group_rate, count, *values, *tensors]))
             for x in members:
                 for value in (x, *slots[x]):
-                    new[value] = next(results)
-                    new[value].type, new[value].shape = value.type, value.shape
+                    new[value] = op.typed(next(results), value)
         for x, mean in means.items():
             new[mean] = self._running_mean(op, new[x], x, mean)
         return new
@@ -228,31 +223,20 @@ class StepWriter:
         optimizer, result = self.optimizer, dict(gradients)
         if optimizer.clip_value is not None:
             for x, g in result.items():
-                limits = (op.scalar(sign * optimizer.clip_value, g) for sign in (-1, 1))
-                result[x] = _typed(op.Clip(g, *limits), element_type(g), x.shape)
+                result[x] = _shaped(op.Clip(g, -optimizer.clip_value, optimizer.clip_value), x)
         if optimizer.clip_norm is not None:
-            double = ir.DataType.DOUBLE.value
-            squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=double) for g in result.values()]
-            norm = op.Sqrt(op.Sum(*squares))
-
-            def number(value: float) -> ir.Value:
-                return op.constant(np.array(value, np.float64))
-
-            factor = op.Div(self._number("clip_norm", optimizer.clip_norm), op.Add(norm, number(NORM_EPSILON)))
-            factor = op.Min(factor, number(1.0))
+            squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=ir.DataType.DOUBLE) for g in result.values()]
+            norm = op.Add(op.Sqrt(op.Sum(*squares)), NORM_EPSILON)
+            factor = op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
             for x, g in result.items():
-                scale = op.Cast(factor, to=element_type(g).value)
-                result[x] = _typed(op.Mul(g, scale), element_type(g), x.shape)
+                result[x] = _shaped(op.Mul(g, op.Cast(factor, to=element_type(g))), x)
         return result
 
     def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
         """m + (1 - d)·(x - m)."""
         assert self.optimizer.ema is not None
-        dtype = element_type(mean)
-        if element_type(x) != dtype:
-            value = op.Cast(value, to=dtype.value)
-        share = op.scalar(1 - self.optimizer.ema, mean)
-        return _typed(op.Add(mean, op.Mul(share, op.Sub(value, mean))), dtype, x.shape)
+        difference = op.Sub(cast(op, value, element_type(mean)), mean)
+        return _shaped(op.Add(mean, op.Mul(1 - self.optimizer.ema, difference)), x)
 
 
 def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
@@ -269,7 +253,7 @@ def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir
     for x, new in state.new.items():
         output = op.Identity(new) if new.producer() not in op.nodes or new in graph.outputs else new
         output.name = op.unique(f"{x.name}_new")
-        output.type, output.shape = x.type, x.shape
+        op.typed(output, x)
         graph.outputs.append(output)
         updates[str(x.name)] = str(output.name)
     return updates
@@ -307,6 +291,6 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
     return proto
 
 
-def _typed(value: ir.Value, dtype: ir.DataType, shape: ir.Shape | None) -> ir.Value:
-    value.type, value.shape = ir.TensorType(dtype), shape
+def _shaped(value: ir.Value, like: ir.Value) -> ir.Value:
+    value.shape = like.shape
     return value

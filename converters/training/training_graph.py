@@ -16,8 +16,9 @@ from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
-from onnx_backprop.converters.reverse.builder import Builder, dims, is_float
+from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path
+from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
 from onnx_backprop.converters.training.modes import draw_masks, no_parameters, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
@@ -233,7 +234,8 @@ def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
 
 def _typed(ir_model: ir.Model) -> ir.Model:
     """The model with inferred types, when a node was emitted without them."""
-    if all(value.dtype is not None for node in ir_model.graph for value in node.outputs if value.name):
+    values = [value for node in ir_model.graph for value in node.outputs if value.name]
+    if ir_model.graph.outputs[0].shape is not None and all(value.dtype is not None for value in values):
         return ir_model
     proto = ir.to_proto(ir_model)
     for output in proto.graph.output:
@@ -271,8 +273,7 @@ def _add_update(
     for name, new in statistics.items():
         state.new[values[name]] = produced[new]
     if masks is not None:
-        count = op.constant(np.array([0, 1]))
-        state.new[values[str(masks.name)]] = op.Add(values[str(masks.name)], count)
+        state.new[values[str(masks.name)]] = op.Add(values[str(masks.name)], [0, 1])
         state.fill[str(masks.name)] = 0
     known: dict[str, Any] = {"fill": state.fill, "copies": state.copies}
     known["updates"] = write_outputs(op, graph, state, [] if writer is None else [writer.rate])
@@ -281,7 +282,7 @@ def _add_update(
         if norms:
             measured = writer.norms(gradients)
             measured.name = op.unique("gradient_norms")
-            measured.type, measured.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([len(parameters)])
+            measured.shape = ir.Shape([len(parameters)])
             graph.outputs.append(measured)
             known["gradient_norms"] = str(measured.name)
         writer.attach(ir_model)
@@ -309,8 +310,9 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
     if name is not None:
         (value,) = pick([name], outputs, argument="prediction", what="a graph output")
         if not is_float(value):
-            dtype = value.dtype.name if value.dtype is not None else "unknown"
-            raise InvalidArgumentError(f"prediction: {name!r} has type {dtype}; losses exist for floats only")
+            raise InvalidArgumentError(
+                f"prediction: {name!r} has type {type_name(value)}; losses exist for floats only"
+            )
         return value
     floats = [value for value in outputs.values() if is_float(value)]
     if not floats:

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TrainingInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied
-from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.prepare.load import suggest
 from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.result import METADATA, TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
@@ -135,7 +135,7 @@ def _foreign(
     free = [name for name in outputs if name not in updates.values()]
     chosen = loss or (free[0] if free else None)
     if chosen is None or chosen not in outputs:
-        hint = near(str(chosen), outputs) or f". There are {', '.join(outputs) or 'none'}"
+        hint = suggest(str(chosen), outputs)
         raise InvalidArgumentError(f"loss: expected the name of an output of the algorithm, got {chosen!r}{hint}")
     inputs = [value.name for value in step.graph.input if value.name not in initializers]
     rate = learning_rate or next((name for name in RATE_NAMES if name in inputs), None)

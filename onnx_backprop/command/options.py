@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
@@ -66,11 +68,30 @@ def check_paths(source: Path, target: Path, *, force: bool) -> None:
 
 
 def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:
-    """A progress bar where a person is watching and tqdm is there."""
-    if not sys.stderr.isatty():
-        return nodes
+    """A progress bar where a person is watching."""
+    return tqdm(nodes, unit="node", leave=False, delay=0.5, disable=None)
+
+
+@contextlib.contextmanager
+def compilation_shown(*, quiet: bool) -> Iterator[None]:
+    """Say on the standard error when kernels are compiled, with a progress bar where a person is watching."""
+    from onnx_backprop.ort_ops.runtime import ahead  # not before: not every command needs a runtime
+
+    bars: list[Any] = []
+
+    def show(done: int, total: int) -> None:
+        if done == 0:
+            sys.stderr.write(f"compiling {total} kernels for this processor, once\n")
+            bars.append(tqdm(total=total, unit="kernel", leave=False, disable=None))
+        bars[-1].update(done - bars[-1].n)
+        if done == total:
+            bars.pop().close()
+
+    if not quiet:
+        ahead.watchers.append(show)
     try:
-        from tqdm import tqdm
-    except ImportError:
-        return nodes
-    return tqdm(nodes, unit="node", leave=False, delay=0.5)
+        yield
+    finally:
+        ahead.watchers[:] = [watcher for watcher in ahead.watchers if watcher is not show]
+        for bar in bars:
+            bar.close()

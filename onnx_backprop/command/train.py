@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.command.options import loss_of, read_arrays, share
+from onnx_backprop.command.options import compilation_shown, loss_of, read_arrays, share
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
@@ -91,17 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     try:
-        records = trainer.fit(
-            loader,
-            arguments.epochs,
-            schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
-            callbacks=[note] if arguments.report else [],
-            evaluation=_loader(graph, evaluation, arguments, "--evaluation"),
-            checkpoint=checkpoint,
-            every=arguments.every,
-            log=arguments.log,
-            progress=False if arguments.quiet else None,
-        )
+        with compilation_shown(quiet=arguments.quiet):
+            records = trainer.fit(
+                loader,
+                arguments.epochs,
+                schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
+                callbacks=[note] if arguments.report else [],
+                evaluation=_loader(graph, evaluation, arguments, "--evaluation"),
+                checkpoint=checkpoint,
+                every=arguments.every,
+                log=arguments.log,
+                progress=False if arguments.quiet else None,
+            )
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
     seconds = time.perf_counter() - start

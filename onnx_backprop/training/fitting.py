@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from tqdm import tqdm
+
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.history import Log, Record, draw
 from onnx_backprop.training.schedules import Schedule
@@ -138,10 +140,6 @@ class _Bar:
     def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trained) -> None:
         self._bar: Any = None
         if wanted is False or (wanted is None and not sys.stderr.isatty()):
-            return
-        try:
-            from tqdm import tqdm
-        except ImportError:
             return
         total = len(loader) * epochs if hasattr(loader, "__len__") else None
         pause = 0.1 if sys.stderr.isatty() else 10  # a log file wants few lines

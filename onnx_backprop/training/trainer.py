@@ -16,7 +16,7 @@ from onnx_backprop.converters.prepare.graphs import without_initializers
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.ort_ops import default_options, native_kernels_work, session
+from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.fitting import fit
@@ -134,7 +134,7 @@ class Trainer:
             dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
             rate = np.full(shape, self.learning_rate, dtype)
             binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
-        self._session.run_with_iobinding(binding)
+        run_bound(self._session, binding)
         self._state, self._spare = self._spare, self._state
         self._bindings.reverse()
         self.steps += 1
@@ -175,7 +175,7 @@ class Trainer:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews."""
-        return {name: _array(value, self._types[name].elem_type) for name, value in self._state.items()}
+        return self._arrays(self._state)
 
     def set_state(self, values: Mapping[str, np.ndarray]) -> None:
         """Put values in the place of parts of the state; InvalidArgumentError for unknown names and other shapes."""
@@ -191,7 +191,7 @@ class Trainer:
     def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Copies of the parameters, or of their running means."""
         source = self._weights(ema=ema)
-        return {name: _array(source[name], self._types[name].elem_type) for name in self.graph.parameters}
+        return self._arrays({name: source[name] for name in self.graph.parameters})
 
     def _weights(self, *, ema: bool) -> dict[str, OrtValue]:
         """What the forward model reads: the parameters, or their running means, and the running statistics."""
@@ -202,7 +202,7 @@ class Trainer:
         if not means:
             raise InvalidArgumentError("the optimizer keeps no running means. Make it with ema=0.999")
         for name, mean in means.items():
-            array = _array(self._state[mean], self._types[mean].elem_type)
+            array = self._arrays({mean: self._state[mean]})[mean]
             dtype = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
             result[name] = self._state[mean] if array.dtype == dtype else self._ort_value(name, array.astype(dtype))
         return result
@@ -299,13 +299,12 @@ class Trainer:
 
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
         """
-        types = self._types
-        values = {name: _array(value, types[name].elem_type) for name, value in self._weights(ema=ema).items()}
-        save_model(self.graph.inference_model(values), path)
+        save_model(self.graph.inference_model(self._arrays(self._weights(ema=ema))), path)
 
-
-def _array(value: OrtValue, element: int) -> np.ndarray:
-    """A copy of a tensor of onnxruntime."""
-    if element == TensorProto.BFLOAT16:
-        raise InvalidArgumentError("bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16")
-    return np.array(value.numpy())
+    def _arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
+        """Copies of tensors of onnxruntime."""
+        if any(self._types[name].elem_type == TensorProto.BFLOAT16 for name in values):
+            raise InvalidArgumentError(
+                "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
+            )
+        return {name: np.array(value.numpy()) for name, value in values.items()}

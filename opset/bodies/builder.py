@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.opset.core.shapes import Dim, Dims
 
+if TYPE_CHECKING:
+    from onnx_backprop.opset.bodies.expressions import Vector
+
 FLOAT, INT64, BOOL, DOUBLE = 1, 7, 9, 11  # of TensorProto
-# A length factor that no two lengths can make up for: `checked` asks for a shape of too many cells with it
+# A length factor that no two lengths can make up for: `checked` asks for a shape of too many elements with it
 MISMATCH = 7919
 
 
@@ -101,20 +104,10 @@ class Body:
         """A 0-D float32 constant."""
         return self.constant(np.array(value, np.float32))
 
-    def doubles(self, values: Sequence[float]) -> str:
-        """A 1-D float64 constant."""
-        return self.constant(np.array(values, np.float64))
-
-    def shape(self, x: Tensor) -> str:
-        """The shape of x, 1-D int64: a constant where it is known."""
-        return self.lengths(x, 0, None)
-
     def lengths(self, x: Tensor, start: int, end: int | None) -> str:
         """The lengths of the axes start … end - 1 of x, 1-D int64: a constant where they are known."""
-        if x.dims is not None:
-            known = [d for d in x.dims[start:end] if isinstance(d, int)]
-            if len(known) == len(x.dims[start:end]):
-                return self.ints(known)
+        if x.dims is not None and (entries := known(x.dims[start:end])) is not None:
+            return self.ints(entries)
         return self.Shape(x, start=start, end=end)
 
     def other_axes(self, x: Tensor, axis: int) -> str:
@@ -123,27 +116,21 @@ class Body:
         left_out = self.Gather(axes, self.ints([axis]))
         return self.Compress(axes, self.Not(self.Equal(axes, left_out)), axis=0)
 
-    def stated(self, x: Tensor) -> str:
-        """What an integer input says, as 1-D int64: a constant where it is known."""
-        if x.value is not None and all(isinstance(v, int) for v in x.value):
-            return self.ints(x.value)
-        return self.Cast(x, to=INT64)
-
-    def checked(self, x: Tensor, expected: str, dims: Dims, message: str) -> Tensor:
-        """X, proven to have the shape `expected` (1-D int64, `dims` being what is known of it).
+    def checked(self, x: Tensor, expected: Vector, message: str) -> Tensor:
+        """X, proven to have the shape `expected`.
 
         Where that is not known beforehand, a run with another shape fails in a Reshape whose name is "<operator>:
         <message>", which onnxruntime reports together with both shapes (expected with a factor 7919 at its end).
         """
-        if x.dims is not None and x.dims == dims and all(isinstance(d, int) for d in dims):
+        if x.dims is not None and x.dims == expected.known:
             return x
-        shape = self.Shape(x) if x.dims is not None else self.entries(self.Shape(x), len(dims), message)
-        same = self.ReduceMin(self.Cast(self.Equal(shape, expected), to=INT64), keepdims=1)
+        shape = self.Shape(x) if x.dims is not None else self.entries(self.Shape(x), expected.count, message)
+        same = self.ReduceMin(self.Cast(self.Equal(shape, expected.name), to=INT64), keepdims=1)
         factor = self.Sub(self.ints([MISMATCH]), self.Mul(same, self.ints([MISMATCH - 1])))
         # an entry of 0 or below would let an empty tensor through
-        wanted = self.Where(self.Cast(same, to=BOOL), expected, self.Max(expected, self.ints([1])))
+        wanted = self.Where(self.Cast(same, to=BOOL), expected.name, self.Max(expected.name, self.ints([1])))
         named = self.Reshape(x, self.Concat(wanted, factor, axis=0), allowzero=1, name=f"{self.op}: {message}")
-        return Tensor(self.Reshape(named, expected, allowzero=1), dims)
+        return Tensor(self.Reshape(named, expected.name, allowzero=1), expected.dims)
 
     def entries(self, values: str, count: int, message: str) -> str:
         """Values, proven to be 1-D with `count` entries; a run with another number of them fails, as above."""
@@ -158,20 +145,21 @@ class Body:
         bad = self.ReduceMax(self.Cast(self.Not(condition), to=INT64), keepdims=0)
         return self.Gather(self.ints([0]), self.Reshape(bad, self.ints([1])), name=f"{self.op}: {message}")
 
-    def choose(self, condition: str, then: Callable[[Body], str], otherwise: Callable[[Body], str]) -> str:
+    def choose(self, condition: str, then: Callable[[], str], otherwise: Callable[[], str]) -> str:
         """What `then` writes where the condition (bool, one entry) holds, else what `otherwise` writes: float32.
 
-        Only the one of the two that is needed runs.
+        Only the one of the two that is needed runs. What one has written cannot be read outside of it.
         """
         return self.If(condition, then_branch=self._branch(then), else_branch=self._branch(otherwise))
 
-    def _branch(self, write: Callable[[Body], str]) -> GraphProto:
-        inner = Body(self.op)
-        inner._counts = self._counts  # names are unique over all levels
-        inner._constants = dict(self._constants)
-        result = write(inner)
+    def _branch(self, write: Callable[[], str]) -> GraphProto:
+        outside = self.nodes, self._constants
+        self.nodes, self._constants = [], dict(self._constants)
+        result = write()
+        nodes = self.needed(result)
+        self.nodes, self._constants = outside
         output = helper.make_tensor_value_info(result, FLOAT, None)
-        return helper.make_graph(inner.needed(result), "branch", [], [output])
+        return helper.make_graph(nodes, "branch", [], [output])
 
 
 def _reads(node: NodeProto) -> Iterator[str]:

@@ -1,22 +1,21 @@
 """The convolution operators in standard ONNX operators: geometry at run time, and the three products.
 
 Where a length is known it becomes a constant; where it is not, pads and expected shapes are computed when the model
-runs, and a tensor of another shape fails the run. Everything here is NCX and (D, S/g, k…), as in `correlation`.
+runs, and a tensor of another shape fails the run. Everything here is NCX and (D, S/g, k…), as in `maths.convolution`.
 
     forward           Conv
-    backward data     Conv with the kernel turned round for strides of 1, else ConvTranspose
-    backward weights  one matrix product over all cells (`bodies.convolution_weights`)
+    backward data     Conv with the kernel flipped for strides of 1, else ConvTranspose
+    backward weights  one matrix product over all pixels (`bodies.convolution_weights`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass
 from operator import lt
 
 from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor
-from onnx_backprop.opset.bodies.lengths import Ints, join
+from onnx_backprop.opset.bodies.expressions import Vector, join, shape
 from onnx_backprop.opset.core.layout import data_to_ncx, inverse
 from onnx_backprop.opset.core.op import Attributes
 
@@ -24,23 +23,23 @@ END = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """Lengths and attributes of one correlation from source (N, S, in…) to destination (N, D, out…)."""
+class CorrelationLengths:
+    """Lengths and attributes of one correlation from source (N, S, in…) to destination (N, D, out…).
+
+    `extent` is EK = (K-1)·D + 1; `destination` is -1 where the kernel does not fit, which no tensor has.
+    """
 
     b: Body
     attrs: Attributes
-    batch: Ints
-    source_channels: Ints
-    source: Ints
-    destination_channels: Ints
-    kernel: Ints
-    begin: Ints
-    end: Ints
-
-    def on(self, b: Body) -> Correlation:
-        """The same inside a branch of the body."""
-        lengths = {f.name: value.on(b) for f in fields(self) if isinstance(value := getattr(self, f.name), Ints)}
-        return replace(self, b=b, **lengths)
+    batch: Vector
+    source_channels: Vector
+    source: Vector
+    destination_channels: Vector
+    kernel: Vector
+    begin: Vector
+    end: Vector
+    extent: Vector
+    destination: Vector
 
     @property
     def axes(self) -> int:
@@ -51,37 +50,33 @@ class Correlation:
         return self.attrs["groups"]
 
     @property
-    def strides(self) -> Ints:
-        return Ints(self.b, self.attrs["strides"])
-
-    @cached_property
-    def extent(self) -> Ints:
-        """EK = (K-1)·D + 1."""
-        return extent(self.b, self.attrs, self.kernel)
-
-    @cached_property
-    def destination(self) -> Ints:
-        """The destination's spatial lengths; -1 where the kernel does not fit, which no tensor has."""
-        return _out(self.source, self.begin, self.end, self.extent, self.strides)
+    def strides(self) -> Vector:
+        return Vector(self.b, self.attrs["strides"])
 
 
 def correlation(
     b: Body,
     attrs: Attributes,
-    source: Ints,
-    weights: Ints,
+    source: Vector,
+    weights: Vector,
     *,
     transposed: bool = False,
-    short: Ints | None = None,
-) -> Correlation:
+    short: Vector | None = None,
+    pads: tuple[Vector, Vector] | None = None,
+) -> CorrelationLengths:
     """From the full shapes of source (N, S, in…) and weights (D, S/g, k…).
 
     `transposed`: the operator is a gradient of a transposed convolution, `short` the lengths of that one's input.
+    `pads`: those before and behind, where the attributes do not say them.
     """
-    spatial = range(2, len(attrs["strides"]) + 2)
-    lengths, kernel = source.take(spatial), weights.take(spatial)
-    pads = conv_transpose_pads(b, attrs, lengths, kernel, short) if transposed else conv_pads(b, attrs, lengths, kernel)
-    return Correlation(b, attrs, source.take([0]), source.take([1]), lengths, weights.take([0]), kernel, *pads)
+    lengths, kernel, strides = source[2:], weights[2:], Vector(b, attrs["strides"])
+    extent: Vector = (kernel - 1) * Vector(b, attrs["dilations"]) + 1
+    if pads is None and transposed:
+        pads = conv_transpose_pads(b, attrs, lengths, extent, short)
+    elif pads is None:
+        pads = conv_pads(b, attrs, lengths, extent)
+    out = _out(lengths, sum(pads, Vector(b, [0])), extent, strides)
+    return CorrelationLengths(b, attrs, source[0], source[1], lengths, weights[0], kernel, *pads, extent, out)
 
 
 def ranked(b: Body, attrs: Attributes, x: Tensor, name: str) -> Tensor:
@@ -93,64 +88,52 @@ def ranked(b: Body, attrs: Attributes, x: Tensor, name: str) -> Tensor:
     return Tensor(b.Reshape(x, shape, allowzero=1), (None,) * rank)
 
 
-def shape(b: Body, x: Tensor) -> Ints:
-    """The shape of a tensor of known rank."""
-    assert x.dims is not None
-    entries = [d if isinstance(d, int) else None for d in x.dims]
-    return Ints(b, entries, b.Shape(x) if None in entries else "")
+def _out(source: Vector, pads: Vector, extents: Vector, strides: Vector) -> Vector:
+    out = (source + pads - extents) // strides + 1
+    return out.at_least(0).equal(0).where(-1, out)
 
 
-def extent(b: Body, attrs: Attributes, kernel: Ints) -> Ints:
-    """EK = (K-1)·D + 1."""
-    return (kernel - 1) * Ints(b, attrs["dilations"]) + 1
-
-
-def _out(source: Ints, begin: Ints, end: Ints, extents: Ints, strides: Ints) -> Ints:
-    out = (source + begin + end - extents) // strides + 1
-    return out.at_least(0).where_zero(Ints(out.body, [-1]), out)
-
-
-def conv_pads(b: Body, attrs: Attributes, source: Ints, kernel: Ints) -> tuple[Ints, Ints]:
-    """The pads of a convolution, as `correlation.conv_same_pads` finds them."""
+def conv_pads(b: Body, attrs: Attributes, source: Vector, extents: Vector) -> tuple[Vector, Vector]:
+    """The pads of a convolution, as `maths.convolution.conv_same_pads` finds them."""
     if not attrs["auto_pad"].startswith("SAME"):
         return _stated_pads(b, attrs)
-    return _split(attrs, _conv_total(b, attrs, source, extent(b, attrs, kernel)))
+    return _split(attrs, _conv_total(b, attrs, source, extents))
 
 
 def conv_transpose_pads(
-    b: Body, attrs: Attributes, source: Ints, kernel: Ints, short: Ints | None
-) -> tuple[Ints, Ints]:
-    """The pads of a transposed convolution's gradients, as `correlation.conv_transpose_backward_same_pads` finds them.
+    b: Body, attrs: Attributes, source: Vector, extents: Vector, short: Vector | None
+) -> tuple[Vector, Vector]:
+    """The pads of a transposed convolution's gradients, as `conv_transpose_backward_same_pads` there finds them.
 
     `source` are the lengths of its output, `short` those of its input where something states them.
     """
     if not attrs["auto_pad"].startswith("SAME"):
         return _stated_pads(b, attrs)
-    strides, extents = Ints(b, attrs["strides"]), extent(b, attrs, kernel)
+    strides = Vector(b, attrs["strides"])
     forward_rule = (extents - strides).at_least(0)
     if attrs["output_padding"] is not None:
         return _split(attrs, forward_rule)
     conv_rule = _conv_total(b, attrs, source, extents)
     if short is None:
         return _split(attrs, conv_rule)
-    leads_to = _out(source, forward_rule, Ints(b, [0]), extents, strides)
-    return _split(attrs, (leads_to - short).where_zero(forward_rule, conv_rule))
+    leads_there = _out(source, forward_rule, extents, strides).equal(short)
+    return _split(attrs, leads_there.where(forward_rule, conv_rule))
 
 
-def _stated_pads(b: Body, attrs: Attributes) -> tuple[Ints, Ints]:
+def _stated_pads(b: Body, attrs: Attributes) -> tuple[Vector, Vector]:
     zeros = [0] * len(attrs["strides"])
     if attrs["auto_pad"] == "VALID":
-        return Ints(b, zeros), Ints(b, zeros)
-    return Ints(b, attrs["pads_begin"] or zeros), Ints(b, attrs["pads_end"] or zeros)
+        return Vector(b, zeros), Vector(b, zeros)
+    return Vector(b, attrs["pads_begin"] or zeros), Vector(b, attrs["pads_end"] or zeros)
 
 
-def _conv_total(b: Body, attrs: Attributes, source: Ints, extents: Ints) -> Ints:
-    strides = Ints(b, attrs["strides"])
+def _conv_total(b: Body, attrs: Attributes, source: Vector, extents: Vector) -> Vector:
+    strides = Vector(b, attrs["strides"])
     tail = source % strides
-    return (extents - tail.where_zero(strides, tail)).at_least(0)
+    return (extents - tail.equal(0).where(strides, tail)).at_least(0)
 
 
-def _split(attrs: Attributes, total: Ints) -> tuple[Ints, Ints]:
+def _split(attrs: Attributes, total: Vector) -> tuple[Vector, Vector]:
     small = total // 2
     return (small, total - small) if attrs["auto_pad"] == "SAME_UPPER" else (total - small, small)
 
@@ -173,80 +156,63 @@ def transpose(b: Body, x: Tensor, order: Sequence[int]) -> Tensor:
     return Tensor(b.Transpose(x, perm=list(order)), dims)
 
 
-def stated(b: Body, attrs: Attributes, name: str, given: Tensor | None, order: Sequence[int]) -> Ints:
+def stated(b: Body, attrs: Attributes, name: str, given: Tensor | None, order: Sequence[int]) -> Vector:
     """The shape that an input or, without it, an attribute states, its entries put into another order."""
     if given is None:
-        return Ints(b, attrs[name]).take(order)
+        return Vector(b, attrs[name])[order]
     count = len(order)
     entries = [v if isinstance(v, int) else None for v in given.value or (None,) * count]
-    if None not in entries:
-        return Ints(b, entries).take(order)
     stated = b.entries(b.Cast(given, to=INT64), count, f"input {name}: expected {count} entries")
-    return Ints(b, entries, stated).take(order)
+    return Vector(b, entries, stated)[order]
 
 
-def checked_destination(c: Correlation, y: Tensor, zero: Ints, message: str) -> Tensor:
+def checked_destination(c: CorrelationLengths, y: Tensor, zero: Vector, message: str) -> Tensor:
     """The destination, proven to have the shape that source, weights and attributes lead to."""
-    shape = join(c.b, c.batch + zero, c.destination_channels, c.destination)
+    wanted = join(c.b, c.batch + zero, c.destination_channels, c.destination)
     assert y.dims is not None
-    known = tuple(b if b is not None else a for a, b in zip(y.dims, shape.dims, strict=True))
-    proven = c.b.checked(y, shape.name, shape.dims, message)
-    return Tensor(proven.name, known)
+    known = tuple(b if b is not None else a for a, b in zip(y.dims, wanted.dims, strict=True))
+    return Tensor(c.b.checked(y, wanted, message).name, known)
 
 
-def conditions(c: Correlation, per_group: Ints, names: tuple[str, str, str]) -> Ints:
+def conditions(c: CorrelationLengths, per_group: Vector, names: tuple[str, str, str]) -> Vector:
     """0, computed by a run in which channels, groups, kernel and output_padding agree; another run fails.
 
     `names` are the operator's names of source, destination and weights. What is known already has been checked.
     """
     source, destination, weights = names
-    zero = Ints(c.b, [0])
-
-    def demand(left: Ints, comparison: str, right: Ints, message: str) -> None:
-        nonlocal zero
-        if left.known is None or right.known is None:
-            holds = getattr(c.b, comparison)(left.name, right.name)
-            zero = zero + Ints(c.b, [None], c.b.require(holds, message))
-
-    demand(
-        c.source_channels,
-        "Equal",
-        per_group * c.groups,
-        f"expected as many channels of {source} as groups ({c.groups}) x channels per group of {weights}",
+    zero = c.source_channels.equal(per_group * c.groups).require(
+        f"expected as many channels of {source} as groups ({c.groups}) x channels per group of {weights}"
     )
-    if c.groups > 1:
-        rest = c.destination_channels % c.groups
-        message = f"expected channels of {destination} to be a multiple of groups ({c.groups})"
-        demand(rest, "Equal", Ints(c.b, [0]), message)
-    demand(c.source, "Greater", Ints(c.b, [-1]), f"expected lengths of {source} >= 0")
-    demand(c.kernel, "Greater", Ints(c.b, [0]), f"expected kernel lengths of {weights} >= 1")
-    demand(c.destination, "Greater", Ints(c.b, [0]), f"expected a kernel that fits the padded {source}")
+    message = f"expected channels of {destination} to be a multiple of groups ({c.groups})"
+    zero += (c.destination_channels % c.groups).equal(0).require(message)
+    zero += (c.source > -1).require(f"expected lengths of {source} >= 0")
+    zero += (c.kernel > 0).require(f"expected kernel lengths of {weights} >= 1")
+    zero += (c.destination > 0).require(f"expected a kernel that fits the padded {source}")
     padding = c.attrs.get("output_padding")
     if padding is not None and (any(padding) or c.attrs.op.startswith("ConvTranspose")):
         natural = (c.destination - 1) * c.strides + c.extent - c.begin - c.end
-        demand(
-            c.source, "Equal", natural + Ints(c.b, padding), f"output_padding {list(padding)} does not fit the lengths"
-        )
+        fits = c.source.equal(natural + Vector(c.b, padding))
+        zero += fits.require(f"output_padding {list(padding)} does not fit the lengths")
     return zero
 
 
-def guarded(c: Correlation, x: Tensor, zero: Ints) -> Tensor:
+def guarded(c: CorrelationLengths, x: Tensor, zero: Vector) -> Tensor:
     """The tensor, after the conditions."""
     if zero.known is not None:
         return x
     return Tensor(c.b.Reshape(x, (shape(c.b, x) + zero).name, allowzero=1), x.dims)
 
 
-def forward(c: Correlation, x: Tensor, w: Tensor, bias: Tensor | None = None) -> str:
+def forward(c: CorrelationLengths, x: Tensor, w: Tensor, bias: Tensor | None = None) -> str:
     """Correlation: x (N, S, in…), w (D, S/g, k…), and a bias (D,) -> (N, D, out…)."""
 
-    def convolution(c: Correlation) -> str:
+    def convolution() -> str:
         pads, data = _pads(c, x, c.begin, c.end)
         inputs = (data, w) if bias is None else (data, w, bias)
         attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
         return c.b.Conv(*inputs, pads=pads, **attributes)
 
-    def constant(c: Correlation) -> str:
+    def constant() -> str:
         value = c.b.float_scalar(0)
         if bias is not None:
             value = c.b.Reshape(bias, c.b.ints([-1, *[1] * c.axes]), allowzero=0)
@@ -255,39 +221,38 @@ def forward(c: Correlation, x: Tensor, w: Tensor, bias: Tensor | None = None) ->
     return _unless_empty(c, c.source_channels, convolution, constant)
 
 
-def backward_data(c: Correlation, dy: Tensor, w: Tensor) -> str:
+def backward_data(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """Adjoint wrt the source: dy (N, D, out…), w (D, S/g, k…) -> (N, S, in…)."""
-    # a source all of whose cells are padding has none; onnxruntime makes no such tensor by convolution
+    # a source all of whose pixels are padding has none; onnxruntime makes no such tensor by convolution
     dense = all(s == 1 for s in c.attrs["strides"])
-    write = _turned_convolution if dense else transposed_convolution
+    write = _flipped_convolution if dense else transposed_convolution
 
-    def zeros(c: Correlation) -> str:
+    def zeros() -> str:
         return c.b.Expand(c.b.float_scalar(0), join(c.b, c.batch, c.source_channels, c.source).name)
 
     needed = join(c.b, c.source, c.destination_channels) if dense else c.source
-    return _unless_empty(c, needed, lambda c: write(c, dy, w), zeros)
+    return _unless_empty(c, needed, lambda: write(c, dy, w), zeros)
 
 
 def _unless_empty(
-    c: Correlation, lengths: Ints, write: Callable[[Correlation], str], otherwise: Callable[[Correlation], str]
+    c: CorrelationLengths, lengths: Vector, write: Callable[[], str], otherwise: Callable[[], str]
 ) -> str:
     """What `write` writes if no length is 0: without channels to sum over, onnxruntime's padded Conv never ends."""
     if lengths.known is not None:
-        return otherwise(c) if 0 in lengths.known else write(c)
-    some = c.b.Greater(lengths.product().name, c.b.ints([0]))
-    return c.b.choose(some, lambda b: write(c.on(b)), lambda b: otherwise(c.on(b)))
+        return otherwise() if 0 in lengths.known else write()
+    return c.b.choose((lengths.product() > 0).name, write, otherwise)
 
 
-def _turned_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
-    """For strides of 1: dx[i] = Σ_k dy[i + P - k·D] · w[k], a convolution of dy with the kernel turned round."""
+def _flipped_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
+    """For strides of 1: dx[i] = Σ_k dy[i + P - k·D] · w[k], a convolution of dy with the kernel flipped."""
     pads, dy = _pads(c, dy, c.extent - 1 - c.begin, c.extent - 1 - c.end)
-    return c.b.Conv(dy, _turned(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
+    return c.b.Conv(dy, _flipped(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
 
 
-def transposed_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
+def transposed_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """The adjoint as a ConvTranspose, for any strides."""
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
-    # every cell that dy reaches: P are cut off before it, and behind it whatever is too much or missing
+    # every pixel that dy reaches: P are cut off before it, and behind it whatever is too much or missing
     behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)
     rest = behind.known
     if rest is not None and c.begin.known is not None and all(map(lt, rest, c.attrs["strides"])):
@@ -297,8 +262,8 @@ def transposed_convolution(c: Correlation, dy: Tensor, w: Tensor) -> str:
     return padded(c, full, c.begin * -1, behind).name
 
 
-def _turned(c: Correlation, w: Tensor) -> str:
-    """The kernel turned round: (D, S/g, k…) -> (S, D/g, k…) with every spatial axis reversed."""
+def _flipped(c: CorrelationLengths, w: Tensor) -> str:
+    """The kernel flipped: (D, S/g, k…) -> (S, D/g, k…) with every spatial axis reversed."""
     b, axes = c.b, list(range(2, c.axes + 2))
     name = w.name
     if c.kernel.known is None or any(k > 1 for k in c.kernel.known):
@@ -307,28 +272,27 @@ def _turned(c: Correlation, w: Tensor) -> str:
     if c.groups == 1:
         return b.Transpose(name, perm=[1, 0, *axes])
     d, s = c.destination_channels // c.groups, c.source_channels // c.groups
-    split = b.Reshape(name, join(b, Ints(b, [c.groups]), d, s, c.kernel).name, allowzero=1)
+    split = b.Reshape(name, join(b, Vector(b, [c.groups]), d, s, c.kernel).name, allowzero=1)
     swapped = b.Transpose(split, perm=[0, 2, 1, *(axis + 1 for axis in axes)])
     return b.Reshape(swapped, join(b, s * c.groups, d, c.kernel).name, allowzero=1)
 
 
-def destination_lengths(c: Correlation, y: Tensor) -> Ints:
+def destination_lengths(c: CorrelationLengths, y: Tensor) -> Vector:
     """The destination's spatial lengths, as far as known from the tensor."""
     assert y.dims is not None
-    own = [d if isinstance(d, int) else known for d, known in zip(y.dims[2:], c.destination.entries, strict=True)]
-    return Ints(c.b, own, c.destination.name if None in own else "")
+    return c.destination.knowing([d if isinstance(d, int) else None for d in y.dims[2:]])
 
 
-def _pads(c: Correlation, x: Tensor, begin: Ints, end: Ints) -> tuple[list[int] | None, Tensor]:
+def _pads(c: CorrelationLengths, x: Tensor, begin: Vector, end: Vector) -> tuple[list[int] | None, Tensor]:
     """Zeros around the spatial axes: as an attribute of the next node where that can be, else as a node."""
     if begin.known is not None and end.known is not None and min(*begin.known, *end.known) >= 0:
         return [*begin.known, *end.known], x
     return None, padded(c, x, begin, end)
 
 
-def padded(c: Correlation, x: Tensor, begin: Ints, end: Ints) -> Tensor:
+def padded(c: CorrelationLengths, x: Tensor, begin: Vector, end: Vector) -> Tensor:
     """Zeros before and behind the spatial axes; negative numbers cut."""
-    none = Ints(c.b, [0, 0])
+    none = Vector(c.b, [0, 0])
     # pads for all axes: onnxruntime's optimizer forgets the axes input when it moves a Transpose past a Pad
     pads = join(c.b, none, begin, none, end)
     if pads.known is not None and not any(pads.known):

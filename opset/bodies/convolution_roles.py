@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.convolution_weights import backward_weights
+from onnx_backprop.opset.bodies.expressions import shape
 from onnx_backprop.opset.core.layout import inverse
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths.convolution_roles import Roles
@@ -17,7 +18,7 @@ def body(roles: Roles, b: Body, attrs: Attributes, first: Tensor, second: Tensor
     x: dict[str, Tensor] = {}
     for role, tensor in zip(roles.names, (first, second), strict=False):
         x[role] = convolution.transpose(b, convolution.ranked(b, attrs, tensor, roles.names[role]), orders[role])
-    shapes = {role: convolution.shape(b, tensor) for role, tensor in x.items()}
+    shapes = {role: shape(b, tensor) for role, tensor in x.items()}
     if result != "destination":
         shapes[result] = convolution.stated(b, attrs, roles.names[result], third, orders[result])
     c = convolution.correlation(
@@ -26,9 +27,9 @@ def body(roles: Roles, b: Body, attrs: Attributes, first: Tensor, second: Tensor
         shapes["source"],
         shapes["weights"],
         transposed=roles.transposed,
-        short=shapes["destination"].take(range(2, rank)) if "destination" in shapes else None,
+        short=shapes["destination"][2:] if "destination" in shapes else None,
     )
-    zero = convolution.conditions(c, shapes["weights"].take([1]), roles.in_messages)
+    zero = convolution.conditions(c, shapes["weights"][1], roles.in_messages)
     if result != "destination":
         source, destination, weights = roles.in_messages
         message = f"{destination} does not fit {source}, {weights}, strides, dilations and pads"
@@ -42,6 +43,6 @@ def body(roles: Roles, b: Body, attrs: Attributes, first: Tensor, second: Tensor
     else:
         if third is not None:
             channels, message = c.destination_channels, "expected as many entries of bias as channels of weights"
-            third = b.checked(third, channels.name, channels.dims, message)
+            third = b.checked(third, channels, message)
         written = convolution.forward(c, x["source"], x["weights"], third)
     return convolution.transpose(b, Tensor(written), inverse(orders[result])).name

@@ -1,15 +1,15 @@
-"""The weight gradient of a correlation in standard ONNX operators: one matrix product over all the cells.
+"""The weight gradient of a correlation in standard ONNX operators: one matrix product over all the pixels.
 
     dw[d,s,k] = Σ_{n,o} dy[n,d,o] · x[n,s,o·S+k·D-P]
 
-is a product of a matrix that has the channels of dy as rows and one with the channels of x as columns. Each kernel cell
-pairs other cells, so one of the two has to be copied once per kernel cell. On a leading axis of stride 1 the sum may
-run over the cells i = o + k·D - P of the source as well, and then it is dy that is copied. With k = (a, b), a being the
-kernel's cells along those axes:
+is a product of a matrix that has the channels of dy as rows and one with the channels of x as columns. Each kernel
+position pairs other pixels, so one of the two has to be copied once per kernel position. On a leading axis of stride 1
+the sum may run over the pixels i = o + k·D - P of the source as well, and then it is dy that is copied. With k =
+(a, b), a being the kernel's positions along those axes:
 
     dw[(d,a),(b,s)] = Σ_{n,i,o} dy[n,d,i+P-a·D,o] · x[n,s,i,o·S+b·D-P]
 
-For a kernel of 3 × 3 cells that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
+For a kernel of 3 × 3 positions that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from math import prod
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.convolution import Correlation, destination_lengths, padded
-from onnx_backprop.opset.bodies.lengths import Ints, join
+from onnx_backprop.opset.bodies.convolution import CorrelationLengths, destination_lengths, padded
+from onnx_backprop.opset.bodies.expressions import Vector, join
 
 # Below this many channels per group the runs that a gather copies from a channels-last tensor are short and slow
 FEW_CHANNELS = 16
-# Above this many kernel cells along an axis a slice for each is too many nodes
+# Above this many kernel positions along an axis a slice for each is too many nodes
 MANY_CELLS = 16
 # A larger constant is left to the session, which makes it from its formula when it starts: model files stay small
 CONSTANT_BYTES = 2**16
@@ -34,24 +34,24 @@ CONSTANT_BYTES = 2**16
 USUAL_KERNEL = 3
 
 
-def backward_weights(c: Correlation, x: Tensor, dy: Tensor) -> str:
+def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     """Adjoint wrt the weights: x (N, S, in…), dy (N, D, out…) -> (D, S/g, k…)."""
     b = c.b
     factors = _Factors(c, destination_lengths(c, dy), _leading_axes(c))
     rows = factors.rows(dy)
     columns = factors.sliced_columns(x) if factors.slices else factors.gathered_columns(x)
-    if factors.folds_batch:  # (D·a, N·cells) · (N·cells, b·S)
+    if factors.folds_batch:  # (D·a, N·pixels) · (N·pixels, b·S)
         rows = b.Flatten(b.Transpose(rows, perm=[1, 0, 2]), axis=1)
         dw = b.MatMul(rows, b.Flatten(columns, axis=2))
     else:
         dw = b.ReduceSum(b.MatMul(rows, columns), b.ints([0]), keepdims=0)
     order = factors.order
-    behind = (factors.s if axis == c.axes else c.kernel.take([axis]) for axis in order)
+    behind = (factors.s if axis == c.axes else c.kernel[axis] for axis in order)
     dw = b.Reshape(dw, join(b, c.destination_channels, *behind).name, allowzero=1)
     return b.Transpose(dw, perm=[0, *(1 + order.index(axis) for axis in (c.axes, *range(c.axes)))])
 
 
-def _leading_axes(c: Correlation) -> int:
+def _leading_axes(c: CorrelationLengths) -> int:
     """How many leading axes to copy dy for: the number that copies least; the last axis always goes with x."""
     kernel = [USUAL_KERNEL if k is None else k for k in c.kernel.entries]
     s, d = (c.source_channels // c.groups).known, (c.destination_channels // c.groups).known
@@ -64,8 +64,8 @@ def _leading_axes(c: Correlation) -> int:
 class _Factors:
     """The two factors of the product; `leading` axes of the kernel go with dy, the others with x."""
 
-    c: Correlation
-    out: Ints
+    c: CorrelationLengths
+    out: Vector
     leading: int
 
     @property
@@ -79,24 +79,24 @@ class _Factors:
         return range(self.leading, self.c.axes)
 
     @property
-    def s(self) -> Ints:
+    def s(self) -> Vector:
         """Channels of x per group."""
         return self.c.source_channels // self.c.groups
 
     @property
-    def d(self) -> Ints:
+    def d(self) -> Vector:
         """Channels of dy per group."""
         return self.c.destination_channels // self.c.groups
 
     @property
-    def cells(self) -> Ints:
-        """How many cells the sum runs over per batch entry."""
-        return join(self.c.b, self.c.source.take(self.first), self.out.take(self.rest)).product()
+    def pixels(self) -> Vector:
+        """How many pixels the sum runs over per batch entry."""
+        return join(self.c.b, self.c.source[self.first], self.out[self.rest]).product()
 
     @property
     def slices(self) -> bool:
         """Whether x is copied by slices, which copy runs along the last axis and not along the channels."""
-        kernel, s = self.c.kernel.take(self.rest).known, self.s.known
+        kernel, s = self.c.kernel[self.rest].known, self.s.known
         if kernel is None or max(kernel) > MANY_CELLS or self.folds_batch:
             return False
         if prod(kernel) == 1:
@@ -112,7 +112,7 @@ class _Factors:
         c = self.c
         if c.groups > 1 or c.batch.known == (1,):
             return False
-        sizes = join(c.b, c.kernel.take(self.rest), self.s, self.cells).known
+        sizes = join(c.b, c.kernel[self.rest], self.s, self.pixels).known
         return sizes is not None and prod(sizes[:-1]) > sizes[-1]
 
     @property
@@ -122,41 +122,41 @@ class _Factors:
         return [last, channels, *range(last)] if self.slices and not self.leading else [*range(channels), channels]
 
     def rows(self, dy: Tensor) -> str:
-        """(N, g, D/g · a, cells)."""
+        """(N, g, D/g · a, pixels)."""
         c, b = self.c, self.c.b
         name = dy.name
         if self.leading:
-            # the cell of dy that meets i under the kernel's cell a is i + P - a·D; padding moves it to i + (A-1-a)·D
-            source, kernel, extents = (v.take(self.first) for v in (c.source, c.kernel, c.extent))
-            begin, end = c.begin.take(self.first), c.end.take(self.first)
-            none = Ints(b, [0] * len(self.rest))
+            # the pixel of dy that meets i under kernel position a is i + P - a·D; padding moves it to i + (A-1-a)·D
+            source, kernel, extents = (v[self.first] for v in (c.source, c.kernel, c.extent))
+            begin, end = c.begin[self.first], c.end[self.first]
+            none = Vector(b, [0] * len(self.rest))
             before, behind = (join(b, extents - 1 - pad, none) for pad in (begin, end))
             name = padded(c, dy, before, behind).name
             lengths = source + extents - 1
             if self.leading > 1:
-                name = self._reshaped(name, c.destination_channels, lengths.product(), self.out.take(self.rest))
+                name = self._reshaped(name, c.destination_channels, lengths.product(), self.out[self.rest])
             steps = _steps(b, lengths)
             dilated = self._attribute("dilations", self.first) * steps
             meets = _grid(b, [(kernel, dilated * -1), (source, steps)], (kernel - 1) * dilated)
             name = b.Gather(name, meets, axis=2)
-        return self._reshaped(name, *self._group, self.d * c.kernel.take(self.first).product(), self.cells)
+        return self._reshaped(name, *self._group, self.d * c.kernel[self.first].product(), self.pixels)
 
     def gathered_columns(self, x: Tensor) -> str:
-        """(N, g, cells, b · S/g), gathered from x with the channels last."""
+        """(N, g, pixels, b · S/g), gathered from x with the channels last."""
         c, b = self.c, self.c.b
         name, needed = self._source(x)
         channels, rank = self._channels, self._channels + 1 + c.axes
         name = b.Transpose(name, perm=[*range(channels), *range(channels + 1, rank), channels])
-        kernel = c.kernel.take(self.rest)
+        kernel = c.kernel[self.rest]
         if self._copies(self.rest):
             if len(self.rest) > 1:
-                name = self._reshaped(name, *self._group, c.source.take(self.first), needed.product(), self.s)
+                name = self._reshaped(name, *self._group, c.source[self.first], needed.product(), self.s)
             meets = _grid(b, self._met(self.rest, needed))
             name = b.Gather(name, meets, axis=channels + self.leading)
-        return self._reshaped(name, *self._group, self.cells, kernel.product() * self.s)
+        return self._reshaped(name, *self._group, self.pixels, kernel.product() * self.s)
 
     def sliced_columns(self, x: Tensor) -> str:
-        """(N, g, cells, b · S/g), the transpose of slices of x."""
+        """(N, g, pixels, b · S/g), the transpose of slices of x."""
         c, b = self.c, self.c.b
         name, needed = self._source(x)
         channels, last = self._channels, [c.axes - 1]
@@ -166,80 +166,80 @@ class _Factors:
         others = range(0 if self.leading else c.axes - 1)
         if others and self._copies(others):
             # whole rows along the last axis, which a gather copies faster than slices and their concatenation
-            lengths = needed.take(others)
+            lengths = needed[others]
             if len(others) > 1:
-                row = c.kernel.take(last) * self.s
-                name = self._reshaped(name, *self._group, row, lengths.product(), self.out.take(last))
-            cells, kernel = self._met(others, lengths)
-            name = b.Gather(name, _grid(b, [kernel, cells]), axis=channels + 1)
-        name = self._reshaped(name, *self._group, c.kernel.take(self.rest).product() * self.s, self.cells)
+                row = c.kernel[last] * self.s
+                name = self._reshaped(name, *self._group, row, lengths.product(), self.out[last])
+            pixels, kernel = self._met(others, lengths)
+            name = b.Gather(name, _grid(b, [kernel, pixels]), axis=channels + 1)
+        name = self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.pixels)
         return b.Transpose(name, perm=[*range(channels), channels + 1, channels])
 
     def _sliced(self, name: str, axis: int) -> str:
-        """The cells that meet each of the kernel's along one axis, in the axis of the channels before them."""
+        """The pixels that meet each of the kernel's along one axis, in the axis of the channels before them."""
         c, b = self.c, self.c.b
         stride, dilation = c.attrs["strides"][axis], c.attrs["dilations"][axis]
-        reach = (self.out.take([axis]) - 1) * stride + 1
+        reach = (self.out[axis] - 1) * stride + 1
         along, step = b.ints([self._channels + 1 + axis]), b.ints([stride])
         starts = [k * dilation for k in range(c.kernel.entries[axis] or 1)]
         pieces = [b.Slice(name, b.ints([start]), (reach + start).name, along, step) for start in starts]
         return pieces[0] if len(pieces) == 1 else b.Concat(*pieces, axis=self._channels)
 
-    def _source(self, x: Tensor) -> tuple[str, Ints]:
-        """X (N, g, S/g, …) with just the cells that dy meets along the axes that go with it, and their number."""
+    def _source(self, x: Tensor) -> tuple[str, Vector]:
+        """X (N, g, S/g, …) with just the pixels that dy meets along the axes that go with it, and their number."""
         c, b = self.c, self.c.b
-        needed = (self.out.take(self.rest) - 1) * self._attribute("strides", self.rest) + c.extent.take(self.rest)
-        begin, source = c.begin.take(self.rest), c.source.take(self.rest)
-        none = Ints(b, [0] * self.leading)
+        needed = (self.out[self.rest] - 1) * self._attribute("strides", self.rest) + c.extent[self.rest]
+        begin, source = c.begin[self.rest], c.source[self.rest]
+        none = Vector(b, [0] * self.leading)
         name = padded(c, x, join(b, none, begin), join(b, none, needed - begin - source)).name
         if c.groups > 1:
-            name = self._reshaped(name, *self._group, self.s, c.source.take(self.first), needed)
+            name = self._reshaped(name, *self._group, self.s, c.source[self.first], needed)
         return name, needed
 
     def _copies(self, axes: Sequence[int]) -> bool:
-        """Whether along these axes the cells that meet dy are not just those of the source in their order."""
-        return self.c.kernel.take(axes).known != (1,) * len(axes) or any(self.c.attrs["strides"][a] > 1 for a in axes)
+        """Whether along these axes the pixels that meet dy are not just those of the source in their order."""
+        return self.c.kernel[axes].known != (1,) * len(axes) or any(self.c.attrs["strides"][a] > 1 for a in axes)
 
-    def _met(self, axes: Sequence[int], lengths: Ints) -> list[tuple[Ints, Ints]]:
-        """How far the cells of dy and those of the kernel move what they meet, in cells of axes of these lengths."""
+    def _met(self, axes: Sequence[int], lengths: Vector) -> list[tuple[Vector, Vector]]:
+        """How far pixels of dy and positions of the kernel move what they meet, in pixels of axes of these lengths."""
         steps = _steps(self.c.b, lengths)
         return [
-            (self.out.take(axes), self._attribute("strides", axes) * steps),
-            (self.c.kernel.take(axes), self._attribute("dilations", axes) * steps),
+            (self.out[axes], self._attribute("strides", axes) * steps),
+            (self.c.kernel[axes], self._attribute("dilations", axes) * steps),
         ]
 
-    def _attribute(self, name: str, axes: Sequence[int]) -> Ints:
-        return Ints(self.c.b, [self.c.attrs[name][axis] for axis in axes])
+    def _attribute(self, name: str, axes: Sequence[int]) -> Vector:
+        return Vector(self.c.b, [self.c.attrs[name][axis] for axis in axes])
 
     @property
-    def _group(self) -> list[Ints]:
+    def _group(self) -> list[Vector]:
         """The axis of the groups, where there are several."""
-        return [Ints(self.c.b, [self.c.groups])] if self.c.groups > 1 else []
+        return [Vector(self.c.b, [self.c.groups])] if self.c.groups > 1 else []
 
     @property
     def _channels(self) -> int:
         """The axis of the channels behind batch and group."""
         return 1 + len(self._group)
 
-    def _reshaped(self, x: str | Tensor, *lengths: Ints) -> str:
+    def _reshaped(self, x: str | Tensor, *lengths: Vector) -> str:
         """X with these lengths behind its batch axis."""
         b, behind = self.c.b, join(self.c.b, *lengths)
         if self.c.batch.known is None and behind.known is not None and 0 not in behind.known:
-            return b.Reshape(x, join(b, Ints(b, [0]), behind).name)  # 0: as it is
+            return b.Reshape(x, join(b, Vector(b, [0]), behind).name)  # 0: as it is
         return b.Reshape(x, join(b, self.c.batch, behind).name, allowzero=1)
 
 
-def _steps(b: Body, lengths: Ints) -> Ints:
+def _steps(b: Body, lengths: Vector) -> Vector:
     """How far apart the neighbours along each axis are when the axes are merged."""
-    return join(b, *(lengths.take(range(axis + 1, lengths.count)).product() for axis in range(lengths.count)))
+    return join(b, *(lengths[range(axis + 1, lengths.count)].product() for axis in range(lengths.count)))
 
 
-def _grid(b: Body, runs: Sequence[tuple[Ints, Ints]], offsets: Ints | None = None) -> str:
+def _grid(b: Body, runs: Sequence[tuple[Vector, Vector]], offsets: Vector | None = None) -> str:
     """Σ_r i_r · step_r + Σ offsets as a tensor with one axis for each i_r = 0 … count_r - 1; a run is of several r."""
-    axes = [(counts.take([n]), steps.take([n])) for counts, steps in runs for n in range(counts.count)]
-    start = Ints(b, [0])
+    axes = [(counts[n], steps[n]) for counts, steps in runs for n in range(counts.count)]
+    start = Vector(b, [0])
     for n in range(offsets.count if offsets else 0):
-        start = start + (offsets or start).take([n])
+        start = start + (offsets or start)[n]
     sizes = join(b, *(count for count, _ in axes)).known
     numbers = join(b, start, *(step for _, step in axes)).known
     if sizes is not None and numbers is not None and prod(sizes) * 8 <= CONSTANT_BYTES:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
-from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.core.op import Arg
+from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
+from onnx_backprop.opset.bodies.builder import known as known_lengths
+from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
 
 MAX_RANK = 64  # numpy's
@@ -27,6 +30,27 @@ def same_shape(op: str, args: Sequence[Arg | None], names: tuple[str, str], low:
     for axis, (a, b) in enumerate(zip(*dims, strict=True)):
         merged.append(merge(a, b, op=op, what=f"lengths of axis {axis} of {names[0]} and {names[1]}"))
     return tuple(merged)
+
+
+def proof_of_shape(b: Body, value: Tensor | None, expected: str, dims: Dims | None, message: str) -> str:
+    """0, computed by a run in which a tensor has the shape `expected`; '' where that is known, or it is absent."""
+    if value is None or (dims is not None and value.dims == dims and None not in dims):
+        return ""
+    shapes = [b.Concat(b.Shape(shape), shape, axis=0) for shape in (b.Shape(value), expected)]  # led by the rank
+    return b.require(b.Equal(*shapes, name=f"{b.op}: {message}"), message)
+
+
+def share(b: Body, dims: Dims | None, count: Callable[[], str]) -> str:
+    """1/n, n the number of elements of some dimensions, `count` where not all are known; finite without any too."""
+    if dims is not None and (known := known_lengths(dims)) is not None:
+        return b.float_scalar(1 / max(math.prod(known), 1))
+    return b.Reciprocal(b.Max(b.Cast(count(), to=FLOAT), b.float_scalar(1)))
+
+
+def require_epsilon(attrs: Attributes) -> None:
+    """Raise ShapeError unless the number added to a variance is finite and not negative."""
+    if not (math.isfinite(attrs["epsilon"]) and attrs["epsilon"] >= 0):
+        raise ShapeError(f"attribute epsilon: expected a number >= 0, got {attrs['epsilon']}", op_type=attrs.op)
 
 
 def proven_alike(b: Body, result: str, x: Tensor, y: Tensor, message: str) -> str:

@@ -15,41 +15,39 @@ import numpy as np
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies import pooling as pooling_body
 from onnx_backprop.opset.bodies.builder import BOOL, INT64, Body, Tensor
-from onnx_backprop.opset.bodies.lengths import Ints, join
+from onnx_backprop.opset.bodies.expressions import Vector, join
+from onnx_backprop.opset.bodies.expressions import shape as shape_of
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths import pooling
 
 
 def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
-    """dx, from x and dy in data_format order and of any knowledge."""
+    """dx, from x and dy in data_format order, whatever is known of their shapes."""
     x = convolution.ncx(b, attrs, convolution.ranked(b, attrs, src, "src"))
     dy = convolution.ncx(b, attrs, convolution.ranked(b, attrs, diff_dst, "diff_dst"))
-    shape, windows = convolution.shape(b, x), convolution.shape(b, dy)
-    spatial = range(2, shape.count)
-    lengths, outs = shape.take(spatial), windows.take(spatial)
+    shape, windows = shape_of(b, x), shape_of(b, dy)
+    lengths, outs = shape[2:], windows[2:]
     zero = pooling_body.conditions(b, attrs, shape, windows)
     if 0 in outs.entries:  # no window at all
         return convolution.from_ncx(b, attrs, b.Expand(b.float_scalar(0), (shape + zero).name))
-    planes = join(b, shape.take([0, 1]).product() + zero, Ints(b, [1]))
+    planes = join(b, shape[:2].product() + zero, Vector(b, [1]))
     image = b.Reshape(x, join(b, planes, lengths).name, allowzero=1)
     gradient = b.Reshape(dy, join(b, planes, outs).name, allowzero=1)
 
-    def won(b: Body) -> str:
-        return _won(b, attrs, image, gradient, shape.on(b), windows.on(b))
+    def won() -> str:
+        return _won(b, attrs, image, gradient, shape, outs)
 
     if outs.known is None and any(d > 1 for d in pooling.dilations(attrs)):
         # onnxruntime refuses a dilated window that is much longer than the image; then there is none
-        some = b.Greater(b.ReduceMin(outs.name, keepdims=1), b.ints([0]))
-        summed = b.choose(some, won, lambda b: b.ConstantOfShape(shape.on(b).product().name))
+        summed = b.choose((outs.least() > 0).name, won, lambda: b.ConstantOfShape(shape.product().name))
     else:
-        summed = won(b)
+        summed = won()
     return convolution.from_ncx(b, attrs, b.Reshape(summed, shape.name, allowzero=1))
 
 
-def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Ints, windows: Ints) -> str:
-    """What each cell of an image (planes, 1, in…) has won of the gradient (planes, 1, out…), 1-D."""
-    spatial = range(2, shape.count)
-    lengths, outs = shape.take(spatial), windows.take(spatial)
+def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, outs: Vector) -> str:
+    """What each pixel of an image (planes, 1, in…) has won of the gradient (planes, 1, out…), 1-D."""
+    lengths, spatial = shape[2:], range(2, shape.count)
     attributes, exact = _attributes(attrs, lengths, outs)
     winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
     if not exact:
@@ -63,7 +61,7 @@ def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Ints, win
     return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
 
 
-def _attributes(attrs: Attributes, lengths: Ints, outs: Ints) -> tuple[dict[str, Any], bool]:
+def _attributes(attrs: Attributes, lengths: Vector, outs: Vector) -> tuple[dict[str, Any], bool]:
     """MaxPool's attributes, and whether it then makes just the windows of diff_dst, or more of them along some axes.
 
     Where the lengths are known the padding behind is moved to where the last window ends, so that there is nothing to
@@ -98,8 +96,8 @@ def _attributes(attrs: Attributes, lengths: Ints, outs: Ints) -> tuple[dict[str,
     return result | ({"ceil_mode": 1} if up else {}), exact
 
 
-def _reached(b: Body, attrs: Attributes, lengths: Ints, outs: Ints) -> str:
-    """Which windows have a cell inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
+def _reached(b: Body, attrs: Attributes, lengths: Vector, outs: Vector) -> str:
+    """Which windows have a pixel inside the source, broadcasting to (planes, 1, out…); '' where all have one."""
     if all(d == 1 for d in pooling.dilations(attrs)):
         return ""
     if lengths.known is not None and outs.known is not None:
@@ -114,19 +112,19 @@ def _reached(b: Body, attrs: Attributes, lengths: Ints, outs: Ints) -> str:
     return reduce(b.And, _spread(b, vectors))
 
 
-def _inside(axis: pooling.Axis) -> np.ndarray:
+def _inside(axis: pooling.Windows) -> np.ndarray:
     taps = np.arange(axis.kernel) * axis.dilation - axis.begin
     places = np.arange(axis.out)[:, None] * axis.stride + taps
     return np.any((places >= 0) & (places < axis.length), axis=1)
 
 
-def _reached_along(b: Body, attrs: Attributes, axis: int, begin: int, lengths: Ints, outs: Ints) -> str:
-    count = b.Reshape(outs.take([axis]).name, b.ints([]), allowzero=1)
+def _reached_along(b: Body, attrs: Attributes, axis: int, begin: int, lengths: Vector, outs: Vector) -> str:
+    count = b.Reshape(outs[axis].name, b.ints([]), allowzero=1)
     windows = b.Mul(b.Range(b.int_scalar(0), count, b.int_scalar(1)), b.ints([attrs["strides"][axis]]))
     dilation = pooling.dilations(attrs)[axis]
     taps = b.ints([k * dilation - begin for k in range(attrs["kernel"][axis])])
     places = b.Add(b.Unsqueeze(windows, b.ints([1])), taps)
-    inside = b.And(b.Greater(places, b.ints([-1])), b.Less(places, lengths.take([axis]).name))
+    inside = b.And(b.Greater(places, b.ints([-1])), b.Less(places, lengths[axis].name))
     return b.Cast(b.ReduceMax(b.Cast(inside, to=INT64), b.ints([1]), keepdims=0), to=BOOL)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -85,35 +85,22 @@ class Attribute:
             raise InvalidModelError(f"attribute {self.name}: expected one of {allowed}, got {result!r}", op_type=op)
         return result
 
-    def _convert(self, value: object) -> int | float | str | tuple[int, ...] | tuple[float, ...]:
+    def _convert(self, value: Any) -> int | float | str | tuple[int | float, ...]:
         if self.kind == "string":
-            if isinstance(value, bytes):
-                return value.decode()
-            if not isinstance(value, str):
-                raise TypeError
-            return value
-        if self.kind == "int":
-            return _as_int(value)
-        if self.kind == "float":
-            return _as_float(value)
-        items = cast("Sequence[object]", value)
-        if isinstance(items, str | bytes):
+            value = value.decode() if isinstance(value, bytes) else value
+            return _of_type(value, str, str)
+        convert, *accepted = (int,) if self.kind.startswith("int") else (float, int, np.floating)
+        if not self.kind.endswith("s"):
+            return _of_type(value, convert, convert, np.integer, *accepted)
+        if isinstance(value, str | bytes):
             raise TypeError
-        if self.kind == "ints":
-            return tuple(_as_int(v) for v in items)
-        return tuple(_as_float(v) for v in items)
+        return tuple(_of_type(v, convert, convert, np.integer, *accepted) for v in value)
 
 
-def _as_int(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+def _of_type(value: Any, convert: Callable[[Any], Any], *accepted: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, accepted):
         raise TypeError
-    return int(value)
-
-
-def _as_float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError
-    return float(value)
+    return convert(value)
 
 
 @dataclass(frozen=True)
@@ -167,6 +154,12 @@ class Attributes(Mapping[str, Any]):
                 continue
             value = attribute.normalise(value, op.name)
             self._values[name] = None if value == () and not attribute.required else value
+
+    def require_flags(self, *names: str) -> None:
+        """Raise ShapeError unless these attributes are 0 or 1."""
+        for name in names:
+            if self[name] not in (0, 1):
+                raise ShapeError(f"attribute {name}: expected 0 or 1, got {self[name]}", op_type=self.op)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

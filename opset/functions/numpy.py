@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.opset.core.op import NUMBER_TYPES, Op
-from onnx_backprop.opset.functions.protos import Present, absent, function, in_its_type, reference
+from onnx_backprop.opset.functions.protos import ABSENT_SHAPE, Present, function, in_its_type, reference
 
 NUMPY_DOMAIN = "onnx_backprop.numpy"
 CHECK_DOMAIN = "ai.onnx.contrib"
@@ -33,7 +34,7 @@ def numpy_body(op: Op, present: Present, opset: int, outputs: int) -> FunctionPr
         feed = f"input_{spec.name}"
         feeds.append(feed)
         if not there:
-            value = numpy_helper.from_array(absent(NUMBER_TYPES[spec.type_name].dtype))
+            value = numpy_helper.from_array(np.zeros(ABSENT_SHAPE, NUMBER_TYPES[spec.type_name].dtype))
             nodes.append(helper.make_node("Constant", [], [feed], value=value))
         elif spec.shape_only:
             nodes.append(helper.make_node("Shape", [spec.name], [feed]))

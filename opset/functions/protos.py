@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.op import DOMAIN, Attribute, Op, Output
@@ -83,18 +82,9 @@ def reference(name: str, attribute: Attribute) -> AttributeProto:
     return AttributeProto(name=name, type=_PROTO_KIND[attribute.kind](name).type, ref_attr_name=attribute.name)
 
 
-def result_type(op: Op) -> str:
-    """The input whose element type the output has."""
-    return next(i.name for i in op.inputs if i.type_name == "T1" and not i.shape_only)
-
-
 def in_its_type(op: Op, output: Output, result: str) -> NodeProto:
     """The node that makes an output of a result of any float type."""
     if output.type_name == "T1":
-        return helper.make_node("CastLike", [result, result_type(op)], [output.name])
+        like = next(i.name for i in op.inputs if i.type_name == "T1" and not i.shape_only)
+        return helper.make_node("CastLike", [result, like], [output.name])
     return helper.make_node("Cast", [result], [output.name], to=TensorProto.FLOAT)
-
-
-def absent(dtype: type[np.generic]) -> np.ndarray:
-    """What stands for an absent optional input of a type."""
-    return np.zeros(ABSENT_SHAPE, dtype)

@@ -5,8 +5,8 @@ EK = (K-1)·D + 1, a correlation takes a source of length `in` to a destination 
 
     out = (in + P + E - EK) // S + 1,   in + P + E >= EK,
 
-destination cell o reading source cells i = o·S + k·D - P, k = 0…K-1, wherever 0 <= i < in. P alone enters the
-indices; E only bounds `out`. Source cells beyond the last full window get no gradient.
+destination pixel o reading source pixels i = o·S + k·D - P, k = 0…K-1, wherever 0 <= i < in. P alone enters the
+indices; E only bounds `out`. Source pixels beyond the last full window get no gradient.
 
     forward           y[n,d,o]  = Σ_{s,k} x[n,s,o·S+k·D-P] · w[d,s,k]
     backward data     dx[n,s,i] = Σ_{d,k,o: o·S+k·D-P = i} dy[n,d,o] · w[d,s,k]
@@ -77,10 +77,10 @@ def conv_transpose_same_pads(extent: int, stride: int, *, upper: bool) -> tuple[
 def conv_transpose_backward_same_pads(
     length: Dim, extent: int, stride: int, *, upper: bool, short: Dim, output_padding: bool, infers_short: bool
 ) -> tuple[int, int] | None:
-    """Pads of auto_pad SAME_* of the gradients of a transposed convolution that made `length` cells from `short`.
+    """Pads of auto_pad SAME_* of the gradients of a transposed convolution that made `length` pixels from `short`.
 
     The forward rule when output_padding is given. Without it the padding is that of the convolution that takes
-    `length` cells to ceil(length / stride), unless `short` is known and only the forward rule leads to it (the two
+    `length` pixels to ceil(length / stride), unless `short` is known and only the forward rule leads to it (the two
     rules never lead to the same `short` with different padding). `infers_short`: nothing states `short`, it follows.
     None while an unknown length leaves it open.
     """
@@ -97,7 +97,7 @@ def conv_transpose_backward_same_pads(
 
 
 def _split(total: int, *, upper: bool) -> tuple[int, int]:
-    """The odd cell goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
+    """The odd pixel goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
     return (total // 2, total - total // 2) if upper else (total - total // 2, total // 2)
 
 
@@ -233,7 +233,7 @@ def _meet_lengths(
     expected = output_length(length, extent, stride, pads)
     if expected < 1:
         raise ShapeError(
-            f"{where}: the kernel ({kernel}, dilation {dilation}) covers {extent} cells, expected at most the "
+            f"{where}: the kernel ({kernel}, dilation {dilation}) covers {extent} pixels, expected at most the "
             f"padded {source_name}, got {length} + {pads[0]} + {pads[1]}",
             op_type=attrs.op,
         )
@@ -290,7 +290,7 @@ def backward_weights(x: Float64Array, dy: Float64Array, kernel: Sequence[int], g
     xg, dyg = _group_channels(x, geo.groups), _group_channels(dy, geo.groups)
     dw = np.zeros((geo.groups, dyg.shape[2], xg.shape[2], *kernel))
     for tap, o, i in _taps(kernel, x.shape[2:], dy.shape[2:], geo):
-        a, b = _flat_cells(dyg[(..., *o)]), _flat_cells(xg[(..., *i)])
+        a, b = _flat_pixels(dyg[(..., *o)]), _flat_pixels(xg[(..., *i)])
         dw[(..., *tap)] = np.matmul(a, b.swapaxes(2, 3)).sum(axis=0)
     return dw.reshape(dy.shape[1], xg.shape[2], *kernel)
 
@@ -306,13 +306,13 @@ def _group_outer(w: Float64Array, groups: int) -> Float64Array:
 
 
 def _matmul(w: Float64Array, x: Float64Array) -> Float64Array:
-    """(g, A, B) · (N, g, B, cells…) -> (N, g, A, cells…)."""
-    flat = np.matmul(w, _flat_cells(x))
+    """(g, A, B) · (N, g, B, pixels…) -> (N, g, A, pixels…)."""
+    flat = np.matmul(w, _flat_pixels(x))
     return flat.reshape(*flat.shape[:3], *x.shape[3:])
 
 
-def _flat_cells(x: Float64Array) -> Float64Array:
-    """(N, g, C, cells…) -> (N, g, C, all cells); -1 would not do for an empty batch."""
+def _flat_pixels(x: Float64Array) -> Float64Array:
+    """(N, g, C, pixels…) -> (N, g, C, all pixels); -1 would not do for an empty batch."""
     return x.reshape(*x.shape[:3], int(np.prod(x.shape[3:])))
 
 
@@ -322,7 +322,7 @@ Slices = tuple[slice, ...]
 def _taps(
     kernel: Sequence[int], source: Sequence[int], out: Sequence[int], geo: Geometry
 ) -> Iterator[tuple[tuple[int, ...], Slices, Slices]]:
-    """For each kernel cell: its index, the destination cells it serves, and the source cells they read."""
+    """For each kernel position: its index, the destination pixels it serves, and the source pixels they read."""
     per_axis = [
         [_tap(k, i, o, s, d, p) for k in range(length)]
         for length, i, o, s, d, p in zip(kernel, source, out, geo.strides, geo.dilations, geo.pads_begin, strict=True)
@@ -335,7 +335,7 @@ def _taps(
 
 
 def _tap(k: int, length: int, out: int, stride: int, dilation: int, pad: int) -> tuple[slice, slice] | None:
-    """Destination cells o in [first, last) with 0 <= o·S + k·D - P < length, and the source cells they read."""
+    """Destination pixels o in [first, last) with 0 <= o·S + k·D - P < length, and the source pixels they read."""
     shift = k * dilation - pad
     first = max(0, -(shift // stride))
     last = min(out, (length - 1 - shift) // stride + 1)

@@ -21,24 +21,21 @@ AUTO_PAD_ALIASES = {
     "valid": "VALID",
 }
 
-STRIDES = Attribute("strides", "ints", "Stride along each spatial axis, in cells, >= 1.", required=True)
+STRIDES = Attribute("strides", "ints", "Stride along each spatial axis, in pixels, >= 1.", required=True)
 DILATIONS = Attribute(
     "dilations",
     "ints",
-    "Distance between kernel cells along each spatial axis, >= 1; 1 is dense.",
+    "Distance between kernel positions along each spatial axis, >= 1; 1 is dense.",
     required=True,
 )
-PADS_BEGIN = Attribute(
-    "pads_begin",
-    "ints",
-    "Zeros before the first cell of each spatial axis, >= 0; ignored unless auto_pad is None. [] means zeros.",
-    required=True,
-)
-PADS_END = Attribute(
-    "pads_end",
-    "ints",
-    "Zeros after the last cell of each spatial axis, >= 0; ignored unless auto_pad is None. [] means zeros.",
-    required=True,
+PADS_BEGIN, PADS_END = (
+    Attribute(
+        name,
+        "ints",
+        f"Zeros {where} pixel of each spatial axis, >= 0; ignored unless auto_pad is None. [] means zeros.",
+        required=True,
+    )
+    for name, where in (("pads_begin", "before the first"), ("pads_end", "after the last"))
 )
 GROUPS = Attribute("groups", "int", "Number of groups, >= 1; divides the channels on both sides.", default=1)
 DATA_FORMAT = Attribute(
@@ -62,7 +59,7 @@ def auto_pad(rule: str) -> Attribute:
         "auto_pad",
         "string",
         "None: use pads_begin and pads_end. VALID: no padding. SAME_UPPER, SAME_LOWER: "
-        f"{rule}; an odd cell goes to the end (upper) or to the beginning (lower). "
+        f"{rule}; an odd pixel goes to the end (upper) or to the beginning (lower). "
         "Also accepted in lower case, and NOTSET for None.",
         default="None",
         choices=("None", "SAME_UPPER", "SAME_LOWER", "VALID"),
@@ -78,8 +75,8 @@ CONV_TRANSPOSE_AUTO_PAD = auto_pad(
     "with EK = (K-1)·dilation + 1 and len the length of the ConvTranspose's output: where output_padding is given, "
     "total = max(EK - stride, 0), the rule of the forward ConvTranspose; otherwise total = "
     "max(EK - (len mod stride or stride), 0), the same number whenever len is what a ConvTranspose makes without "
-    "output_padding, and else the padding with which it makes len from ceil(len / stride) cells (ONNX's output_shape). "
-    "Where the length of the ConvTranspose's input is known and only the former total leads to it, that is taken"
+    "output_padding, and else the padding with which it makes len from ceil(len / stride) pixels (ONNX's output_shape)."
+    " Where the length of the ConvTranspose's input is known and only the former total leads to it, that is taken"
 )
 
 

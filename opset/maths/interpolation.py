@@ -11,6 +11,7 @@ in source pixels; pixel centres lie on integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from onnx_backprop.opset.core.op import Float64Array
 
 IntArray = NDArray[np.intp]
+Placed = tuple[Any, Any]
+"""Indices and weights of taps, (O, taps): arrays where `xp` is numpy, tensors of a body where it is `bodies.Numpy`."""
 
 
 @dataclass(frozen=True)
@@ -30,52 +33,68 @@ class Taps:
 
 
 def spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
-    """Taps of oneDNN's Interpolate, in integer arithmetic so that ties and borders are exact.
+    """Taps of oneDNN's Interpolate, as `place_spec` places them."""
+    return Taps(*place_spec(mode, coordinates, length, out, np), length)
+
+
+def place_spec(mode: str, coordinates: str, length: Any, out: Any, xp: Any) -> Placed:
+    """In integer arithmetic so that ties and borders are exact.
 
     nearest: x rounded, ties up. linear: taps floor(x) and floor(x)+1 of x clamped to [0, I-1].
     half_pixel: x = (o + 1/2)·I/O - 1/2. align_corners: x = o·(I-1)/(O-1), 0 when O = 1.
     """
-    o = np.arange(out, dtype=np.int64)
+    o, last = destinations(out, xp), length - 1
     if coordinates == "half_pixel":
-        numerator, denominator = (2 * o + 1) * length - out, 2 * out
+        # not below 1, for an empty tensor divided by 0 is an error in a session
+        numerator, denominator = (2 * o + 1) * length - out, xp.maximum(2 * out, 2)
     else:
-        numerator, denominator = o * (length - 1), max(out - 1, 1)
+        numerator, denominator = o * last, xp.maximum(out - 1, 1)
     if mode == "nearest":
-        # floor(x + 1/2) with x = numerator / denominator; the clamp guards nothing but rounding it cannot do
-        index = (2 * numerator + denominator) // (2 * denominator)
-        return _one_tap(np.clip(index, 0, length - 1), length)
-    numerator = np.clip(numerator, 0, (length - 1) * denominator)
-    left, rest = np.divmod(numerator, denominator)
-    return _two_taps(left, rest / denominator, length)
+        # floor(x + 1/2) with x = numerator / denominator
+        return _one_tap(xp.minimum((2 * numerator + denominator) // (2 * denominator), last), xp)
+    numerator = xp.minimum(xp.maximum(numerator, 0), last * denominator)
+    left = numerator // denominator
+    return _two_taps(left, xp.float64(numerator - left * denominator) / xp.float64(denominator), last, xp)
 
 
 def resample_taps(
     mode: str, length: int, out: int, scale: float | None, input_offset: float, output_offset: float
 ) -> Taps:
-    """Taps of DirectML's RESAMPLE: x = (o - output_offset) / scale - input_offset, the given scale as it is.
+    """Taps of DirectML's RESAMPLE, as `place_resample` places them."""
+    return Taps(*place_resample(mode, scale, input_offset, output_offset, length, out, np), length)
+
+
+def place_resample(
+    mode: str, scale: float | None, input_offset: float, output_offset: float, length: Any, out: Any, xp: Any
+) -> Placed:
+    """x = (o - output_offset) / scale - input_offset, the given scale as it is.
 
     NEAREST_NEIGHBOR: x rounded, ties down. LINEAR: as above. Beyond the borders the edge pixel repeats.
     No scale means O/I, as a fraction: rounding the quotient first would move ties (I = 14, O = 17).
     """
-    o = np.arange(out) - output_offset
-    x = (o * length / out if scale is None else o / scale) - input_offset
+    o = xp.float64(destinations(out, xp)) - output_offset
+    x = (o * xp.float64(length) / xp.float64(out) if scale is None else o / scale) - input_offset
+    last = length - 1
     if mode == "NEAREST_NEIGHBOR":
-        return _one_tap(np.clip(np.ceil(x - 0.5), 0, length - 1), length)
-    x = np.clip(x, 0, length - 1)
-    left = np.floor(x)
-    return _two_taps(left, x - left, length)
+        return _one_tap(xp.int64(xp.minimum(xp.maximum(xp.ceil(x - 0.5), 0.0), xp.float64(last))), xp)
+    x = xp.minimum(xp.maximum(x, 0.0), xp.float64(last))
+    left = xp.floor(x)
+    return _two_taps(xp.int64(left), x - left, last, xp)
 
 
-def _one_tap(index: NDArray[np.number], length: int) -> Taps:
-    column = index.astype(np.intp)[:, None]
-    return Taps(column, np.ones(column.shape), length)
+def destinations(out: Any, xp: Any) -> Any:
+    """0 … O-1 as a column."""
+    return xp.expand_dims(xp.arange(out), 1)
 
 
-def _two_taps(left: NDArray[np.number], weight: NDArray[np.floating], length: int) -> Taps:
-    weight = weight.astype(np.float64, copy=False)
-    first = left.astype(np.intp)
-    second = np.minimum(first + 1, length - 1)
-    return Taps(np.stack((first, second), axis=1), np.stack((1 - weight, weight), axis=1), length)
+def _one_tap(index: Any, xp: Any) -> Placed:
+    return index, xp.ones_like(index, dtype=np.float64)
+
+
+def _two_taps(left: Any, weight: Any, last: Any, xp: Any) -> Placed:
+    """Taps at `left` and the next index, which the last one has no more; `weight` is that of the second."""
+    indices = xp.concatenate((left, xp.minimum(left + 1, last)), axis=1)
+    return indices, xp.concatenate((1.0 - weight, weight), axis=1)
 
 
 def matrix(taps: Taps) -> Float64Array:

@@ -1,6 +1,6 @@
 """Windows of a pool: attributes, lengths, and where each window lies. All arrays here are NCX.
 
-Window o covers the cells o·S + k·D - P of the source, k < K, along each spatial axis. How many windows there are is
+Window o covers the pixels o·S + k·D - P of the source, k < K, along each spatial axis. How many windows there are is
 what the forward operator was told to round: down, or up but for windows that begin beyond the source and the padding
 before it. A gradient sees it from its diff_dst, so it takes either.
 """
@@ -19,26 +19,22 @@ from onnx_backprop.opset.maths.convolution import MAX_RANK, common_rank, conv_sa
 from onnx_backprop.opset.maths.convolution_attributes import auto_pad
 from onnx_backprop.opset.maths.interpolation import Taps
 
-KERNEL = Attribute("kernel", "ints", "Lengths of the window along each spatial axis, in cells, >= 1.", required=True)
+KERNEL = Attribute("kernel", "ints", "Lengths of the window along each spatial axis, in pixels, >= 1.", required=True)
 STRIDES = Attribute(
-    "strides", "ints", "Cells from one window to the next along each spatial axis, >= 1.", required=True
+    "strides", "ints", "Pixels from one window to the next along each spatial axis, >= 1.", required=True
 )
-PADS_BEGIN = Attribute(
-    "pads_begin",
-    "ints",
-    "Cells of padding before the first cell of each spatial axis, >= 0 and fewer than the kernel's; ignored unless "
-    "auto_pad is None. [] means none.",
-    required=True,
-)
-PADS_END = Attribute(
-    "pads_end",
-    "ints",
-    "Cells of padding after the last cell of each spatial axis, >= 0 and fewer than the kernel's; ignored unless "
-    "auto_pad is None. [] means none.",
-    required=True,
+PADS_BEGIN, PADS_END = (
+    Attribute(
+        name,
+        "ints",
+        f"Pixels of padding {where} pixel of each spatial axis, >= 0 and fewer than the kernel's; ignored unless "
+        "auto_pad is None. [] means none.",
+        required=True,
+    )
+    for name, where in (("pads_begin", "before the first"), ("pads_end", "after the last"))
 )
 DILATIONS = Attribute(
-    "dilations", "ints", "Distance between the cells of a window along each spatial axis, >= 1. Default: all 1."
+    "dilations", "ints", "Distance between the pixels of a window along each spatial axis, >= 1. Default: all 1."
 )
 AUTO_PAD = auto_pad(
     "with in the length of the source, total = max((ceil(in / stride) - 1)·stride + kernel - in, 0), so that "
@@ -47,7 +43,7 @@ AUTO_PAD = auto_pad(
 
 
 @dataclass(frozen=True)
-class Axis:
+class Windows:
     """The windows along one spatial axis; `begin` is the padding before the source."""
 
     length: int
@@ -63,17 +59,17 @@ def first_spatial(attrs: Attributes) -> int:
     return 2 if attrs["data_format"] == "NCX" else 1
 
 
-def cells(axis: Axis) -> np.ndarray:
-    """How many cells of the source lie in each dense window along an axis."""
+def pixel_counts(axis: Windows) -> np.ndarray:
+    """How many pixels of the source lie in each dense window along an axis."""
     first = np.arange(axis.out) * axis.stride - axis.begin
     return np.minimum(first + axis.kernel, axis.length) - np.maximum(first, 0)
 
 
-def shares(axis: Axis, *, exclude_pad: bool) -> Taps:
-    """The cells of every dense window of an average pool and what each weighs; padding weighs nothing."""
+def shares(axis: Windows, *, exclude_pad: bool) -> Taps:
+    """The pixels of every dense window of an average pool and what each weighs; padding weighs nothing."""
     places = np.arange(axis.out)[:, None] * axis.stride + np.arange(axis.kernel) - axis.begin
     inside = (places >= 0) & (places < axis.length)
-    count = cells(axis)[:, None] if exclude_pad else axis.kernel
+    count = pixel_counts(axis)[:, None] if exclude_pad else axis.kernel
     return Taps(np.clip(places, 0, axis.length - 1), inside / count, axis.length)
 
 
@@ -111,10 +107,8 @@ def _require_attributes(attrs: Attributes, rank: int | None) -> None:
     if attrs["auto_pad"] == "None":
         for name in ("pads_begin", "pads_end"):
             if any(pad >= k for pad, k in zip(attrs[name], kernel, strict=False)):
-                raise ShapeError(
-                    f"attribute {name}: expected fewer cells than the kernel's {list(kernel)}, got {list(attrs[name])}",
-                    op_type=op,
-                )
+                found = f"the kernel's {list(kernel)}, got {list(attrs[name])}"
+                raise ShapeError(f"attribute {name}: expected fewer pixels than {found}", op_type=op)
     elif attrs["auto_pad"].startswith("SAME") and any(d > 1 for d in dilations(attrs)):
         raise ShapeError(
             f"attribute auto_pad: expected None or VALID beside dilations {list(dilations(attrs))}, "
@@ -153,12 +147,12 @@ def _require_windows(attrs: Attributes, axis: int, length: Dim, out: Dim) -> Non
         )
 
 
-def axes_of(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Axis]:
+def axes_of(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Windows]:
     """The windows along every spatial axis, from the spatial lengths of source and diff_dst."""
-    result: list[Axis] = []
+    result: list[Windows] = []
     for axis, (length, out) in enumerate(zip(source, windows, strict=True)):
         pads = axis_pads(attrs, axis, length)
         assert pads is not None, "pads are known once lengths are"
         kernel, stride, dilation = attrs["kernel"][axis], attrs["strides"][axis], dilations(attrs)[axis]
-        result.append(Axis(length, out, kernel, stride, dilation, pads[0]))
+        result.append(Windows(length, out, kernel, stride, dilation, pads[0]))
     return result

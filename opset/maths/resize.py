@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnx_backprop.opset.core.op import Float64Array
-from onnx_backprop.opset.maths.interpolation import Taps
+from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.maths.interpolation import Placed, Taps, destinations
 
 COORDINATES = (
     "half_pixel",
@@ -36,56 +36,70 @@ POLICIES = ("stretch", "not_larger", "not_smaller")
 # onnxruntime takes x for a tie when it is this close to one (found on all lengths up to 63, where it is exact)
 TIE_TOLERANCE = np.float32(1e-6)
 
-Float32Array = NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class ResizeAxis:
     """One axis of one Resize: lengths, scale and the attributes that place the taps. `roi` is (start, end).
 
+    In a body, lengths, scale, roi and `copied` may be vectors of one entry.
+
     `copied`: the forward copies the axis as it keeps its length, whatever the scale; only what lies outside the roi of
     tf_crop_and_resize is overwritten.
     """
 
-    length: int
-    out: int
-    scale: float
+    length: Any
+    out: Any
+    scale: Any
     mode: str = "nearest"
     coordinates: str = "half_pixel"
     nearest_mode: str = "round_prefer_floor"
     cubic_coeff_a: float = -0.75
     exclude_outside: bool = False
     antialias: bool = False
-    roi: tuple[float, float] = (0.0, 1.0)
-    copied: bool = False
+    roi: tuple[Any, Any] = (0.0, 1.0)
+    copied: Any = False
 
 
-def coordinates(axis: ResizeAxis) -> Float32Array:
-    """X of every destination index, in float32."""
-    f = np.float32
-    o = np.arange(axis.out, dtype=f)
+def axis_of(attrs: Attributes) -> ResizeAxis:
+    """What the attributes of ResizeGrad say of every axis."""
+    return ResizeAxis(
+        length=0,
+        out=0,
+        scale=1.0,
+        mode=attrs["mode"],
+        coordinates=attrs["coordinate_transformation_mode"],
+        nearest_mode=attrs["nearest_mode"],
+        cubic_coeff_a=attrs["cubic_coeff_a"],
+        exclude_outside=attrs["exclude_outside"] != 0,
+        antialias=attrs["antialias"] != 0,
+    )
+
+
+def coordinates(axis: ResizeAxis, xp: Any = np) -> Any:
+    """X of every destination index, in float32, as a column."""
+    f = xp.float32
+    o = f(destinations(axis.out, xp))
     scale, length, out = f(axis.scale), f(axis.length), f(axis.out)
-    half, one = f(0.5), f(1)
+    several, steps = axis.out > 1, xp.maximum(out - 1, 1)
     match axis.coordinates:
         case "half_pixel":
-            return (o + half) / scale - half
+            return (o + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
-            return (o + half) / scale - half if axis.out > 1 else np.zeros(axis.out, f)
+            return xp.where(several, (o + 0.5) / scale - 0.5, o * 0)
         case "half_pixel_symmetric":
             # here onnxruntime adds up in float64 and rounds once
-            offset = length / f(2) * (one - out / (scale * length))
-            return (offset + (o + half) / np.float64(scale) - 0.5).astype(f)
+            offset = length / 2 * (1 - out / (scale * length))
+            return f(xp.float64(offset) + xp.float64(o + 0.5) / xp.float64(scale) - 0.5)
         case "align_corners":
-            return o * (length - one) / (out - one) if axis.out > 1 else np.zeros(axis.out, f)
+            return xp.where(several, o * (length - 1) / steps, o * 0)
         case "asymmetric":
             return o / scale
         case "tf_half_pixel_for_nn":
-            return (o + half) / scale
+            return (o + 0.5) / scale
         case "tf_crop_and_resize":
-            start, end = f(axis.roi[0]), f(axis.roi[1])
-            if axis.out > 1:
-                return start * (length - one) + o * (end - start) * (length - one) / (out - one)
-            return np.full(axis.out, half * (start + end) * (length - one), f)
+            start, end = (f(edge) for edge in axis.roi)
+            along = start * (length - 1) + o * (end - start) * (length - 1) / steps
+            return xp.where(several, along, 0.5 * (start + end) * (length - 1) + o * 0)
     raise AssertionError(axis.coordinates)
 
 
@@ -101,80 +115,80 @@ def policy_length(scale: float, length: int) -> int:
 
 def resize_taps(axis: ResizeAxis) -> Taps:
     """The taps of one axis: row o of the forward's matrix W."""
-    x = np.arange(axis.out, dtype=np.float32) if axis.scale == 1 else coordinates(axis)
-    if axis.copied:
-        taps = Taps(np.arange(axis.out)[:, None], np.ones((axis.out, 1)), axis.length)
-    elif axis.mode == "nearest":
-        index = np.clip(_nearest(x, axis.nearest_mode), 0, axis.length - 1)
-        taps = Taps(index.astype(np.intp)[:, None], np.ones((axis.out, 1)), axis.length)
+    with np.errstate(divide="ignore", invalid="ignore"):  # what divides by 0 is chosen nowhere
+        return Taps(*place_resize(axis, np), axis.length)
+
+
+def place_resize(axis: ResizeAxis, xp: Any) -> Placed:
+    """Indices and weights of the taps, for numbers in `axis` or what a run knows of them."""
+    f = xp.float32
+    o, last = f(destinations(axis.out, xp)), f(axis.length) - 1
+    everywhere = o if axis.scale == 1 else coordinates(axis, xp)
+    x = xp.where(axis.copied, o, everywhere)
+    if axis.mode == "nearest" or axis.copied is True:
+        indices = xp.int64(xp.minimum(xp.maximum(_nearest(x, axis.nearest_mode, xp), 0.0), last))
+        weights = xp.ones_like(indices, dtype=np.float64)
     else:
-        taps = _weighted(axis, x.astype(np.float64))
-    if axis.coordinates != "tf_crop_and_resize":
-        return taps
-    outside = (x < 0) | (x > axis.length - 1)  # these take the constant extrapolation_value: no gradient
-    return Taps(taps.indices, np.where(outside[:, None], 0.0, taps.weights), axis.length)
+        indices, weights = _weighted(axis, x, xp)
+    if axis.coordinates == "tf_crop_and_resize":
+        # outside there is the constant extrapolation_value: no gradient
+        weights = xp.where((everywhere >= 0) & (everywhere <= last), weights, 0.0)
+    return indices, weights
 
 
-def _nearest(x: Float32Array, nearest_mode: str) -> Float32Array:
-    half, below = np.float32(0.5), np.floor(x)
-    tie = np.abs(x - below - half) <= TIE_TOLERANCE
+def _nearest(x: Any, nearest_mode: str, xp: Any) -> Any:
+    below = xp.floor(x)
+    tie = abs(x - below - 0.5) <= TIE_TOLERANCE
     match nearest_mode:
         case "round_prefer_floor":
-            return np.where(tie, below, np.floor(x + half))
+            return xp.where(tie, below, xp.floor(x + 0.5))
         case "round_prefer_ceil":
-            return np.where(tie, below + 1, np.floor(x + half))
+            return xp.where(tie, below + 1, xp.floor(x + 0.5))
         case "floor":
-            return np.floor(x)
+            return below
         case "ceil":
-            return np.ceil(x)
+            return xp.ceil(x)
     raise AssertionError(nearest_mode)
 
 
-def _weighted(axis: ResizeAxis, x: Float64Array) -> Taps:
+def _weighted(axis: ResizeAxis, column: Any, xp: Any) -> Placed:
     """Linear and cubic: kernel weights of the neighbours, normalised, then moved inside the source.
 
     With q = min(s, 1) when antialiasing and 1 otherwise, a tap at i weighs k((i - x)·q). exclude_outside drops taps
     beyond the source before normalising; otherwise they read the edge pixel, except that with antialias onnxruntime
-    makes 0 of a row none of whose taps lies inside.
+    makes 0 of a row none of whose taps lies inside. A copied axis has a tap of weight 1, whatever its scale.
     """
-    narrow = min(axis.scale, 1.0) if axis.antialias else 1.0
-    radius = (1 if axis.mode == "linear" else 2) / narrow
-    if axis.mode == "linear" and not axis.antialias:
-        x = np.clip(x, 0, axis.length - 1)
-    first = np.floor(x - radius)
-    count = int(np.ceil(2 * radius)) + 2
-    neighbours = first[:, None] + np.arange(count)
-    kernel = _linear_kernel if axis.mode == "linear" else _cubic_kernel(axis.cubic_coeff_a)
-    weights = kernel(np.abs(neighbours - x[:, None]) * narrow)
-    if axis.exclude_outside:
-        weights = np.where((neighbours < 0) | (neighbours >= axis.length), 0.0, weights)
-    total = weights.sum(axis=1, keepdims=True)
-    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    x, last, linear = xp.float64(column), xp.float64(axis.length) - 1, axis.mode == "linear"
+    narrow: Any = 1.0
     if axis.antialias:
-        weights[_misses(axis, x)] = 0
-    indices = np.clip(neighbours, 0, axis.length - 1).astype(np.intp)
-    return Taps(indices, weights, axis.length)
+        narrow = xp.where(axis.copied, 1.0, xp.minimum(xp.float64(axis.scale), 1.0))
+    elif linear:
+        x = xp.minimum(xp.maximum(x, 0.0), last)
+    radius = (1.0 if linear else 2.0) / narrow
+    count = xp.int64(xp.ceil(2 * radius)) + 2
+    neighbours = xp.floor(x - radius) + xp.float64(xp.arange(count))
+    distance = abs(neighbours - x) * narrow
+    weights = xp.maximum(1.0 - distance, 0.0) if linear else _cubic(axis.cubic_coeff_a, distance, xp)
+    if axis.exclude_outside:
+        weights = xp.where((neighbours >= 0) & (neighbours <= last), weights, 0.0)
+    total = weights.sum(axis=1, keepdims=True)
+    weights = xp.where(xp.equal(total, 0.0), 0.0, weights / total)
+    if axis.antialias:
+        weights = xp.where(_meets(axis, xp.float32(x), xp), weights, 0.0)
+    return xp.int64(xp.minimum(xp.maximum(neighbours, 0.0), last)), weights
 
 
-def _misses(axis: ResizeAxis, x: Float64Array) -> NDArray[np.bool_]:
-    """The rows whose taps, from floor(x - r) + 1 to floor(x + r), all lie outside the source; r in float32."""
-    f = np.float32
-    radius = max(f(1) / f(axis.scale), f(1)) * f(1 if axis.mode == "linear" else 2)
-    centre = x.astype(f) + f(0.5)
-    first, end = np.floor(centre - radius + f(0.5)), np.floor(centre + radius + f(0.5))
-    return (first >= axis.length) | (end <= 0)
+def _meets(axis: ResizeAxis, x: Any, xp: Any) -> Any:
+    """Whether any of the taps of a row, from floor(x - r) + 1 to floor(x + r), lies inside the source; r in float32."""
+    f = xp.float32
+    radius = xp.maximum(1 / f(axis.scale), f(1)) * (1 if axis.mode == "linear" else 2)
+    centre = x + 0.5
+    first, end = xp.floor(centre - radius + 0.5), xp.floor(centre + radius + 0.5)
+    return (first < f(axis.length)) & (end > 0)
 
 
-def _linear_kernel(t: Float64Array) -> Float64Array:
-    return np.maximum(0.0, 1.0 - t)
-
-
-def _cubic_kernel(a: float):
+def _cubic(a: float, t: Any, xp: Any) -> Any:
     """Keys' cubic convolution kernel."""
-
-    def kernel(t: Float64Array) -> Float64Array:
-        near = ((a + 2) * t - (a + 3)) * t * t + 1
-        far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-        return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
-
-    return kernel
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))

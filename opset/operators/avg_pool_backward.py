@@ -8,7 +8,6 @@ import numpy as np
 
 from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes, pooling
@@ -18,7 +17,7 @@ from onnx_backprop.opset.operators import convolution_backward_data
 DOC = """
 dx[n,c,i] = Σ_{o, k: o·S + k - P = i} dy[n,c,o] / |o|,  0 <= k < K
 
-The adjoint of averages over windows: |o| is the number of cells that window o is divided by, those of it inside x with
+The adjoint of averages over windows: |o| is the number of pixels that window o is divided by, those of it inside x with
 exclude_pad = 1, all of the window's, K per axis, with 0. dy = diff_dst, dx = diff_src; x is the pool's src, of which
 only the shape is needed, src_shape.
 
@@ -26,7 +25,7 @@ Shapes (NCX): diff_dst (N, C, out…), src_shape (N, C, in…) -> diff_src (N, C
 pads P (begin) and E (end), out is (in + P + E - K) / S + 1 rounded down or rounded up; rounded up without a window that
 would begin at or beyond in. diff_dst says which, so there is no attribute for it. src_shape is in data_format order.
 
-Edge cases: cells that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
+Edge cases: pixels that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
 window that reaches beyond the padding is divided by K all the same. An empty batch or no channels give an empty result.
 
 Errors: no src_shape; a spatial length of 0; pads as long as the kernel; lengths that the geometry does not join.
@@ -37,8 +36,7 @@ SRC_SHAPE_DOC = "Full shape of diff_src, in data_format order."
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     diff_dst, src_shape = args
-    if attrs["exclude_pad"] not in (0, 1):
-        raise ShapeError(f"attribute exclude_pad: expected 0 or 1, got {attrs['exclude_pad']}", op_type=attrs.op)
+    attrs.require_flags("exclude_pad")
     source = convolution_attributes.ncx(attrs, convolution_attributes.wanted_shape(attrs, "src_shape", src_shape))
     windows = convolution_attributes.ncx(attrs, convolution_attributes.dims_of(diff_dst, attrs, "diff_dst"))
     resolved = pooling.resolve(attrs, source, windows)
@@ -46,7 +44,7 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
 
 
 def taps(attrs: Attributes, source: Sequence[int], windows: Sequence[int]) -> list[Taps | None]:
-    """The cells and shares of every window, per axis of data in data_format order; None for batch and channels."""
+    """The pixels and shares of every window, per axis of data in data_format order; None for batch and channels."""
     first = pooling.first_spatial(attrs)
     spatial = slice(first, first + len(attrs["kernel"]))
     axes = pooling.axes_of(attrs, source[spatial], windows[spatial])

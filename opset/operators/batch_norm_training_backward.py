@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
-from onnx_backprop.opset.bodies.elementwise import MAX_RANK, same_shape
-from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.bodies.builder import Body, Tensor
+from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proof_of_shape, require_epsilon, same_shape, share
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
@@ -36,8 +34,7 @@ PER_CHANNEL = ("mean", "variance", "gamma")
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
-    if not (math.isfinite(attrs["epsilon"]) and attrs["epsilon"] >= 0):
-        raise ShapeError(f"attribute epsilon: expected a number >= 0, got {attrs['epsilon']}", op_type=attrs.op)
+    require_epsilon(attrs)
     src = same_shape(attrs.op, args, ("src", "diff_dst"), 2, MAX_RANK)
     axis = None if src is None else data_to_ncx(attrs["data_format"], len(src))[1]
     channels: Dim = None if src is None or axis is None else src[axis]
@@ -90,11 +87,14 @@ def body(
 ) -> Sequence[str]:
     """dx = k₁·dy + k₂·(x - μ) + k₃ with three numbers per channel, so that as few passes as possible are over x."""
     last = attrs["data_format"] == "NXC"
-    x, dy = src.name, _alike(b, src, diff_dst)
+    channel = -1 if last else 1
+    x, dy = src.name, diff_dst.name
+    zero = proof_of_shape(b, diff_dst, b.Shape(src), src.dims, "expected diff_dst of the shape of src")
+    if zero:
+        dy = b.Reshape(diff_dst, b.Add(b.Shape(src), zero), allowzero=1)
     if src.dims is not None:
-        channel = len(src.dims) - 1 if last else 1
-        others = b.ints([axis for axis in range(len(src.dims)) if axis != channel])
-        per = [-1, *[1] * (len(src.dims) - 1 - channel)]
+        others = b.ints([axis for axis in range(len(src.dims)) if axis != channel % len(src.dims)])
+        per = [-1] if last else [-1, *[1] * (len(src.dims) - 2)]
     elif last:
         others, per = b.other_axes(src, -1), [-1]
     else:  # (N, C, all the rest)
@@ -106,40 +106,22 @@ def body(
         return values if per == [-1] else b.Reshape(values, b.ints(per))
 
     whole = b.ReduceSum(dy, others, keepdims=0)
-    share = _share(b, src, 1 if not last else -1, x, whole)
+    lengths = None if src.dims is None else tuple(d for n, d in enumerate(src.dims) if n != channel % len(src.dims))
+    part = share(b, lengths, lambda: b.Div(b.Size(x), b.Max(b.Size(whole), b.int_scalar(1))))
     parameters = zip((mean, variance, gamma), PER_CHANNEL, strict=True)
     given = [_per_channel(b, value, name, whole) for value, name in parameters]
-    centre = given[0] or b.Mul(b.ReduceSum(x, others, keepdims=0), share)
+    centre = given[0] or b.Mul(b.ReduceSum(x, others, keepdims=0), part)
     deviation = b.Sub(x, spread(centre))
-    power = given[1] or b.Mul(b.ReduceSum(b.Mul(deviation, deviation), others, keepdims=0), share)
+    power = given[1] or b.Mul(b.ReduceSum(b.Mul(deviation, deviation), others, keepdims=0), part)
     rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
     dgamma = b.Mul(b.ReduceSum(b.Mul(dy, deviation), others, keepdims=0), rate)
     slope = b.Mul(rate, given[2]) if given[2] else rate
-    level = b.Neg(b.Mul(b.Mul(slope, whole), share))
-    along = b.Neg(b.Mul(b.Mul(b.Mul(slope, rate), dgamma), share))
+    level = b.Neg(b.Mul(b.Mul(slope, whole), part))
+    along = b.Neg(b.Mul(b.Mul(b.Mul(slope, rate), dgamma), part))
     dx = b.Add(b.Add(b.Mul(dy, spread(slope)), spread(level)), b.Mul(deviation, spread(along)))
     if x != src.name:
         dx = b.Reshape(dx, b.Shape(src), allowzero=1)
     return dx, dgamma, whole
-
-
-def _share(b: Body, src: Tensor, channel: int, x: str, whole: str) -> str:
-    """1/n, n the elements of a channel; finite without elements too."""
-    lengths = None if src.dims is None else [d for axis, d in enumerate(src.dims) if axis != channel % len(src.dims)]
-    known = None if lengths is None else [d for d in lengths if isinstance(d, int)]
-    if lengths is not None and known is not None and len(known) == len(lengths):
-        return b.float_scalar(1 / max(math.prod(known), 1))
-    elements, channels = b.Cast(b.Size(x), to=FLOAT), b.Cast(b.Size(whole), to=FLOAT)
-    return b.Div(channels, b.Max(elements, b.float_scalar(1)))
-
-
-def _alike(b: Body, src: Tensor, diff_dst: Tensor) -> str:
-    """diff_dst, proven to have the shape of src; a run with another one fails."""
-    if src.dims is not None and src.dims == diff_dst.dims and None not in src.dims:
-        return diff_dst.name
-    message, shape = "expected diff_dst of the shape of src", b.Shape(src)
-    zero = b.require(b.Equal(shape, b.Shape(diff_dst), name=f"{b.op}: {message}"), message)
-    return b.Reshape(diff_dst, b.Add(shape, zero), allowzero=1)
 
 
 def _per_channel(b: Body, value: Tensor | None, name: str, like: str) -> str:

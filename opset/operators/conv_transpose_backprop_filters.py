@@ -18,7 +18,7 @@ Shapes (NCX, OIX): input_forward (N, IC, in…), output_delta (N, OC, out…) ->
 three spatial axes and in = (out + P + E - EK) // S + 1, EK = (K-1)·D + 1. The lengths leave K open, so filter_shape
 (in filter_format order) must be given.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
 Edge cases: an empty batch gives zeros.
 

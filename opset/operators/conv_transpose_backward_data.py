@@ -18,9 +18,9 @@ diff_dst with the same weights, strides, pads, dilations and groups.
 Shapes (NCX, IOX): diff_dst (N, OC, out…), weights (IC, OC/g, k…) -> diff_src (N, IC, in…), with one to three spatial
 axes and in = (out + P + E - EK) // S + 1, EK = (K-1)·D + 1.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
-Edge cases: the last (out + P + E - EK) mod S cells of diff_dst, an output_padding, may reach no weight and then do not
+Edge cases: the last (out + P + E - EK) mod S pixels of diff_dst, an output_padding, may reach no weight and then do not
 matter; an empty batch gives an empty gradient.
 
 Errors: channels of diff_dst other than groups × O; channels that the groups do not divide; a kernel longer than the

@@ -20,7 +20,7 @@ Shapes (NCX, IOX): src (N, IC, in…), diff_dst (N, OC, out…) -> diff_weights 
 axes and in = (out + P + E - EK) // S + 1, EK = (K-1)·D + 1. The lengths leave K open, so weights_shape (in
 weights_format order) must be given.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
 Edge cases: an empty batch gives zeros.
 

@@ -22,9 +22,9 @@ need of it.
 Shapes (NCX, OIX): src (N, IC, in…), weights (OC, IC/g, k…), bias (OC,) -> dst (N, OC, out…), with one to three spatial
 axes and out = (in + P + E - EK) // S + 1, EK = (K-1)·D + 1.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
-Edge cases: the last (in + P + E - EK) mod S cells of src may reach no weight and then do not matter; an empty batch
+Edge cases: the last (in + P + E - EK) mod S pixels of src may reach no weight and then do not matter; an empty batch
 gives an empty result; without channels of src dst is the bias.
 
 Errors: channels of src other than groups × IC/g of the weights; channels that the groups do not divide; a bias of
@@ -67,7 +67,7 @@ OP = Op(
     inputs=(
         Input("src", "T1", "What is convolved."),
         Input("weights", "T1", "Weights, in weights_format order."),
-        Input("bias", "T1", "Added to every cell of its channel, 1-D.", optional=True),
+        Input("bias", "T1", "Added to every pixel of its channel, 1-D.", optional=True),
     ),
     outputs=(Output("dst", "The convolution."),),
     shape=shape,

@@ -12,7 +12,7 @@ from onnx_backprop.opset.maths.convolution_roles import Roles
 DOC = """
 dx[n,ic,i] = Σ_{oc in group, k, o: o·S + k·D - P = i} dy[n,oc,o] · w[oc, ic mod IC/g, k]
 
-The adjoint of Convolution with the same attributes: dy = diff_dst, w = weights, dx = diff_src. Source cells that
+The adjoint of Convolution with the same attributes: dy = diff_dst, w = weights, dx = diff_src. Source pixels that
 no window reaches get 0.
 
 Shapes (NCX, OIX): diff_dst (N, OC, out…), weights (OC, IC/g, k…) -> diff_src (N, IC, in…), with one to three
@@ -20,7 +20,7 @@ spatial axes and (in + P + E - EK) // S + 1 = out, EK = (K-1)·D + 1. Several le
 of diff_src must be given: dst_shape is the full shape (N, C and spatial, in data_format order) of this operator's
 *output*, the convolution's source.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
 Edge cases: an empty batch gives an empty gradient.
 

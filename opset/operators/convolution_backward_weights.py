@@ -18,7 +18,7 @@ Shapes (NCX, OIX): src (N, IC, in…), diff_dst (N, OC, out…) -> diff_weights 
 axes and (in + P + E - EK) // S + 1 = out, EK = (K-1)·D + 1. The lengths leave K open, so weights_shape (in
 weights_format order) must be given.
 
-Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count cells. g = groups.
+Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (end) count pixels. g = groups.
 
 Edge cases: an empty batch gives zeros.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
 
-from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
-from onnx_backprop.opset.bodies.builder import known as known_lengths
-from onnx_backprop.opset.bodies.elementwise import MAX_RANK, same_shape
+from onnx_backprop.opset.bodies.builder import Body, Tensor
+from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proof_of_shape, require_epsilon, same_shape, share
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_rank
@@ -57,11 +55,9 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None
 
 
 def _require_attributes(attrs: Attributes, args: Sequence[Arg | None]) -> None:
-    if not (math.isfinite(attrs["epsilon"]) and attrs["epsilon"] >= 0):
-        raise ShapeError(f"attribute epsilon: expected a number >= 0, got {attrs['epsilon']}", op_type=attrs.op)
+    require_epsilon(attrs)
     affine, (gamma, beta) = attrs["use_affine"], args[4:]
-    if affine not in (0, 1):
-        raise ShapeError(f"attribute use_affine: expected 0 or 1, got {affine}", op_type=attrs.op)
+    attrs.require_flags("use_affine")
     if affine and gamma is None:
         raise ShapeError("use_affine is 1: expected gamma, got none; set use_affine to 0", op_type=attrs.op)
     if not affine and (gamma is not None or beta is not None):
@@ -116,29 +112,29 @@ def body(
 ) -> Sequence[str]:
     """On rows of the normalised elements; what is the same for a whole row is multiplied before it meets the row."""
     start = attrs["begin_norm_axis"]
-    whole, before, within = b.shape(src), b.lengths(src, 0, start), b.lengths(src, start, None)
+    whole, before, within = b.lengths(src, 0, None), b.lengths(src, 0, start), b.lengths(src, start, None)
     known = (None, None) if src.dims is None else (src.dims[:start], src.dims[start:])
+    outer, inner = "of the shape of src before the normalised axes", "of the shape of the normalised axes of src"
     zeros = [
-        _proof(b, diff_dst, whole, src.dims, "expected diff_dst of the shape of src"),
-        *(
-            _proof(b, value, before, known[0], f"expected {name} of the shape of src before the normalised axes")
-            for name, value in (("mean", mean), ("variance", variance))
-        ),
-        *(
-            _proof(b, value, within, known[1], f"expected {name} of the shape of the normalised axes of src")
-            for name, value in (("gamma", gamma), ("beta", beta))
-        ),
+        proof_of_shape(b, value, expected, dims, f"expected {name} {what}")
+        for name, value, expected, dims, what in (
+            ("diff_dst", diff_dst, whole, src.dims, "of the shape of src"),
+            ("mean", mean, before, known[0], outer),
+            ("variance", variance, before, known[0], outer),
+            ("gamma", gamma, within, known[1], inner),
+            ("beta", beta, within, known[1], inner),
+        )
     ]
     x, dy, rows, columns = b.Flatten(src, axis=start), b.Flatten(diff_dst, axis=start), b.ints([0]), b.ints([1])
-    share = _share(b, known[1], within)
+    part = share(b, known[1], lambda: b.ReduceProd(within, keepdims=0))
 
     def per_row(values: str) -> str:
         return b.ReduceSum(values, columns, keepdims=1)
 
     upright = b.ints([-1, 1])
-    centre = b.Reshape(mean, upright) if mean else b.Mul(per_row(x), share)
+    centre = b.Reshape(mean, upright) if mean else b.Mul(per_row(x), part)
     deviation = b.Sub(x, centre)
-    power = b.Reshape(variance, upright) if variance else b.Mul(per_row(b.Mul(deviation, deviation)), share)
+    power = b.Reshape(variance, upright) if variance else b.Mul(per_row(b.Mul(deviation, deviation)), part)
     rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
     along = b.Mul(dy, deviation)
     dgamma = b.ReduceSum(b.Mul(along, rate), rows, keepdims=0)
@@ -146,29 +142,13 @@ def body(
     if gamma is not None:
         scale = b.Reshape(gamma, b.ints([1, -1]))
         along, dy = b.Mul(along, scale), b.Mul(dy, scale)
-    level = b.Mul(per_row(dy), share)
-    slope = b.Mul(b.Mul(per_row(along), share), b.Mul(rate, rate))
+    level = b.Mul(per_row(dy), part)
+    slope = b.Mul(b.Mul(per_row(along), part), b.Mul(rate, rate))
     dx = b.Mul(b.Sub(dy, b.Add(b.Mul(deviation, slope), level)), rate)
     proven = [zero for zero in zeros if zero]
     whole, within = (reduce(b.Add, proven, shape) for shape in (whole, within))
     shapes = (whole, within, within)
     return [b.Reshape(value, shape, allowzero=1) for value, shape in zip((dx, dgamma, dbeta), shapes, strict=True)]
-
-
-def _proof(b: Body, value: Tensor | None, expected: str, dims: Dims | None, message: str) -> str:
-    """0, computed by a run in which a tensor has the shape `expected`; '' where that is known, or it is absent."""
-    if value is None or (dims is not None and value.dims == dims and None not in dims):
-        return ""
-    shapes = [b.Concat(b.Shape(shape), shape, axis=0) for shape in (b.Shape(value), expected)]  # led by the rank
-    return b.require(b.Equal(*shapes, name=f"{b.op}: {message}"), message)
-
-
-def _share(b: Body, dims: Dims | None, lengths: str) -> str:
-    """1/n, n the number of elements in a row; finite without elements too."""
-    numbers = None if dims is None else known_lengths(dims)
-    if numbers is not None:
-        return b.float_scalar(1 / max(math.prod(numbers), 1))
-    return b.Reciprocal(b.Max(b.Cast(b.ReduceProd(lengths, keepdims=0), to=FLOAT), b.float_scalar(1)))
 
 
 OP = Op(

@@ -16,16 +16,16 @@ from onnx_backprop.opset.maths import convolution_attributes, pooling
 DOC = """
 dx[n,c,i] = Σ_{o: winner(n,c,o) = i} dy[n,c,o]
 
-winner(n,c,o) is the cell of x in window o, i = o·S + k·D - P with 0 <= k < K inside x, that is the largest; of several
+winner(n,c,o) is the pixel of x in window o, i = o·S + k·D - P with 0 <= k < K inside x, that is the largest; of several
 equal ones the first, k counted in row-major order. x = src, dy = diff_dst, dx = diff_src.
 
 Shapes (NCX): src (N, C, in…), diff_dst (N, C, out…) -> diff_src (N, C, in…), with one to three spatial axes. With
 EK = (K-1)·D + 1 and pads P (begin) and E (end), out is (in + P + E - EK) / S + 1 rounded down or rounded up; rounded up
 without a window that would begin at or beyond in. diff_dst says which, so there is no attribute for it.
 
-Units: strides S, dilations D, kernel lengths K and pads count cells.
+Units: strides S, dilations D, kernel lengths K and pads count pixels.
 
-Edge cases: a window that a dilation lets step over x altogether passes nothing on. The first cell of a window stays
+Edge cases: a window that a dilation lets step over x altogether passes nothing on. The first pixel of a window stays
 the winner unless a later one is greater: a NaN wins if it comes first, and never otherwise, as in onnxruntime's
 MaxPool. Windows that overlap add up, in float32. An empty batch or no channels give an empty result.
 
@@ -49,12 +49,12 @@ def reference(attrs: Attributes, _out: tuple[int, ...], src: Float64Array, diff_
     best = np.zeros((planes, *dy.shape[2:]))
     winner = np.zeros(best.shape, np.int64)
     reached = np.zeros(dy.shape[2:], bool)
-    cells = x.reshape(planes, *x.shape[2:])
+    pixels = x.reshape(planes, *x.shape[2:])
     for tap in product(*(range(axis.kernel) for axis in axes)):
         places = [np.arange(a.out) * a.stride + k * a.dilation - a.begin for a, k in zip(axes, tap, strict=True)]
         inside = _outer([(p >= 0) & (p < a.length) for a, p in zip(axes, places, strict=True)])
         near = np.ix_(*(np.clip(p, 0, a.length - 1) for a, p in zip(axes, places, strict=True)))
-        value = cells[(slice(None), *near)]
+        value = pixels[(slice(None), *near)]
         taken = inside & (~reached | (value > best))
         best = np.where(taken, value, best)
         winner = np.where(taken, np.ravel_multi_index(near, x.shape[2:]), winner)

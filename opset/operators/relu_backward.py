@@ -8,7 +8,6 @@ import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proven_alike, same_shape
-from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 
@@ -27,8 +26,7 @@ Errors: shapes that differ; use_dst other than 0 and 1.
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
-    if attrs["use_dst"] not in (0, 1):
-        raise ShapeError(f"attribute use_dst: expected 0 or 1, got {attrs['use_dst']}", op_type=attrs.op)
+    attrs.require_flags("use_dst")
     return same_shape(attrs.op, args, ("src", "diff_dst"), 0, MAX_RANK)
 
 

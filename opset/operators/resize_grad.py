@@ -19,6 +19,7 @@ from onnx_backprop.opset.maths.resize import (
     NEAREST_MODES,
     POLICIES,
     ResizeAxis,
+    axis_of,
     policy_length,
     policy_scale,
     resize_taps,
@@ -155,17 +156,7 @@ def resized_axes(
         assert sizes
         scales = scales_of_sizes(attrs["keep_aspect_ratio_policy"], [lengths[a] for a in listed], sizes)
     pairs = list(zip(listed, scales, strict=True))
-    common = ResizeAxis(
-        length=0,
-        out=0,
-        scale=1.0,
-        mode=attrs["mode"],
-        coordinates=attrs["coordinate_transformation_mode"],
-        nearest_mode=attrs["nearest_mode"],
-        cubic_coeff_a=attrs["cubic_coeff_a"],
-        exclude_outside=attrs["exclude_outside"] != 0,
-        antialias=attrs["antialias"] != 0,
-    )
+    common = axis_of(attrs)
     regions = _regions(listed, len(lengths), roi)
     # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
     channels_last = common.mode == "cubic" and len(lengths) == 4 and any(a == 1 and s != 1 for a, s in pairs)
@@ -208,9 +199,7 @@ def _listed(attrs: Attributes, rank: int) -> tuple[int, ...]:
 
 
 def _require_modes(attrs: Attributes) -> None:
-    for name in ("antialias", "exclude_outside"):
-        if attrs[name] not in (0, 1):
-            raise ShapeError(f"attribute {name}: expected 0 or 1, got {attrs[name]}", op_type=attrs.op)
+    attrs.require_flags("antialias", "exclude_outside")
     if attrs["antialias"] and attrs["mode"] == "nearest":
         raise ShapeError("antialias: expected mode linear or cubic, got nearest", op_type=attrs.op)
     if not np.isfinite(attrs["cubic_coeff_a"]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, store_f32
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import load_f32, store_f32
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_backprop.ort_ops.runtime.records import Record, Triple, size
+from onnx_backprop.ort_ops.compiler.records import Record, Triple, size
 
 NONE: Triple = (0, 0, 0)
 

@@ -15,9 +15,9 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.shapes import permute
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import geometry, resolve
-from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
-from onnx_backprop.ort_ops.runtime.machine import VECTOR
-from onnx_backprop.ort_ops.runtime.records import Triple
+from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
+from onnx_backprop.ort_ops.compiler.machine import VECTOR
+from onnx_backprop.ort_ops.compiler.records import Triple
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
 BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache

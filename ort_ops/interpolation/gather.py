@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i64
+from onnx_backprop.ort_ops.compiler.machine import PERMUTES
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.interpolation.rows import (
     Chunk,
     Interpolation,
@@ -21,10 +25,6 @@ from onnx_backprop.ort_ops.interpolation.rows import (
     last_row,
     row_taps,
 )
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i64
-from onnx_backprop.ort_ops.runtime.machine import PERMUTES
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import gather_columns, stream_columns
 from onnx_backprop.ort_ops.vector.permute import ROWS, gather_windows

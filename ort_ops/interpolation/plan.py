@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnx_backprop.opset.maths.interpolation import Taps
+from onnx_backprop.ort_ops.compiler.machine import PERMUTES, VECTOR, last_level_cache, processors
+from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, GATHER, WINDOWS
 from onnx_backprop.ort_ops.interpolation.rows import Interpolation, RowAxis
 from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
 from onnx_backprop.ort_ops.runtime.bridge import Call
-from onnx_backprop.ort_ops.runtime.machine import PERMUTES, VECTOR, last_level_cache, processors
-from onnx_backprop.ort_ops.runtime.records import size
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import (
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import (
     F32,
     by_half,
     fma_f32,
@@ -17,7 +17,7 @@ from onnx_backprop.ort_ops.runtime.llvm import (
     store_f32,
     store_i64,
 )
-from onnx_backprop.ort_ops.runtime.records import Record, view
+from onnx_backprop.ort_ops.compiler.records import Record, view
 from onnx_backprop.ort_ops.vector.row_sums import combine_rows
 from onnx_backprop.ort_ops.vector.rows import clear
 

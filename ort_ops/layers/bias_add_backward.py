@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.operators.bias_add_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, stack, store_f32
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run

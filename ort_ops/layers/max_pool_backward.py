@@ -15,6 +15,9 @@ import numpy as np
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.maths import convolution_attributes, pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i32, store_i32
+from onnx_backprop.ort_ops.compiler.records import Triple
 from onnx_backprop.ort_ops.layers.max_pool_windows import (
     Pool,
     add_one,
@@ -27,9 +30,6 @@ from onnx_backprop.ort_ops.layers.max_pool_windows import (
     winner_of,
 )
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_f32, load_i32, store_i32
-from onnx_backprop.ort_ops.runtime.records import Triple
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.pool_windows import winners
 from onnx_backprop.ort_ops.vector.registers import fetch
@@ -209,7 +209,7 @@ def _plan(call: Call) -> Plan:
     outs = [int(n) for n in dy[2:] if isinstance(n, int)]
     axes = pooling.axes_of(call.attributes, lengths, outs)
     # a row of windows lies along the last axis, a band of rows along the first; channels are a row by themselves
-    blank, last = pooling.Axis(1, 1, 1, 1, 1, 0), call.attributes["data_format"] == "NXC"
+    blank, last = pooling.Windows(1, 1, 1, 1, 1, 0), call.attributes["data_format"] == "NXC"
     if len(axes) == 1:
         a, b, w = (axes[0], blank, blank) if last else (blank, blank, axes[0])
     else:
@@ -247,7 +247,7 @@ def _plan(call: Call) -> Plan:
     return Plan(parameters, ((_WORK, pieces * bands),), lane=lane)
 
 
-def _extent(axis: pooling.Axis) -> int:
+def _extent(axis: pooling.Windows) -> int:
     """Cells from the first of a window to its last."""
     return (axis.kernel - 1) * axis.dilation + 1
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, by_half, by_type, load_f32, store_f16, store_f32, store_i64
-from onnx_backprop.ort_ops.runtime.records import Record, Triple
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f16, store_f32, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.vector.rows import clear
 
 NONE = np.int32(-1)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.operators.relu_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import by_type
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 PIECE = 1 << 15  # elements, about

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, store_f32
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import load_f32, store_f32
 
 MEAN, VARIANCE, GAMMA = 2, 3, 4  # inputs
 DIFF_GAMMA, DIFF_BETA = 0, 1  # further outputs

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import load_f32, load_f64, store_f32, store_f64
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
 from onnx_backprop.ort_ops.normalization.batch_norm_sums import (
     C_REST,
@@ -36,9 +39,6 @@ from onnx_backprop.ort_ops.normalization.batch_norm_sums import (
     flush_given,
     join_totals,
 )
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import load_f32, load_f64, store_f32, store_f64
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.registers import copy_run
 from onnx_backprop.ort_ops.vector.rows import clear

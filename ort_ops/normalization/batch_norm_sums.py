@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx_backprop.ort_ops.compiler.decorators import fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN
-from onnx_backprop.ort_ops.runtime.compile import fast, inner
-from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32, load_f64, store_f32, store_f64
 
 GROUP = 4  # lines that are added up together
 # arrays of one length, `span`: float32 sums of a chunk of lines, float64 totals, float32 factors

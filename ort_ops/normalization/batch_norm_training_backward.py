@@ -14,12 +14,12 @@ import numpy as np
 
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.operators.batch_norm_training_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization import batch_norm_rows
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import fast, inner
-from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 CHUNK = 4096

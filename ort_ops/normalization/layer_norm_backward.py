@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.operators.layer_norm_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import DIFF_BETA, DIFF_GAMMA, GAMMA, MEAN, VARIANCE
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import fast, inner
-from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32, load_f64, store_f32, store_f64
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import clear
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.operators.soft_max_backward import OP
+from onnx_backprop.ort_ops.compiler.decorators import fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
-from onnx_backprop.ort_ops.runtime.compile import fast, inner
-from onnx_backprop.ort_ops.runtime.llvm import by_type, load_f32, stack, store_f32
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import clear
 

@@ -1,1 +1,1 @@
-"""What compiled kernels run on: onnxruntime's C interface, Numba, LLVM and the processor. Nothing of operators."""
+"""What compiled kernels run on: onnxruntime's C interface, plans and their stages. Nothing of operators."""

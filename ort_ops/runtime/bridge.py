@@ -9,12 +9,12 @@ compiled.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import isnan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,12 +24,13 @@ from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
-from onnx_backprop.ort_ops.runtime import c_abi
+from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
+from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size
+from onnx_backprop.ort_ops.runtime import ahead, c_abi
 from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, Question, State, compute, destroy
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
-from onnx_backprop.ort_ops.runtime.machine import processors
-from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
@@ -152,7 +153,7 @@ def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
     given: dict[str, object] = {}
     for attribute in op.attributes:
         value = api.attribute(info, attribute.name, attribute.kind)
-        nothing = value in (ABSENT_INT, "") or (isinstance(value, float) and isnan(value))
+        nothing = value in (ABSENT_INT, "") or (isinstance(value, float) and math.isnan(value))
         if value is not None and not (nothing and attribute.default is None and not attribute.required):
             given[attribute.name] = value
     return given
@@ -205,6 +206,10 @@ def _prepare(asked: int) -> None:
         call = _validated(spec, key_words)
         empty = all(0 in shape for shape in call.outputs)  # nothing is to be done
         plan = Plan(Record(), ()) if empty else spec.kernel.plan(call)
+        items = [ITEM_SIZE[call.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
+        sizes = [math.prod(shape) * item for shape, item in zip(call.outputs, items, strict=True)]
+        plan, kept = ahead.considered(plan, sizes)
+        question[layout(Question)["kept"].at] = kept
         question[layout(Question)["plan"].at] = _block(plan.block(key_words, call.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         api = _apis[state[layout(State)["api"].at]]

@@ -12,12 +12,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
-from onnx_backprop.ort_ops.runtime.compile import exported
+from onnx_backprop.ort_ops.compiler.decorators import exported
+from onnx_backprop.ort_ops.compiler.llvm import call, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.records import view
+from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask, immortal, interface
-from onnx_backprop.ort_ops.runtime.llvm import call, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.runtime.objects import Exported
-from onnx_backprop.ort_ops.runtime.records import view
-from onnx_backprop.ort_ops.runtime.values import INT
 
 API_VERSION = 17  # of the struct below, where KernelComputeV2 may answer with a status
 INVALID_ARGUMENT = 2  # OrtErrorCode

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.compiler.decorators import exported, inner
+from onnx_backprop.ort_ops.compiler.llvm import call as call_function
+from onnx_backprop.ort_ops.compiler.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record, offset, size, view
+from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
-from onnx_backprop.ort_ops.runtime.compile import exported, inner
 from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask
-from onnx_backprop.ort_ops.runtime.llvm import call as call_function
-from onnx_backprop.ort_ops.runtime.llvm import exchange, fetch_add, load_i32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
 from onnx_backprop.ort_ops.runtime.scratch import Runtime
 from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
-from onnx_backprop.ort_ops.runtime.values import INT
 
 MAX_INPUTS = 8
 MAX_PLANS = 256  # kept per kernel
@@ -58,12 +58,13 @@ class State(Record):
 
 @dataclass(kw_only=True)
 class Question(Record):
-    """What Python is asked for: a plan for a key of so many words. It answers one, or a status."""
+    """What Python is asked for: a plan for a key of so many words. It answers one and if it is kept, or a status."""
 
     state: int
     key: int
     words: int
     plan: int
+    kept: int
     status: int
 
 
@@ -208,11 +209,14 @@ def _compute(state, context):
         found = question.plan
         if found == 0:
             return question.status
-        spare = _add(state, view(PlanHead, found))
-    if spare:
+        spare = _add(state, view(PlanHead, found)) if question.kept else found
+    if spare and spare != found:
         call_function(runtime.free, (spare,))
     call.context, call.api, call.runtime = context, api, state.runtime
     status = _run(call, view(PlanHead, found))
+    if spare == found:  # for this call only
+        call_function(runtime.free, (found,))
+        return status
     fetch_add(found + _USERS, -1)
     return status
 

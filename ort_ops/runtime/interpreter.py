@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from onnx_backprop.ort_ops.runtime.compile import exported, inner
-from onnx_backprop.ort_ops.runtime.llvm import call
-from onnx_backprop.ort_ops.runtime.records import Record, layout, offset, size, view
-from onnx_backprop.ort_ops.runtime.values import INT
+from onnx_backprop.ort_ops.compiler.decorators import exported, inner
+from onnx_backprop.ort_ops.compiler.llvm import call
+from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size, view
+from onnx_backprop.ort_ops.compiler.values import INT
 
 _LOW = 0xFFFFFFFF
 

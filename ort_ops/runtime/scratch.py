@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import call, exchange, fetch_add, fetch_max, load_i64, store_i64
-from onnx_backprop.ort_ops.runtime.records import Record, offset, size
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import call, exchange, fetch_add, fetch_max, load_i64, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record, offset, size
 
 _HEAD = 128  # bytes before a block, which is aligned
 POOL_SLOTS = 16

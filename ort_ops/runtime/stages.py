@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.ort_ops.compiler.decorators import compiled, exported, inner
+from onnx_backprop.ort_ops.compiler.llvm import call as call_function
+from onnx_backprop.ort_ops.compiler.llvm import fetch_add, load_i64
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.records import Record, offset, size, view
+from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
-from onnx_backprop.ort_ops.runtime.llvm import call as call_function
-from onnx_backprop.ort_ops.runtime.llvm import fetch_add, load_i64
-from onnx_backprop.ort_ops.runtime.objects import Exported
-from onnx_backprop.ort_ops.runtime.records import Record, offset, size, view
 from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, block_bytes, release
-from onnx_backprop.ort_ops.runtime.values import INT
 
 _PARALLEL_FOR = 274  # its position in OrtApi
 

@@ -6,8 +6,8 @@ An image is an address and the element index of its first cell, with a stride pe
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack
 from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
@@ -20,7 +20,7 @@ def load3(block, at):
     return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
 
 
-@inner
+@apart
 def copy_row(kind, target, to, source, first, step, low, count, end):
     """target[to + i] = source[first + (low + i)·step] for i < count, 0 where low + i is not in [0, end)."""
     start, stop = min(max(0, -low), count), max(min(count, end - low), 0)
@@ -46,7 +46,7 @@ def copy_box_planes(kind, target, plane, source, first, channels, channel, strid
                 at += size[2]
 
 
-@inner
+@apart
 def copy_box_cells(kind, target, columns, source, first, channels, stride, low, size, length):
     """[z][y][x][channel] of channels that lie together; `columns` elements from cell to cell, zeros at their end."""
     at = 0
@@ -107,7 +107,7 @@ def reached(shift, at, size, step, length):
     return begin, max(min(-(-last // step), size), begin)
 
 
-@inner
+@apart
 def turn_box(kind, target, columns, source, first, channels, channel, stride, low, size, length):
     """[z][y][x][channel] of channels that lie apart; as `copy_box_cells` otherwise, `columns` whole vectors."""
     rows, count, end = size[1], size[2], length[2]
@@ -131,7 +131,7 @@ def turn_box(kind, target, columns, source, first, channels, channel, stride, lo
             at += count * columns
 
 
-@inner
+@apart
 def turn_row(kind, target, to, columns, source, first, channels, channel, step, count):
     """target[to + i·columns + c] = source[first + c·channel + i·step], 0 for the columns from `channels` on."""
     direct, c = kind == F32 and step == 1, 0
@@ -152,7 +152,7 @@ def turn_row(kind, target, to, columns, source, first, channels, channel, step, 
         c += VECTOR
 
 
-@inner
+@apart
 def transpose(target, target_row, source, source_row, rows, columns):
     """As `transpose_part`, of 1 to a vector's length of rows and columns."""
     if rows == VECTOR and columns == VECTOR:

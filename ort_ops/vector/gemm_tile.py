@@ -13,8 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.llvm import choice, function_of, routine
-from onnx_backprop.ort_ops.runtime.machine import REGISTERS, VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine
+from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
 from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
@@ -32,7 +32,6 @@ def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
 
 def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     """The function of one tile size; its arguments are those of `multiply`."""
-    function.attributes.add("noinline")
     c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
     entry, load, outer, inner, after, leave = (
         ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "load", "outer", "inner", "after", "leave")
@@ -89,7 +88,6 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
 
 def _tiles(function: ir.Function) -> None:
     """(rows, vectors, …) -> the function of that size."""
-    function.attributes.add("noinline")
     rows, vectors, *rest = function.args
     b = ir.IRBuilder(function.append_basic_block("entry"))
     sizes = {

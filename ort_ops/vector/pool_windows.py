@@ -11,8 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
 
 _I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
 _ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
@@ -63,7 +63,6 @@ def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, 
 
 def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None:
     """The function for windows a known step apart and some of them at once."""
-    function.attributes.add("noinline")
     owner, source, table, taps, stride, owner_step, count = function.args
     entry, block, tap, done, leave = (
         ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "block", "tap", "done", "leave")

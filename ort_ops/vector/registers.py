@@ -11,8 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import function_of, intrinsic, routine
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import function_of, intrinsic, routine
 
 I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))

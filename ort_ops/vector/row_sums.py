@@ -7,8 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import routine
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import routine
 from onnx_backprop.ort_ops.vector.registers import (
     FLOAT,
     I64,

@@ -6,8 +6,8 @@ vectorise.
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, by_half, by_type, load_f32, store_f32
+from onnx_backprop.ort_ops.compiler.decorators import apart, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
 from onnx_backprop.ort_ops.vector.registers import clear_run, copy_even, copy_run, spread_even
 
 
@@ -43,7 +43,7 @@ def _add(load, _store, target, source, first, count):
         store_f32(target, i, load_f32(target, i) + load(source, first + i))
 
 
-@inner
+@apart
 def read_run(kind, target, to, source, first, step, count):
     """float32 target[to + i] = source[first + i·step]."""
     if kind != F32:
@@ -56,13 +56,13 @@ def read_run(kind, target, to, source, first, step, count):
         _scatter(load_f32, store_f32, target, to, 1, source, first, step, count)
 
 
-@inner
+@apart
 def scatter_run(kind, target, to, target_step, source, first, step, count):
     """float32 target[to + i·target_step] = source[first + i·step]."""
     by_type(kind, _scatter, target, to, target_step, source, first, step, count)
 
 
-@inner
+@apart
 def write_run(kind, target, to, step, source, first, count):
     """target[to + i·step] = float32 source[first + i], rounded once."""
     if kind != F32:
@@ -75,7 +75,7 @@ def write_run(kind, target, to, step, source, first, count):
         _scatter(load_f32, store_f32, target, to, step, source, first, 1, count)
 
 
-@inner
+@apart
 def add_run(kind, target, source, first, count):
     """float32 target[i] += source[first + i]."""
     by_type(kind, _add, target, source, first, count)

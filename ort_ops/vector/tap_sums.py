@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import choice, routine
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import choice, routine
 from onnx_backprop.ort_ops.vector.registers import (
     BYTES,
     I64,

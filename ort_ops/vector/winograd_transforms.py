@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import Make, routine
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import Make, routine
 from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value
 
 ELEMENTS = 16  # products per tile
@@ -128,10 +128,9 @@ def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Val
 
 
 def _whole(write: Callable[..., None]) -> Make:
-    """A function of its own, never inlined, with what is written."""
+    """A function with what is written."""
 
     def make(function: ir.Function) -> None:
-        function.attributes.add("noinline")
         b = ir.IRBuilder(function.append_basic_block("entry"))
         write(b, *function.args)
         b.ret_void()

@@ -9,8 +9,8 @@ import multiprocessing
 import time
 
 from onnx_backprop.ort_ops import native_table
-from onnx_backprop.ort_ops.runtime import machine
-from onnx_backprop.ort_ops.runtime.objects import Exported
+from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.compiler.objects import Exported
 
 
 def exported() -> dict[str, Exported]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.native_table import KERNELS
 from onnx_backprop.ort_ops.runtime.bridge import Call
-from onnx_backprop.ort_ops.runtime.llvm import ITEM_SIZE
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
 from tests.support.single_op import ELEMENT_TYPES

@@ -10,14 +10,15 @@ import pytest
 
 import onnx_backprop as ob
 from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
+from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
 from onnx_backprop.ort_ops.layers import max_pool_backward
-from onnx_backprop.ort_ops.runtime import bridge, machine
-from onnx_backprop.ort_ops.runtime.machine import VECTOR
+from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.scratch import block_bytes
 from tests.ort_ops import random_calls
 from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data

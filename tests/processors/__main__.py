@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onnx_backprop.ort_ops.runtime import machine
+from onnx_backprop.ort_ops.compiler import machine
 
 from . import emulated, limited
 from .emulated import MissingError

@@ -51,7 +51,7 @@ def sse2(root: Path) -> dict[str, str]:
 
 def host_width() -> int:
     """The vector length of this host, whatever this process is told."""
-    code = "from onnx_backprop.ort_ops.runtime.machine import WIDTH; print(WIDTH)"
+    code = "from onnx_backprop.ort_ops.compiler.machine import WIDTH; print(WIDTH)"
     return int(subprocess.run([sys.executable, "-c", code], env=inherited(), capture_output=True, check=True).stdout)
 
 

@@ -16,8 +16,8 @@ from itertools import product
 import numpy as np
 
 from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.numba_route import reason_against
-from onnx_backprop.ort_ops.runtime import machine
 from tests.opset import test_golden
 from tests.ort_ops import compile_kernels, guarded
 from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels, test_winograd

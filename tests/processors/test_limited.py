@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from onnx_backprop.ort_ops.runtime import machine
+from onnx_backprop.ort_ops.compiler import machine
 from tests.processors import limited
 from tests.processors.emulated import ROOT
 
 TILE = """
 import re
 from llvmlite import ir
-from onnx_backprop.ort_ops.runtime import machine
+from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.vector import gemm_tile
 module = ir.Module()
 module.triple = machine.TRIPLE

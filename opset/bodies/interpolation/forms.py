@@ -12,16 +12,16 @@ have long rows and windows are copied in long runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.interpolation.lengths import Length, join, length_product, scalar, vector
-from onnx_backprop.opset.maths.interpolation import Taps, matrix
+from onnx_backprop.opset.bodies.builder import FLOAT, INT64, Body, Tensor
+from onnx_backprop.opset.bodies.expressions import Expression, Numpy, Vector, join, product
+from onnx_backprop.opset.maths.interpolation import Placed, Taps, destinations, matrix
 
 CONSTANT_BYTES = 2**16
 """A larger constant is left to the session, which makes it from its rule when it starts: model files stay small."""
@@ -34,87 +34,94 @@ DENSE_INSIDE, DENSE_LAST = 25, 75
 LONGEST = 2**20
 
 
-Truth = bool | str
-"""Known, or the name of a bool tensor with one entry."""
-
-
 class TapRule(Protocol):
     """Where an operator places the taps of one axis."""
-
-    def same(self, b: Body, length: Length, out: Length, /) -> Truth:
-        """Whether W is the identity. False may also mean that nobody looked."""
-        ...
 
     def taps(self, length: int, out: int) -> Taps | None:
         """The taps between known lengths; None when they depend on more than is known."""
         ...
 
-    def emit(self, b: Body, length: Length, out: Length, along: int) -> tuple[str, str]:
-        """Source indices (int64) and weights (float32) of the taps at run time, both of the same 2-D shape.
-
-        Destination indices run on the axis `along`, the taps of one on the other.
-        """
+    def place(self, length: Vector, out: Vector, xp: Numpy) -> Placed:
+        """Source indices (int64) and weights of the taps at run time, (O, taps) both."""
         ...
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One axis of the gradient: its place, the source's length and the rule of its taps."""
+class PlacedBy:
+    """The rule of an operator whose attributes say all: `place` is given the two lengths, and numpy or `Numpy`."""
+
+    place: Callable[[Any, Any, Any], Placed]
+
+    def taps(self, length: int, out: int) -> Taps | None:
+        return Taps(*self.place(length, out, np), length)
+
+
+@dataclass(frozen=True)
+class InterpolatedAxis:
+    """One axis of the gradient: its place, the source's length, the rule of its taps, and whether W is the identity.
+
+    `same` may be False where nobody looked.
+    """
 
     index: int
-    length: Length
+    length: Vector
     rule: TapRule
+    same: Vector
 
 
-def one_axis(b: Body, x: Tensor | str, lengths: Sequence[Length], axis: Axis) -> str:
+def one_axis(b: Body, x: Tensor | str, lengths: Sequence[Vector], axis: InterpolatedAxis) -> str:
     """Wᵀ·x along one axis, as a tensor of some shape with the same order of elements. X is not empty."""
     out, before = lengths[axis.index], lengths[: axis.index]
-    behind = length_product(b, lengths[axis.index + 1 :])
-    if isinstance(axis.length, int) and isinstance(out, int):
-        limit = DENSE_LAST if behind == 1 else DENSE_INSIDE
+    behind = product(b, lengths[axis.index + 1 :])
+    if axis.length.known and out.known:
+        limit = DENSE_LAST if behind.value == 1 else DENSE_INSIDE
         taps = known_taps(axis, out)
         block = None if taps is None else repeated_block(taps)
         width = short_row(behind) or 1
         if block is not None and block.size * width * width * 4 <= CONSTANT_BYTES:
-            return _blocks(b, x, block, axis.length, behind)
-        if axis.length * out <= limit * (axis.length + out):
+            return _blocks(b, x, block, axis.length.value, behind)
+        if axis.length.value * out.value <= limit * (axis.length.value + out.value):
             return _dense(b, x, axis, out, behind)
     return _band(b, x, axis, out, before, behind)
 
 
-def known_taps(axis: Axis, out: Length) -> Taps | None:
+def known_taps(axis: InterpolatedAxis, out: Vector) -> Taps | None:
     """The taps, where they are known and few enough to look at."""
-    if not isinstance(axis.length, int) or not isinstance(out, int) or out > LONGEST:
+    if axis.length.value is None or out.value is None or out.value > LONGEST:
         return None
-    return axis.rule.taps(axis.length, out)
+    return axis.rule.taps(axis.length.value, out.value)
 
 
-def short_row(behind: Length) -> int | None:
+def short_row(behind: Vector) -> int | None:
     """The length of rows that are too short to work on; None for longer ones and unknown ones."""
-    return behind if isinstance(behind, int) and behind < SHORT_ROW else None
+    return behind.value if behind.known and behind.value < SHORT_ROW else None
+
+
+def placed(b: Body, axis: InterpolatedAxis, out: Vector) -> tuple[Expression, Expression]:
+    """The taps as nodes place them: indices (int64) and weights (float32), (O, taps)."""
+    indices, weights = axis.rule.place(axis.length, out, Numpy(b))
+    return indices, weights.cast(FLOAT)
 
 
 # ----- dense ---------------------------------------------------------------------------------------------------------
 
 
-def _dense(b: Body, x: Tensor | str, axis: Axis, out: Length, behind: Length) -> str:
-    if behind == 1:
-        return b.MatMul(b.Reshape(x, join(b, [-1, out])), _matrix(b, axis, out, transposed=False))
-    return b.MatMul(_matrix(b, axis, out, transposed=True), b.Reshape(x, join(b, [-1, out, behind])))
+def _dense(b: Body, x: Tensor | str, axis: InterpolatedAxis, out: Vector, behind: Vector) -> str:
+    if behind.value == 1:
+        return b.MatMul(b.Reshape(x, join(b, -1, out).name), _matrix(b, axis, out, transposed=False))
+    return b.MatMul(_matrix(b, axis, out, transposed=True), b.Reshape(x, join(b, -1, out, behind).name))
 
 
-def _matrix(b: Body, axis: Axis, out: Length, *, transposed: bool) -> str:
+def _matrix(b: Body, axis: InterpolatedAxis, out: Vector, *, transposed: bool) -> str:
     """W (O, I) or its transpose."""
-    if isinstance(axis.length, int) and isinstance(out, int) and axis.length * out * 4 <= CONSTANT_BYTES:
-        taps = known_taps(axis, out)
-        if taps is not None:
-            w = matrix(taps).astype(np.float32)
-            return b.constant(np.ascontiguousarray(w.T) if transposed else w)
-    along = 1 if transposed else 0
-    indices, weights = axis.rule.emit(b, axis.length, out, along)
-    order = (axis.length, out) if transposed else (out, axis.length)
-    zeros = b.Expand(b.float_scalar(0), join(b, order))
-    return b.ScatterElements(zeros, indices, weights, axis=1 - along, reduction="add")
+    taps = known_taps(axis, out) if axis.length.value * out.value * 4 <= CONSTANT_BYTES else None
+    if taps is not None:
+        w = matrix(taps).astype(np.float32)
+        return b.constant(np.ascontiguousarray(w.T) if transposed else w)
+    indices, weights = placed(b, axis, out)
+    zeros = b.Expand(b.float_scalar(0), join(b, out, axis.length).name)
+    w = b.ScatterElements(zeros, indices.name, weights.name, axis=1, reduction="add")
+    return b.Transpose(w, perm=[1, 0]) if transposed else w
 
 
 # ----- blocks --------------------------------------------------------------------------------------------------------
@@ -139,10 +146,10 @@ def repeated_block(taps: Taps) -> np.ndarray | None:
     return matrix(Taps(inside[0], weights[0].astype(np.float64), columns)).astype(np.float32)
 
 
-def _blocks(b: Body, x: Tensor | str, block: np.ndarray, length: int, behind: Length) -> str:
+def _blocks(b: Body, x: Tensor | str, block: np.ndarray, length: int, behind: Vector) -> str:
     rows, columns = block.shape
-    if isinstance(behind, int) and behind >= 4 * LONG_ROW and columns == 1 and np.all(block == 1):
-        return b.ReduceSum(b.Reshape(x, b.ints([-1, rows, behind])), b.ints([1]), keepdims=0)
+    if behind.known and behind.value >= 4 * LONG_ROW and columns == 1 and np.all(block == 1):
+        return b.ReduceSum(b.Reshape(x, join(b, -1, rows, behind).name), b.ints([1]), keepdims=0)
     width = short_row(behind)
     # as many blocks side by side as make a product of a fair size
     count, size = length // columns, max(rows, columns) * (width or 1)
@@ -152,60 +159,56 @@ def _blocks(b: Body, x: Tensor | str, block: np.ndarray, length: int, behind: Le
     if width is not None:  # every entry of the short rows behind the axis by itself
         w = np.kron(w, np.eye(width, dtype=np.float32))
         return b.MatMul(b.Reshape(x, b.ints([-1, w.shape[0]])), b.constant(w))
-    return b.MatMul(b.constant(np.ascontiguousarray(w.T)), b.Reshape(x, join(b, [-1, w.shape[0], behind])))
+    return b.MatMul(b.constant(np.ascontiguousarray(w.T)), b.Reshape(x, join(b, -1, w.shape[0], behind).name))
 
 
 # ----- band ----------------------------------------------------------------------------------------------------------
 
 
-def _band(b: Body, x: Tensor | str, axis: Axis, out: Length, before: Sequence[Length], behind: Length) -> str:
-    row = 1 if short_row(behind) is None else _row(b, before)
-    if row == 1:
+def _band(
+    b: Body, x: Tensor | str, axis: InterpolatedAxis, out: Vector, before: Sequence[Vector], behind: Vector
+) -> str:
+    row = Vector(b, [1]) if short_row(behind) is None else _row(b, before)
+    if row.value == 1:
         return _banded_product(b, x, axis, out, behind)
-    across = length_product(b, [out, behind])
-    turned = b.Transpose(b.Reshape(x, join(b, [-1, row, across])), perm=[0, 2, 1])
-    product = _banded_product(b, turned, axis, out, length_product(b, [row, behind]))
-    shape = join(b, [-1, length_product(b, [axis.length, behind]), row])
-    return b.Transpose(b.Reshape(product, shape), perm=[0, 2, 1])
+    transposed = b.Transpose(b.Reshape(x, join(b, -1, row, out * behind).name), perm=[0, 2, 1])
+    result = _banded_product(b, transposed, axis, out, row * behind)
+    return b.Transpose(b.Reshape(result, join(b, -1, axis.length * behind, row).name), perm=[0, 2, 1])
 
 
-def _row(b: Body, before: Sequence[Length]) -> Length:
+def _row(b: Body, before: Sequence[Vector]) -> Vector:
     """The product of as many lengths just before the axis as make a long row."""
-    row: Length = 1
+    row = Vector(b, [1])
     for length in reversed(before):
-        if isinstance(row, str) or row >= LONG_ROW:
+        if row.value is None or row.value >= LONG_ROW:
             break
-        row = length_product(b, [row, length])
+        row = row * length
     return row
 
 
-def _banded_product(b: Body, x: Tensor | str, axis: Axis, out: Length, behind: Length) -> str:
+def _banded_product(b: Body, x: Tensor | str, axis: InterpolatedAxis, out: Vector, behind: Vector) -> str:
     """Wᵀ·x of a tensor viewed as (…, O, behind)."""
     windows, bands, padded = _windows(b, axis, out)
-    gathered = b.Gather(b.Reshape(x, join(b, [-1, out, behind])), windows, axis=1)
-    product = b.Reshape(b.MatMul(bands, gathered), join(b, [-1, padded, behind]))
-    if padded == axis.length:
-        return product
-    return b.Slice(product, b.ints([0]), vector(b, axis.length), b.ints([1]))
+    gathered = b.Gather(b.Reshape(x, join(b, -1, out, behind).name), windows, axis=1)
+    result = b.Reshape(b.MatMul(bands, gathered), join(b, -1, padded, behind).name)
+    if padded.known and padded.known == axis.length.known:
+        return result
+    return b.Slice(result, b.ints([0]), axis.length.name, b.ints([1]))
 
 
-def _windows(b: Body, axis: Axis, out: Length) -> tuple[str, str, Length]:
+def _windows(b: Body, axis: InterpolatedAxis, out: Vector) -> tuple[str, str, Vector]:
     """Indices (n, w) into the axis, the part of Wᵀ (n, block, w) that each block needs of them, and n·block."""
     length = axis.length
-    if isinstance(length, int) and isinstance(out, int):
-        block = block_length(length, out)
-        taps = known_taps(axis, out) if length * 4 <= CONSTANT_BYTES else None
+    if length.known and out.known:
+        block = block_length(length.value, out.value)
+        taps = known_taps(axis, out) if length.value * 4 <= CONSTANT_BYTES else None
         if taps is not None:
             windows, bands = constant_windows(taps, block)
             if windows.nbytes + bands.nbytes <= CONSTANT_BYTES:
-                return b.constant(windows), b.constant(bands), len(windows) * block
-        return _emitted_windows(b, axis, out, block, -(-length // block))
-    sixteen = b.Mul(b.int_scalar(BLOCK), scalar(b, length))
-    wanted = b.Div(sixteen, scalar(b, out))
-    name = b.Reshape(b.Min(b.Max(wanted, b.int_scalar(BLOCK // 4)), b.int_scalar(BLOCK * 4)), b.ints([1]))
-    one = b.ints([1])
-    count = b.Div(b.Sub(b.Add(vector(b, length), name), one), name)
-    return _emitted_windows(b, axis, out, name, count)
+                return b.constant(windows), b.constant(bands), Vector(b, [len(windows) * block])
+        return _placed_windows(b, axis, out, Vector(b, [block]))
+    wanted = length * BLOCK // out
+    return _placed_windows(b, axis, out, wanted.at_least(BLOCK // 4).at_most(BLOCK * 4))
 
 
 def block_length(length: int, out: int) -> int:
@@ -234,31 +237,30 @@ def constant_windows(taps: Taps, block: int) -> tuple[np.ndarray, np.ndarray]:
     return first[:, None] + np.arange(width), bands.astype(np.float32)
 
 
-def _emitted_windows(b: Body, axis: Axis, out: Length, block: Length, count: Length) -> tuple[str, str, Length]:
-    """The same from the taps as nodes make them. A tap of weight 0 goes to a block of its own, behind the last."""
-    zero, one = b.int_scalar(0), b.int_scalar(1)
-    indices, weights = axis.rule.emit(b, axis.length, out, 1)
-    used = b.Not(b.Equal(weights, b.float_scalar(0)))
-    n, size = scalar(b, count), scalar(b, out)
-    number = b.Where(used, b.Div(indices, scalar(b, block)), n)
-    flat = b.ints([-1])
-    o = b.Unsqueeze(b.Range(zero, size, one), b.ints([0]))
-    places, destinations = b.Reshape(number, flat), b.Reshape(b.Expand(o, b.Shape(indices)), flat)
-    slots = join(b, [count + 1]) if isinstance(count, int) else b.Add(count, b.ints([1]))
+def _placed_windows(b: Body, axis: InterpolatedAxis, out: Vector, block: Vector) -> tuple[str, str, Vector]:
+    """The same from the taps as nodes place them. A tap of weight 0 goes to a block of its own, behind the last."""
+    xp, flat = Numpy(b), b.ints([-1])
+    count: Vector = (axis.length + block - 1) // block
+    indices, weights = placed(b, axis, out)
+    used = ~weights.equal(0.0)
+    number = used.where(indices // block, count)
+    o = destinations(out, xp)
+    places = b.Reshape(number.name, flat)
+    targets = b.Reshape(b.Expand(o.name, b.Shape(indices.name)), flat)
 
-    def extreme(initial: str, reduction: str) -> str:
-        found = b.ScatterElements(b.Expand(initial, slots), places, destinations, axis=0, reduction=reduction)
-        return b.Slice(found, b.ints([0]), vector(b, count))
+    def extreme(initial: Vector | int, reduction: str) -> Expression:
+        empty = b.Expand(join(b, initial).name, (count + 1).name)
+        found = b.ScatterElements(empty, places, targets, axis=0, reduction=reduction)
+        return Expression(b, b.Slice(found, b.ints([0]), count.name), INT64)
 
-    first, last = extreme(size, "min"), extreme(b.int_scalar(-1), "max")
-    width = b.Max(b.ReduceMax(b.Add(b.Sub(last, first), one), keepdims=0), one)
-    first = b.Max(b.Min(first, b.Sub(size, width)), zero)
-    windows = b.Add(b.Unsqueeze(first, b.ints([1])), b.Unsqueeze(b.Range(zero, width, one), b.ints([0])))
-    start = b.Gather(first, b.Min(number, b.Sub(n, one)))
-    cell = b.Where(used, b.Sub(b.Add(b.Mul(indices, width), o), start), zero)
-    padded = length_product(b, [count, block])
-    wide = b.Reshape(width, b.ints([1]))
-    cells = b.Expand(b.float_scalar(0), b.Mul(vector(b, padded), wide))
-    bands = b.ScatterElements(cells, b.Reshape(cell, flat), b.Reshape(weights, flat), axis=0, reduction="add")
-    shape = b.Concat(vector(b, count), vector(b, block), wide, axis=0)
-    return windows, b.Reshape(bands, shape), padded
+    first, last = extreme(out, "min"), extreme(-1, "max")
+    width = Vector(b, [None], b.Max(b.ReduceMax((last - first + 1).name, keepdims=1), b.ints([1])))
+    first = xp.maximum(xp.minimum(first, out - width), 0)
+    windows = xp.expand_dims(first, 1) + xp.expand_dims(xp.arange(width), 0)
+    start = Expression(b, b.Gather(first.name, xp.minimum(number, count - 1).name), INT64)
+    position = used.where(indices * width + o - start, 0)
+    empty = b.Expand(b.float_scalar(0), (count * block * width).name)
+    bands = b.ScatterElements(
+        empty, b.Reshape(position.name, flat), b.Reshape(weights.name, flat), axis=0, reduction="add"
+    )
+    return windows.name, b.Reshape(bands, join(b, count, block, width).name), count * block

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnx_backprop.opset.bodies.builder import DOUBLE, INT64, Body, Tensor
-from onnx_backprop.opset.bodies.interpolation.forms import Axis
-from onnx_backprop.opset.bodies.interpolation.lengths import Length, guarded, join, lengths_of, positive_or_empty, split
-from onnx_backprop.opset.bodies.interpolation.taps import SpecRule
+from onnx_backprop.opset.bodies.expressions import Vector, join
+from onnx_backprop.opset.bodies.interpolation.forms import InterpolatedAxis, PlacedBy
+from onnx_backprop.opset.bodies.interpolation.lengths import positive_or_empty, shape_of_rank
 from onnx_backprop.opset.bodies.interpolation.transpose import transpose
 from onnx_backprop.opset.core.op import Attributes
-from onnx_backprop.opset.core.shapes import merge
 from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK
+from onnx_backprop.opset.maths.interpolation import place_spec
 
 INT64_MAX = 2**63 - 1
 
@@ -22,34 +24,20 @@ def body(
     if rank is None:
         return _of_any_rank(b, attrs, names, src, diff_dst, sizes)
     first = 2 if attrs["data_format"] == "NCX" else 1
-    spatial = range(first, first + rank - 2)
-    source = lengths_of(b, src, rank, f"expected {names[0]} of rank {rank}")
-    out = lengths_of(b, diff_dst, rank, f"expected {names[1]} of rank {rank}")
-    stated = None if sizes is None else _sizes(b, attrs, sizes, rank - 2)
-    expected = [stated[k - first] if stated and k in spatial else source[k] for k in range(rank)]
-    for k in spatial:
-        known = None
-        for says in (out[k], attrs["sizes"] and attrs["sizes"][k - first], stated and stated[k - first]):
-            known = merge(known, says if isinstance(says, int) else None, op=attrs.op, what="sizes")
-        if stated is None:
-            expected[k] = out[k] if known is None else known
-        out[k] = expected[k] if known is None else known
-    others = [k for k in range(rank) if k not in spatial]
-    for k in others:
-        out[k] = source[k] if isinstance(source[k], int) else out[k]
-    dy = b.checked(
-        diff_dst,
-        join(b, expected),
-        tuple(length if isinstance(length, int) else None for length in expected),
-        f"expected {names[1]} with the batch and channels of {names[0]} and the spatial shape that sizes says",
-    )
-    zero = _scales_check(b, attrs, [source[k] for k in spatial], [out[k] for k in spatial], names[1])
-    sized = positive_or_empty(
-        b, [source[k] for k in spatial], [out[k] for k in spatial], f"expected {names[0]} with spatial lengths >= 1"
-    )
-    for k, length in zip(spatial, sized, strict=True):
-        source[k] = length
-    return transpose(b, dy, out, _axes(attrs, source, spatial), guarded(b, join(b, source), zero))
+    spatial = slice(first, first + rank - 2)
+    source = shape_of_rank(b, src, rank, f"expected {names[0]} of rank {rank}")
+    out = shape_of_rank(b, diff_dst, rank, f"expected {names[1]} of rank {rank}")[spatial]
+    known = out.knowing(attrs["sizes"] or out.entries)
+    stated = known if sizes is None else _sizes(b, attrs, sizes, rank - 2)
+    expected = join(b, source[:first], stated, source[first + rank - 2 :])
+    message = f"expected {names[1]} with the batch and channels of {names[0]} and the spatial shape that sizes says"
+    dy = b.checked(diff_dst, expected, message)
+    out = join(b, source[:first], stated.knowing(known.entries), source[first + rank - 2 :])
+    zero = _scales_check(attrs, source[spatial], out[spatial], names[1])
+    message = f"expected {names[0]} with spatial lengths >= 1"
+    sized = positive_or_empty(source[spatial], out[spatial], message)
+    source = join(b, source[:first], sized, source[first + rank - 2 :])
+    return transpose(b, dy, out, _axes(attrs, source, out, range(rank)[spatial]), source + zero)
 
 
 def _rank(attrs: Attributes, src: Tensor, diff_dst: Tensor, sizes: Tensor | None) -> int | None:
@@ -63,33 +51,31 @@ def _rank(attrs: Attributes, src: Tensor, diff_dst: Tensor, sizes: Tensor | None
     return count + 2 if isinstance(count, int) else None
 
 
-def _axes(attrs: Attributes, source: list[Length], spatial: range) -> list[Axis]:
+def _axes(attrs: Attributes, source: Vector, out: Vector, spatial: range) -> list[InterpolatedAxis]:
     mode = "nearest" if attrs["mode"] == "nearest" else "linear"
-    rule = SpecRule(mode, attrs["coordinate_transformation_mode"])
-    return [Axis(k, source[k], rule) for k in spatial]
+    rule = PlacedBy(partial(place_spec, mode, attrs["coordinate_transformation_mode"]))
+    return [InterpolatedAxis(k, source[k], rule, source[k].equal(out[k])) for k in spatial]
 
 
-def _sizes(b: Body, attrs: Attributes, sizes: Tensor, count: int) -> list[Length]:
+def _sizes(b: Body, attrs: Attributes, sizes: Tensor, count: int) -> Vector:
     """The entries of the input: known ones, or proven to be `count` and to agree with the attribute."""
     if sizes.value is not None and all(isinstance(v, int) for v in sizes.value):
-        return list(sizes.value)
-    message = f"expected input sizes of {count} entries"
-    values = b.Cast(b.checked(sizes, b.ints([count]), (count,), message), to=INT64)
-    if attrs["sizes"] is not None:
-        same = b.Equal(values, b.ints(attrs["sizes"]))
-        values = b.Add(values, b.require(same, f"expected input sizes {list(attrs['sizes'])} as the attribute says"))
-    return split(b, values, count)
+        return Vector(b, sizes.value)
+    proven = b.checked(sizes, Vector(b, [count]), f"expected input sizes of {count} entries")
+    values = Vector(b, [None] * count, b.Cast(proven, to=INT64))
+    if attrs["sizes"] is None:
+        return values
+    same = values.equal(Vector(b, attrs["sizes"]))
+    return values + same.require(f"expected input sizes {list(attrs['sizes'])} as the attribute says")
 
 
-def _scales_check(b: Body, attrs: Attributes, source: list[Length], out: list[Length], name: str) -> str | None:
-    """0 where every |I·scale - O| < 1; None where that was found before."""
+def _scales_check(attrs: Attributes, source: Vector, out: Vector, name: str) -> Vector | int:
+    """0 where every |I·scale - O| < 1; where that is known it was found before."""
     scales = attrs["scales"]
-    if scales is None or all(isinstance(length, int) for length in [*source, *out]):
-        return None
-    lengths = b.Cast(join(b, source), to=DOUBLE)
-    difference = b.Sub(b.Mul(lengths, b.doubles(scales)), b.Cast(join(b, out), to=DOUBLE))
-    near = b.Less(b.Abs(difference), b.doubles([1]))
-    return b.require(near, f"expected {name} lengths within one pixel of what the scales {list(scales)} lead to")
+    if scales is None or (source.known and out.known):
+        return 0
+    near = abs(source.cast(DOUBLE) * Vector(source.body, scales, dtype=DOUBLE) - out.cast(DOUBLE)) < 1
+    return near.require(f"expected {name} lengths within one pixel of what the scales {list(scales)} lead to")
 
 
 def _of_any_rank(
@@ -116,9 +102,10 @@ def _of_any_rank(
         same = b.require(b.Equal(values, extents[1]), f"expected {names[1]} with the spatial shape that sizes says")
         extents[1] = b.Add(extents[1], same)
     three = [b.Slice(b.Concat(b.ints([1, 1]), e, axis=0), b.ints([-3]), b.ints([INT64_MAX])) for e in extents]
-    sized = positive_or_empty(b, split(b, three[0], 3), split(b, three[1], 3), f"expected {names[0]} lengths >= 1")
-    batch, depth = (b.Gather(out, b.ints([k])) for k in (0, channels))
+    inner, outer = (Vector(b, [None] * 3, name) for name in three)
+    sized = positive_or_empty(inner, outer, f"expected {names[0]} lengths >= 1")
+    batch, depth = (Vector(b, [None], b.Gather(out, b.ints([k]))) for k in (0, channels))
     before, behind = ([batch, depth], []) if channels == 1 else ([batch], [depth])
-    first = len(before)
-    lengths = [*before, *split(b, three[1], 3), *behind]
-    return transpose(b, diff_dst, lengths, _axes(attrs, [*before, *sized, *behind], range(first, first + 3)), source)
+    first, lengths = len(before), join(b, *before, outer, *behind)
+    axes = _axes(attrs, join(b, *before, sized, *behind), lengths, range(first, first + 3))
+    return transpose(b, diff_dst, lengths, axes, source)

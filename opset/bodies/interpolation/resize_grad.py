@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import reduce
 from math import inf
+from operator import and_
 
-import numpy as np
-
-from onnx_backprop.opset.bodies.builder import DOUBLE, FLOAT, INT64, Body, Tensor
-from onnx_backprop.opset.bodies.interpolation.forms import Axis, Truth
-from onnx_backprop.opset.bodies.interpolation.lengths import (
-    Length,
-    guarded,
-    join,
-    lengths_of,
-    positive_or_empty,
-    vector,
-)
-from onnx_backprop.opset.bodies.interpolation.resize_taps import Number, ResizeRule, both, either
-from onnx_backprop.opset.bodies.interpolation.taps import equal
+from onnx_backprop.opset.bodies.builder import BOOL, DOUBLE, FLOAT, INT64, Body, Tensor
+from onnx_backprop.opset.bodies.expressions import Expression, Numpy, Vector, join
+from onnx_backprop.opset.bodies.interpolation.forms import InterpolatedAxis
+from onnx_backprop.opset.bodies.interpolation.lengths import positive_or_empty, shape_of_rank
 from onnx_backprop.opset.bodies.interpolation.transpose import transpose
 from onnx_backprop.opset.core.op import Attributes
-from onnx_backprop.opset.maths.resize import ResizeAxis, policy_scale
+from onnx_backprop.opset.maths.interpolation import Placed, Taps
+from onnx_backprop.opset.maths.resize import ResizeAxis, axis_of, place_resize, resize_taps
 
 CROP = "tf_crop_and_resize"
 
 
-@dataclass
+@dataclass(frozen=True)
+class ResizeRule:
+    """`place_resize`, for an axis of which the scale, the region and whether it is copied are vectors of one entry."""
+
+    axis: ResizeAxis
+
+    def taps(self, length: int, out: int) -> Taps | None:
+        scale, start, end, copied = (v.value for v in (self.axis.scale, *self.axis.roi, self.axis.copied))
+        if None in (scale, start, end, copied):
+            return None
+        return resize_taps(replace(self.axis, length=length, out=out, scale=scale, roi=(start, end), copied=copied))
+
+    def place(self, length: Vector, out: Vector, xp: Numpy) -> Placed:
+        return place_resize(replace(self.axis, length=length, out=out), xp)
+
+
 class ResizeBody:
     """Writes one body.
 
@@ -35,51 +43,45 @@ class ResizeBody:
     that is not known. by_scale: whether scales (True) or sizes (False) are given, None where only the run can tell.
     """
 
-    b: Body
-    attrs: Attributes
-    listed: tuple[int, ...]
-    wanted: Sequence[set[int]]
-    by_scale: bool | None
-    lengths: list[Length] = field(default_factory=list)
-    outs: list[Length] = field(default_factory=list)
-    scales: tuple[float, ...] | str | None = None  # entries, or the name of a 1-D float32 tensor of them
-    sizes: tuple[int, ...] | str | None = None
-    has_scales: Truth = True
-    zero: str | None = None  # of the checks that nothing else depends on
+    def __init__(
+        self, b: Body, attrs: Attributes, listed: tuple[int, ...], wanted: Sequence[set[int]], by_scale: bool | None
+    ) -> None:
+        self.b, self.attrs, self.listed, self.wanted, self.by_scale = b, attrs, listed, wanted, by_scale
+        self.lengths: list[Vector] = []
+        self.outs: list[Vector] = []
+        self.scales = self.sizes = Vector(b, [])  # of the listed axes, where they may be given
+        self.zero = Vector(b, [0])  # of the checks that nothing else depends on
+        self.has_scales = Vector(b, [bool(by_scale)], dtype=BOOL)
 
     def write(self, dy: Tensor, x: Tensor, roi: Tensor | None, scales: Tensor | None, sizes: Tensor | None) -> str:
         """DX."""
         b, rank = self.b, len(self.wanted)
-        whole = lengths_of(b, x, rank, f"expected X of rank {rank}")
-        outs = lengths_of(b, dy, rank, f"expected dY of rank {rank}")
+        whole = shape_of_rank(b, x, rank, f"expected X of rank {rank}")
+        outs = shape_of_rank(b, dy, rank, f"expected dY of rank {rank}")
         self._read(scales, sizes)
         kept = [axis not in self.listed or self._known_scale(axis) == 1 for axis in range(rank)]
-        self.lengths, self.outs = list(whole), list(outs)
+        self.lengths, self.outs = [whole[k] for k in range(rank)], [outs[k] for k in range(rank)]
         for axis, same in enumerate(kept):
             if same:
-                known = next((n for n in (whole[axis], outs[axis]) if isinstance(n, int)), whole[axis])
-                self.lengths[axis] = self.outs[axis] = known
+                self.lengths[axis] = self.outs[axis] = whole[axis].knowing(outs.entries[axis : axis + 1])
             elif len(self.wanted[axis]) == 1:
-                self.outs[axis] = next(iter(self.wanted[axis]))
-        expected = [whole[axis] if same else self.outs[axis] for axis, same in enumerate(kept)]
-        dims = tuple(length if isinstance(length, int) else None for length in expected)
+                self.outs[axis] = Vector(b, list(self.wanted[axis]))
+        expected = join(b, *(whole[axis] if same else self.outs[axis] for axis, same in enumerate(kept)))
         message = "expected dY with the lengths that X, scales, sizes and axes lead to"
-        gradient = b.checked(dy, join(b, expected), dims, message)
+        gradient = b.checked(dy, expected, message)
         changed = [axis for axis, same in enumerate(kept) if not same]
-        if any(len(self.wanted[a]) != 1 and not (self.wanted[a] and isinstance(outs[a], int)) for a in changed):
-            self._check(self._lengths_agree(), message)
-        if changed and 0 not in self.outs:
-            message = "expected X with lengths >= 1"
-            sized = positive_or_empty(b, [self.lengths[a] for a in changed], [self.outs[a] for a in changed], message)
-            for axis, length in zip(changed, sized, strict=True):
-                self.lengths[axis] = length
-        axes = [] if 0 in self.outs or 0 in self.lengths else self._axes(changed, roi)
-        return transpose(b, gradient, self.outs, axes, guarded(b, join(b, self.lengths), self.zero))
-
-    def _check(self, condition: str, message: str) -> str:
-        zero = self.b.require(condition, message)
-        self.zero = zero if self.zero is None else self.b.Add(self.zero, zero)
-        return zero
+        known = [len(self.wanted[a]) == 1 or (self.wanted[a] and outs.entries[a] is not None) for a in changed]
+        if not all(known):
+            self.zero += self._lengths_agree().require(message)
+        empty = any(out.value == 0 for out in self.outs)
+        if changed and not empty:
+            source, out = (join(b, *(values[a] for a in changed)) for values in (self.lengths, self.outs))
+            sized = positive_or_empty(source, out, "expected X with lengths >= 1")
+            for k, axis in enumerate(changed):
+                self.lengths[axis] = sized[k]
+        empty = empty or any(length.value == 0 for length in self.lengths)
+        axes = [] if empty else self._axes(changed, roi)
+        return transpose(b, gradient, join(b, *self.outs), axes, join(b, *self.lengths) + self.zero)
 
     # ----- scales and sizes ------------------------------------------------------------------------------------------
 
@@ -90,186 +92,116 @@ class ResizeBody:
         if self.by_scale is None:
             assert scales is not None
             assert sizes is not None
-            self._check(b.Equal(b.Min(b.Size(scales), b.Size(sizes)), b.int_scalar(0)), one_of)
-            self.has_scales = b.Reshape(b.Greater(b.Size(scales), b.int_scalar(0)), b.ints([1]))
-            both_inputs = b.Concat(scales, b.Cast(sizes, to=FLOAT), axis=0)
-            values = b.entries(both_inputs, count, one_of)
+            one = b.Equal(b.Min(b.Size(scales), b.Size(sizes)), b.int_scalar(0))
+            self.zero += Expression(b, one, BOOL).require(one_of)
+            given = b.Reshape(b.Greater(b.Size(scales), b.int_scalar(0)), b.ints([1]))
+            self.has_scales = Vector(b, [None], given, BOOL)
+            values = b.entries(b.Concat(scales, b.Cast(sizes, to=FLOAT), axis=0), count, one_of)
             padded = b.Concat(b.Cast(sizes, to=INT64), b.ints([0] * count), axis=0)
             self.scales = self._positive(values)
             self.sizes = self._not_negative(b.Slice(padded, b.ints([0]), b.ints([count])))
             if self.attrs["keep_aspect_ratio_policy"] != "stretch":
-                self._check(b.Not(self.has_scales), "expected sizes, as keep_aspect_ratio_policy wants, got scales")
+                message = "expected sizes, as keep_aspect_ratio_policy wants, got scales"
+                self.zero += (~self.has_scales).require(message)
             return
-        self.has_scales = self.by_scale
         given, other = (scales, sizes) if self.by_scale else (sizes, scales)
         assert given is not None
         if other is not None and other.value is None:
-            self._check(b.Equal(b.Size(other), b.int_scalar(0)), one_of)
-        if given.value is not None and all(v is not None for v in given.value):
-            if self.by_scale:
-                self.scales = given.value
-            else:
-                self.sizes = given.value
-            return
-        name = "scales" if self.by_scale else "sizes"
-        message = f"expected {count} {name}, one per listed axis"
-        values = b.checked(given, b.ints([count]), (count,), message).name
-        if self.by_scale:
-            self.scales = self._positive(values)
+            none = b.Equal(b.Size(other), b.int_scalar(0))
+            self.zero += Expression(b, none, BOOL).require(one_of)
+        if given.value is not None and None not in given.value:
+            values = Vector(b, given.value, dtype=FLOAT if self.by_scale else INT64)
         else:
-            self.sizes = self._not_negative(b.Cast(values, to=INT64))
+            name = "scales" if self.by_scale else "sizes"
+            proven = b.checked(given, Vector(b, [count]), f"expected {count} {name}, one per listed axis").name
+            values = self._positive(proven) if self.by_scale else self._not_negative(b.Cast(proven, to=INT64))
+        self.scales, self.sizes = (values, self.sizes) if self.by_scale else (self.scales, values)
 
-    def _positive(self, values: str) -> str:
+    def _positive(self, name: str) -> Vector:
         """Scales that depend on a check of them."""
-        b = self.b
-        valid = b.And(b.Greater(values, b.float_scalar(0)), b.Less(values, b.float_scalar(inf)))
-        if isinstance(self.has_scales, str):
-            valid = b.Or(valid, b.Not(self.has_scales))
-        zero = b.require(valid, "expected positive, finite scales")
-        return b.Gather(values, b.Add(b.ints(range(len(self.listed))), zero))
+        values = Vector(self.b, [None] * len(self.listed), name, FLOAT)
+        zero = ((values > 0) & (values < inf) | ~self.has_scales).require("expected positive, finite scales")
+        places = Vector(self.b, range(len(self.listed))) + zero
+        return Vector(self.b, values.entries, self.b.Gather(name, places.name), FLOAT)
 
-    def _not_negative(self, values: str) -> str:
-        valid = self.b.GreaterOrEqual(values, self.b.int_scalar(0))
-        return self.b.Add(values, self.b.require(valid, "expected sizes >= 0"))
+    def _not_negative(self, name: str) -> Vector:
+        values = Vector(self.b, [None] * len(self.listed), name)
+        return values + (values >= 0).require("expected sizes >= 0")
 
     def _known_scale(self, axis: int) -> float | None:
-        if self.by_scale is not True or not isinstance(self.scales, tuple):
-            return None
-        return self.scales[self.listed.index(axis)]
+        return self.scales.entries[self.listed.index(axis)] if self.by_scale else None
 
-    def _listed_lengths(self, lengths: list[Length], to: int) -> str:
-        values = join(self.b, [lengths[axis] for axis in self.listed])
-        return values if to == INT64 else self.b.Cast(values, to=to)
+    def _of_listed(self, lengths: Sequence[Vector]) -> Vector:
+        return join(self.b, *(lengths[axis] for axis in self.listed))
 
-    def _size_vector(self) -> str:
-        assert self.sizes is not None
-        return self.sizes if isinstance(self.sizes, str) else self.b.ints(self.sizes)
-
-    def _lengths_agree(self) -> str:
+    def _lengths_agree(self) -> Vector:
         """Whether the listed lengths of dY follow from those of X."""
-        b = self.b
-        outs = self._listed_lengths(self.outs, INT64)
-        answers: list[str] = []
-        if self.has_scales is not False:
-            assert self.scales is not None
-            scales = self.scales if isinstance(self.scales, str) else b.constant(np.array(self.scales, np.float32))
-            products = [
-                b.Cast(b.Mul(self._listed_lengths(self.lengths, kind), b.Cast(scales, to=kind)), to=INT64)
-                for kind in (FLOAT, DOUBLE)
-            ]
-            answers.append(b.Or(b.Equal(outs, products[0]), b.Equal(outs, products[1])))
-        if self.has_scales is not True:
-            answers.append(b.Equal(outs, self._lengths_of_sizes()))
-        if len(answers) == 1:
-            return answers[0]
-        assert isinstance(self.has_scales, str)
-        return b.Or(b.And(self.has_scales, answers[0]), b.And(b.Not(self.has_scales), answers[1]))
+        lengths, outs = self._of_listed(self.lengths), self._of_listed(self.outs)
+        if self.by_scale is False:
+            return outs.equal(self._lengths_of_sizes())
+        single, double = ((lengths.cast(t) * self.scales.cast(t)).cast(INT64) for t in (FLOAT, DOUBLE))
+        scaled = outs.equal(single) | outs.equal(double)
+        if self.by_scale:
+            return scaled
+        return (self.has_scales & scaled) | (~self.has_scales & outs.equal(self._lengths_of_sizes()))
 
-    def _lengths_of_sizes(self) -> str:
+    def _lengths_of_sizes(self) -> Vector:
         """The listed lengths that sizes lead to; of an empty X, any."""
-        b = self.b
         if self.attrs["keep_aspect_ratio_policy"] == "stretch":
-            return self._size_vector()
-        lengths = self._listed_lengths(self.lengths, FLOAT)
-        scale = self._policy_scale()
-        wanted = b.Mul(scale if isinstance(scale, str) else b.float_scalar(scale), lengths)
-        wanted = b.Cast(b.Floor(b.Add(wanted, b.float_scalar(0.5))), to=INT64)
-        empty = b.Equal(b.ReduceMin(lengths, keepdims=1), b.float_scalar(0))
-        return b.Where(empty, self._listed_lengths(self.outs, INT64), wanted)
+            return self.sizes
+        lengths = self._of_listed(self.lengths).cast(FLOAT)
+        wanted = Numpy(self.b).floor(self._policy_scale() * lengths + 0.5).cast(INT64)
+        return lengths.least().equal(0).where(self._of_listed(self.outs), wanted)
 
-    def _policy_scale(self) -> Number:
+    def _policy_scale(self) -> Vector:
         """The one scale of all listed axes, in float32."""
-        policy, lengths = self.attrs["keep_aspect_ratio_policy"], [self.lengths[axis] for axis in self.listed]
-        known = [n for n in lengths if isinstance(n, int) and n > 0]
-        if isinstance(self.sizes, tuple) and len(known) == len(lengths):
-            ratios = [np.float32(size) / np.float32(n) for size, n in zip(self.sizes, known, strict=True)]
-            return float(policy_scale(policy, ratios))
-        sizes = self.b.Cast(self._size_vector(), to=FLOAT)
-        ratios = self.b.Div(sizes, self._listed_lengths(self.lengths, FLOAT))
-        return self.b.emit("ReduceMin" if policy == "not_larger" else "ReduceMax", [ratios], {"keepdims": 1})[0]
+        ratios: Vector = self.sizes.cast(FLOAT) / self._of_listed(self.lengths).cast(FLOAT)
+        return ratios.least() if self.attrs["keep_aspect_ratio_policy"] == "not_larger" else ratios.greatest()
 
     # ----- axes ------------------------------------------------------------------------------------------------------
 
-    def _axes(self, changed: list[int], roi: Tensor | None) -> list[Axis]:
-        attrs = self.attrs
-        whole = self._all_lengths_equal(changed)
-        if whole is True:
+    def _axes(self, changed: list[int], roi: Tensor | None) -> list[InterpolatedAxis]:
+        b = self.b
+        equal = {axis: self.lengths[axis].equal(self.outs[axis]) for axis in changed}
+        whole: Vector = reduce(and_, equal.values(), Vector(b, [True], dtype=BOOL))
+        if whole.value:
             return []
         scales = {axis: self._scale(axis) for axis in changed}
-        common = ResizeAxis(
-            length=0,
-            out=0,
-            scale=1.0,
-            mode=attrs["mode"],
-            coordinates=attrs["coordinate_transformation_mode"],
-            nearest_mode=attrs["nearest_mode"],
-            cubic_coeff_a=attrs["cubic_coeff_a"],
-            exclude_outside=attrs["exclude_outside"] != 0,
-            antialias=attrs["antialias"] != 0,
-        )
+        common = axis_of(self.attrs)
         # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
-        channels_last: Truth = False
+        copies = Vector(b, [common.antialias], dtype=BOOL)
         if common.mode == "cubic" and len(self.lengths) == 4 and 1 in scales:
-            channels_last = self._negate(self._is_one(scales[1]))
+            copies |= ~scales[1].equal(1)
         regions = self._regions(roi if common.coordinates == CROP else None)
-        result: list[Axis] = []
+        result: list[InterpolatedAxis] = []
         for axis in changed:
-            copies = either(self.b, common.antialias, channels_last)
-            copied = (
-                copies if copies is False else both(self.b, copies, equal(self.b, self.lengths[axis], self.outs[axis]))
-            )
-            unchanged = either(self.b, whole, self._is_one(scales[axis]))
-            rule = ResizeRule(common, scales[axis], regions[self.listed.index(axis)], unchanged, copied)
-            result.append(Axis(axis, self.lengths[axis], rule))
+            k = self.listed.index(axis)
+            region = regions[k], regions[len(self.listed) + k]
+            rule = ResizeRule(replace(common, scale=scales[axis], roi=region, copied=copies & equal[axis]))
+            same = whole | scales[axis].equal(1)
+            result.append(InterpolatedAxis(axis, self.lengths[axis], rule, same))
         return result
 
-    def _scale(self, axis: int) -> Number:
-        b = self.b
-        known = self._known_scale(axis)
-        if known is not None:
-            return float(known)
-        if self.has_scales is False:
-            return self._ratio(axis)
-        assert isinstance(self.scales, str)
-        given = b.Gather(self.scales, b.ints([self.listed.index(axis)]))
-        if self.has_scales is True:
-            return given
-        ratio = self._ratio(axis)
-        return b.Where(self.has_scales, given, ratio if isinstance(ratio, str) else b.float_scalar(ratio))
+    def _scale(self, axis: int) -> Vector:
+        """The scale of an axis, in float32."""
+        k = self.listed.index(axis)
+        if self.by_scale:
+            return self.scales[k]
+        if self.attrs["keep_aspect_ratio_policy"] == "stretch":
+            ratio = self.outs[axis].cast(FLOAT) / self.lengths[axis].cast(FLOAT)
+        else:
+            ratio = self._policy_scale()
+        return ratio if self.by_scale is False else self.has_scales.where(self.scales[k], ratio)
 
-    def _ratio(self, axis: int) -> Number:
-        """The scale that sizes lead to, in float32."""
-        if self.attrs["keep_aspect_ratio_policy"] != "stretch":
-            return self._policy_scale()
-        length, out = self.lengths[axis], self.outs[axis]
-        if isinstance(length, int) and isinstance(out, int):
-            return float(np.float32(out) / np.float32(length))
-        b = self.b
-        return b.Div(b.Cast(vector(b, out), to=FLOAT), b.Cast(vector(b, length), to=FLOAT))
-
-    def _all_lengths_equal(self, changed: list[int]) -> Truth:
-        result: Truth = True
-        for axis in sorted(changed, key=lambda a: isinstance(self.lengths[a], str) or isinstance(self.outs[a], str)):
-            if result is False:
-                return False
-            result = both(self.b, result, equal(self.b, self.lengths[axis], self.outs[axis]))
-        return result
-
-    def _is_one(self, scale: Number) -> Truth:
-        return self.b.Equal(scale, self.b.float_scalar(1)) if isinstance(scale, str) else scale == 1
-
-    def _negate(self, truth: Truth) -> Truth:
-        return self.b.Not(truth) if isinstance(truth, str) else not truth
-
-    def _regions(self, roi: Tensor | None) -> list[tuple[Number, Number]]:
-        """(start, end) of every listed axis; roi has two entries for each of them or for every axis of X."""
+    def _regions(self, roi: Tensor | None) -> Vector:
+        """Starts and ends of the listed axes; roi has two entries for each of them or for every axis of X."""
         b, count, rank = self.b, len(self.listed), len(self.lengths)
         if roi is None:
-            return [(0.0, 1.0)] * count
+            return Vector(b, [0.0] * count + [1.0] * count, dtype=FLOAT)
         every = [*self.listed, *(rank + axis for axis in self.listed)]
         if roi.value is not None:
-            values = roi.value if len(roi.value) == 2 * count else [roi.value[k] for k in every]
-            return [(float(start), float(end)) for start, end in zip(values[:count], values[count:], strict=True)]
+            values = Vector(b, roi.value, dtype=FLOAT)
+            return values if values.count == 2 * count else values[every]
         entries = roi.dims[0] if roi.dims else None
         positions, size = b.ints(range(2 * count)), b.Size(roi)
         if isinstance(entries, int):
@@ -281,4 +213,4 @@ class ResizeBody:
         finite = b.Less(b.Abs(roi), b.float_scalar(inf))
         zero = b.Add(zero, b.require(finite, "expected finite numbers in roi"))
         values = b.Gather(b.Reshape(roi, b.ints([-1])), b.Add(positions, zero))
-        return [(b.Gather(values, b.ints([k])), b.Gather(values, b.ints([count + k]))) for k in range(count)]
+        return Vector(b, [None] * (2 * count), values, FLOAT)

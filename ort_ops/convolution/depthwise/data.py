@@ -9,12 +9,12 @@ Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `de
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import copy_planes, out_at, phase_size, row_pitch
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 from onnx_backprop.ort_ops.vector.tap_sums import weigh_taps

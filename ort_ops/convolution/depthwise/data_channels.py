@@ -9,12 +9,12 @@ cell has the list of the taps that reach it, and those of a row that all columns
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, reached
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
 from onnx_backprop.ort_ops.vector.registers import settle

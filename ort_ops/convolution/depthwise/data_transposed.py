@@ -9,14 +9,14 @@ written as whole rows.
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import phase_size
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.boxes import turn_box
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
 from onnx_backprop.ort_ops.vector.rows import clear

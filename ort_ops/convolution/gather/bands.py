@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR
+from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Reach, Sums, cells_of
 from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
 from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, three
-from onnx_backprop.ort_ops.runtime.compile import VECTOR
-from onnx_backprop.ort_ops.runtime.llvm import F32
-from onnx_backprop.ort_ops.runtime.machine import processors
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
 DENSE: Triple = (1, 1, 1)

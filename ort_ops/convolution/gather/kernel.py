@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnx_backprop.ort_ops.compiler.decorators import compiled, inner
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
@@ -25,8 +27,6 @@ from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes
-from onnx_backprop.ort_ops.runtime.compile import compiled, inner
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run

@@ -6,11 +6,11 @@ tile of cells, what its sum reads in the order in which it is read: no tile touc
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import SEGMENTS_AT, tiles_of_band
-from onnx_backprop.ort_ops.runtime.compile import inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.registers import copy_rows, split_pairs

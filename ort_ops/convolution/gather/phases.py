@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
-from onnx_backprop.ort_ops.runtime.llvm import F32
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.stencil import SIZES
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from onnx_backprop.ort_ops.compiler.machine import VECTOR, last_level_cache, processors
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import kernel as gather_kernel
 from onnx_backprop.ort_ops.convolution.gather.bands import (
@@ -25,9 +28,6 @@ from onnx_backprop.ort_ops.convolution.problem import (
     shared_limit,
     three,
 )
-from onnx_backprop.ort_ops.runtime.machine import VECTOR, last_level_cache, processors
-from onnx_backprop.ort_ops.runtime.objects import Exported
-from onnx_backprop.ort_ops.runtime.records import size
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS

@@ -6,11 +6,11 @@ there is a plane for every residue of the cells modulo the stride, so that its c
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import copy_rows

@@ -13,10 +13,10 @@ the images, a round makes those of some channels.
 
 from __future__ import annotations
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import view
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, turn_box
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, TILE_ROWS, multiply

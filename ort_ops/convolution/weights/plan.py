@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onnx_backprop.ort_ops.compiler.llvm import F32, ITEM_SIZE
+from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise import weights_channels, weights_planes
 from onnx_backprop.ort_ops.convolution.problem import (
@@ -20,8 +22,6 @@ from onnx_backprop.ort_ops.convolution.problem import (
     three,
 )
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
-from onnx_backprop.ort_ops.runtime.llvm import F32, ITEM_SIZE
-from onnx_backprop.ort_ops.runtime.machine import VECTOR, processors
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 

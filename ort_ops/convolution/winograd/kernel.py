@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from onnx_backprop.ort_ops.compiler.llvm import stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
-from onnx_backprop.ort_ops.runtime.compile import VECTOR, inner
-from onnx_backprop.ort_ops.runtime.llvm import stack, store_i64
-from onnx_backprop.ort_ops.runtime.records import Record
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
 from onnx_backprop.ort_ops.convolution.problem import Correlation, rounds, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel as at
 from onnx_backprop.ort_ops.convolution.winograd import weights as of
-from onnx_backprop.ort_ops.runtime.llvm import F32
-from onnx_backprop.ort_ops.runtime.machine import VECTOR, processors
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS

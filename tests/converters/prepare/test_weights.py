@@ -10,7 +10,6 @@ import onnx_backprop as ob
 from onnx_backprop.converters.prepare import load as preparation
 from onnx_backprop.converters.prepare.large_weights import LARGE, set_aside
 from onnx_backprop.converters.prepare.load import prepare
-from onnx_backprop.converters.training import result as training_result
 from tests.support.gradient_checks import session_run
 
 SIDE = 70
@@ -113,7 +112,7 @@ def test_parts_of_a_training_graph_are_inferred_without_their_weights(monkeypatc
         sizes.append(proto.ByteSize())
         return real(proto)
 
-    monkeypatch.setattr(training_result, "infer", infer)
+    monkeypatch.setattr(preparation, "infer", infer)
     exported = graph.inference_model()
     assert sizes
     assert max(sizes) < 4 * 80 * 80

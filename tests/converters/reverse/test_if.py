@@ -152,11 +152,19 @@ def test_dropout_in_a_branch_does_not_draw_a_second_mask() -> None:
         ob.backward(model, wrt=["a"])
 
 
-def test_random_numbers_that_the_gradient_does_not_read() -> None:
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "r = RandomNormalLike(a)  p = Add(a, r)",
+        "r = RandomNormalLike(a)  s = Add(a, r)  one = Constant <value_floats = [1.0, 1.0, 1.0]> ()  p = Mul(s, one)",
+    ],
+)
+def test_random_numbers_that_the_gradient_does_not_read(branch: str) -> None:
+    """The rule of Mul emits the gradient by the other factor too, which nobody asked for and which would read them."""
     model = model_of(
-        """(bool k, float[3] a) => (float[3] y) {
-        y = If (k) < then_branch = t () => (float[3] p) { r = RandomNormalLike(a)  p = Add(a, r) },
-                     else_branch = e () => (float[3] q) { q = Neg(a) } > }"""
+        f"""(bool k, float[3] a) => (float[3] y) {{
+        y = If (k) < then_branch = t () => (float[3] p) {{ {branch} }},
+                     else_branch = e () => (float[3] q) {{ q = Neg(a) }} > }}"""
     )
     training = ob.backward(model, wrt=["a"])
     a = np.float32([1, 2, 3])

@@ -214,7 +214,7 @@ def test_batch_first_is_the_same_with_the_axes_turned(op: str, direction: str, o
         ("RNN", 'activations = ["Sine"]', "activations of .*'Sine'"),
         ("GRU", 'activations = ["Sigmoid"]', "activations with 2 names"),
         ("LSTM", "clip = -1.0", "clip above 0; got -1.0"),
-        ("RNN", 'direction = "sideways"', "direction of .*'sideways'"),
+        ("RNN", 'direction = "sideways"', "direction .*'sideways'"),
         ("RNN", "layout = 2", "layout of 0 and 1; got 2"),
     ],
 )

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +17,10 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.command import main as command
+from onnx_backprop.command import options
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.opset import OPS
+from onnx_backprop.ort_ops.runtime import ahead
 
 MODEL = """
     <ir_version: 10, opset_import: ["": 18]>
@@ -165,24 +167,29 @@ def test_force_replaces_and_may_write_over_its_input(folder: Path) -> None:
     assert output_names("small.onnx")[:2] == ["loss", "y"]
 
 
-def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    tqdm = pytest.importorskip("tqdm")
-    seen: list[dict[str, object]] = []
-
-    def bar(nodes: Sequence[object], **options: object) -> Sequence[object]:
-        seen.append(options)
-        return nodes
-
-    monkeypatch.setattr(tqdm, "tqdm", bar)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    assert list(command.progress_bar([])) == []
-    assert seen == []
+def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(options.progress_bar([1, 2])) == [1, 2]
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(command.progress_bar([])) == []
-    assert seen[0]["unit"] == "node"
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert list(command.progress_bar([])) == []
-    assert len(seen) == 1
+    bar: Any = options.progress_bar([1, 2])
+    for _ in bar:
+        bar.refresh()
+    assert "node" in capsys.readouterr().err
+
+
+def test_compilation_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def compiled(*, quiet: bool) -> str:
+        with options.compilation_shown(quiet=quiet):
+            for done in (0, 1, 3):
+                for watcher in ahead.watchers:
+                    watcher(done, 3)
+        assert not ahead.watchers
+        return capsys.readouterr().err
+
+    assert compiled(quiet=True) == ""
+    assert compiled(quiet=False) == "compiling 3 kernels for this processor, once\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert "0/3" in compiled(quiet=False)
 
 
 # --- bad input

@@ -120,7 +120,7 @@ CONVOLUTIONS = [
     Bad(CV, "bias: expected rank 1, got 3 with shape (6, 1, 1)", inputs={2: (6, 1, 1)}),
     Bad(
         CV,
-        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded src, got 5 + 1 + 1",
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 pixels, expected at most the padded src, got 5 + 1 + 1",
         {"dilations": [4]},
     ),
     Bad(CV, "weights, spatial axis 0: expected a kernel length >= 1, got 0", inputs={1: (6, 4, 0)}),
@@ -136,13 +136,13 @@ CONVOLUTIONS = [
     ),
     Bad(
         CD,
-        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded dst_shape, got 5 + 1 + 1",
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 pixels, expected at most the padded dst_shape, got 5 + 1 + 1",
         {"dilations": [4]},
     ),
     # a division that truncates toward zero would let this through with one destination cell
     Bad(
         CD,
-        "spatial axis 0: the kernel (3, dilation 1) covers 3 cells, expected at most the padded dst_shape, got 2 + 0 + 0",
+        "spatial axis 0: the kernel (3, dilation 1) covers 3 pixels, expected at most the padded dst_shape, got 2 + 0 + 0",
         {"dst_shape": [1, 4, 2], "pads_begin": [0], "pads_end": [0]},
         {0: (1, 6, 1)},
     ),
@@ -178,7 +178,7 @@ CONVOLUTIONS = [
     ),
     Bad(
         TD,
-        "spatial axis 0: the kernel (3, dilation 4) covers 9 cells, expected at most the padded diff_dst, got 5 + 1 + 1",
+        "spatial axis 0: the kernel (3, dilation 4) covers 9 pixels, expected at most the padded diff_dst, got 5 + 1 + 1",
         {"dilations": [4]},
     ),
     # output_padding that the lengths do not bear out

@@ -25,8 +25,8 @@ POOLS = [
         Bad(op, "attribute kernel (one per spatial axis): expected 1 entries, got 2 in [3, 3]", {"kernel": [3, 3]}),
         Bad(op, "attribute strides (one per spatial axis): expected 1 entries, got 0 in []", {"strides": []}),
         Bad(op, "attribute pads_end (one per spatial axis): expected 1 entries, got 2 in [1, 1]", {"pads_end": [1, 1]}),
-        Bad(op, "attribute pads_begin: expected fewer cells than the kernel's [3], got [3]", {"pads_begin": [3]}),
-        Bad(op, "attribute pads_end: expected fewer cells than the kernel's [3], got [4]", {"pads_end": [4]}),
+        Bad(op, "attribute pads_begin: expected fewer pixels than the kernel's [3], got [3]", {"pads_begin": [3]}),
+        Bad(op, "attribute pads_end: expected fewer pixels than the kernel's [3], got [4]", {"pads_end": [4]}),
     )
 ]
 AVERAGE_POOLS = [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.weights import plan as weight_plans
-from onnx_backprop.ort_ops.runtime import machine
-from onnx_backprop.ort_ops.runtime.machine import VECTOR
 from tests.ort_ops.planned import Shapes, numbers
 from tests.support import single_op
 from tests.support.checks import evaluate

@@ -11,11 +11,11 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths.resize import resize_taps
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.opset.operators.resize_grad import resized_axes
+from onnx_backprop.ort_ops.compiler.machine import PERMUTES, VECTOR
 from onnx_backprop.ort_ops.interpolation import plan as interpolation_plan
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, WINDOWS
 from onnx_backprop.ort_ops.interpolation.rows import Interpolation
 from onnx_backprop.ort_ops.interpolation.windows import windows
-from onnx_backprop.ort_ops.runtime.machine import PERMUTES, VECTOR
 from onnx_backprop.ort_ops.vector.permute import WINDOW
 from tests.ort_ops.planned import numbers
 from tests.support import single_op

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from onnx_backprop.ort_ops.runtime import machine
+from onnx_backprop.ort_ops.compiler import machine
 
-FACTS = "from onnx_backprop.ort_ops.runtime import machine as m, call as b; print({})"
+FACTS = "from onnx_backprop.ort_ops.compiler import machine as m; from onnx_backprop.ort_ops.runtime import call as b; print({})"
 
 
 def told(what: str, **environment: str) -> str:

@@ -26,8 +26,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.expressions import UNKNOWN, Expressions
-from onnx_backprop.ort_ops.runtime.values import (
+from onnx_backprop.ort_ops.compiler.expressions import UNKNOWN, Expressions
+from onnx_backprop.ort_ops.compiler.values import (
     INT,
     NOTHING,
     CompileError,
@@ -147,12 +147,14 @@ class _Function(Expressions):
         name: str,
     ) -> None:
         self.module, self.inner, self.tree, self.known = module, inner, tree, known
-        self.fast = tuple(inner.options.get("fastmath", ()))
+        self.fast = inner.fast
         results = [llvm_type(leaf) for leaf in leaves(known[None])]
         result = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
         kind = ir.FunctionType(result, [llvm_type(leaf) for a in arguments for leaf in leaves(a)])
         self.of: Any = ir.Function(module.of, kind, name)
         self.of.linkage = "private"
+        if inner.apart:
+            self.of.attributes.add("noinline")
         self.entry: Any = ir.IRBuilder(self.of.append_basic_block("entry"))
         self.b: Any = ir.IRBuilder(self.of.append_basic_block("body"))
         self.start = self.b.block

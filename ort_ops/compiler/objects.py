@@ -28,11 +28,11 @@ from llvmlite import ir
 
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops.runtime import expressions, language, records, values
-from onnx_backprop.ort_ops.runtime.language import Module
-from onnx_backprop.ort_ops.runtime.machine import FEATURES, PROCESSOR, TRIPLE
-from onnx_backprop.ort_ops.runtime.records import Record, layout
-from onnx_backprop.ort_ops.runtime.values import Inner, Intrinsic, Type
+from onnx_backprop.ort_ops.compiler import expressions, language, records, values
+from onnx_backprop.ort_ops.compiler.language import Module
+from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE
+from onnx_backprop.ort_ops.compiler.records import Record, layout
+from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
@@ -101,7 +101,7 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
 
 def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
     if isinstance(value, Inner):
-        add(repr(sorted((k, sorted(v)) for k, v in value.options.items())).encode())
+        add(repr((value.fast, value.apart)).encode())
         itself, refers = _of_function(value.function)
         add(itself)
         for other in refers:
@@ -218,6 +218,16 @@ class Exported:
         digest.update(repr((self._arguments, self._result)).encode())
         _describe(self._inner, digest.update, set())
         return f"{self._inner.name.replace('<locals>.', '')}-{digest.hexdigest()[:24]}"
+
+    @property
+    def label(self) -> str:
+        """What the function is called, whatever it depends on."""
+        return self._inner.name
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether nothing has to be compiled."""
+        return "address" in vars(self) or self.kept
 
     @property
     def _path(self) -> Path | None:

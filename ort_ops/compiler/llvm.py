@@ -7,12 +7,13 @@ Addresses are int64 throughout, so that compiled code holds no address of this p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any, cast
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.values import DOUBLE, FLOAT, INT, INT32, Inner, Intrinsic, Type
+from onnx_backprop.ort_ops.compiler.values import DOUBLE, FLOAT, INT, INT32, Inner, Intrinsic, Type
 
 F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}
@@ -27,7 +28,10 @@ def intrinsic(result: Type | None, *parameters: Type | None) -> Callable[[Callab
 
 
 def routine(make: Make, suffix: str = "") -> Callable[[Callable[..., None]], Any]:
-    """A call of a function of its own, which `make` writes. It takes int64 and answers nothing; its text is the doc."""
+    """A call of a function of its own, which `make` writes. It takes int64 and answers nothing; its text is the doc.
+
+    Never inlined: a copy in every place where it is called would take several times as long to compile.
+    """
 
     def decorate(declared: Callable[..., None]) -> Intrinsic:
         code = cast(FunctionType, declared).__code__
@@ -63,6 +67,7 @@ def function_of(module: ir.Module, name: str, arguments: int, make: Make) -> ir.
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
         function.linkage = "internal"
+        function.attributes.add("noinline")
         make(function)
     return module.globals[name]
 
@@ -112,9 +117,9 @@ store_f16 = _storer(HALF, FLOAT, lambda builder, value: builder.fptrunc(value, H
 load_bf16, store_bf16 = _loader(I16, FLOAT, _from_bf16), _storer(I16, FLOAT, _to_bf16)
 
 
-@Inner
+@partial(Inner, apart=True)
 def by_half(kind, function, *arguments):
-    """function(load, store, *arguments) with those of a half type."""
+    """function(load, store, *arguments) with those of a half type, whose loops are rare and long: not inlined."""
     if kind == F16:
         return function(load_f16, store_f16, *arguments)
     return function(load_bf16, store_bf16, *arguments)

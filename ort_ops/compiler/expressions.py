@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.records import Field, Record, layout, size, view
-from onnx_backprop.ort_ops.runtime.values import (
+from onnx_backprop.ort_ops.compiler.records import Field, Record, layout, size, view
+from onnx_backprop.ort_ops.compiler.values import (
     BOOL,
     CASTS,
     DOUBLE,
@@ -40,7 +40,7 @@ from onnx_backprop.ort_ops.runtime.values import (
 )
 
 if TYPE_CHECKING:
-    from onnx_backprop.ort_ops.runtime.language import Module
+    from onnx_backprop.ort_ops.compiler.language import Module
 
 _BINARY = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,

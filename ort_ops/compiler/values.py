@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.runtime.records import Record
+from onnx_backprop.ort_ops.compiler.records import Record
 
 Type = Any  # a name below, a class of records, or a tuple of types
 INT, INT32, BOOL, FLOAT, DOUBLE = "int64", "int32", "bool", "float32", "float64"
@@ -34,10 +34,14 @@ class CompileError(Exception):
 
 @dataclass(eq=False)
 class Inner:
-    """A function that compiled functions call. `options`: fastmath, LLVM's flags of its floating point arithmetic."""
+    """A function that compiled functions call.
+
+    fast: flags of LLVM's floating point arithmetic. apart: it is called, never inlined.
+    """
 
     function: Any  # a FunctionType
-    options: dict[str, Any] = field(default_factory=dict)
+    fast: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def name(self) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_backprop.ort_ops.runtime.compile import exported, fast, inner
-from onnx_backprop.ort_ops.runtime.llvm import BF16, F16, F32, by_type, load_f32
-from onnx_backprop.ort_ops.runtime.records import Record, Triple, view
-from onnx_backprop.ort_ops.runtime.values import DOUBLE, INT, CompileError
+from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32
+from onnx_backprop.ort_ops.compiler.records import Record, Triple, view
+from onnx_backprop.ort_ops.compiler.values import DOUBLE, INT, CompileError
 
 TABLE = (3, 1, 4, 1, 5)
 LIMIT = 7
@@ -164,9 +164,10 @@ def test_functions_are_handed_to_functions() -> None:
         return np.float64(load(address, index))
 
     of_first: Any = inner(first)
+    choose: Any = by_type
 
     def computed(address, kind):
-        return by_type(kind, of_first, address, 0)
+        return choose(kind, of_first, address, 0)
 
     values = np.array([1.5, 0, 0, 0], np.float32)
     kinds = (DOUBLE, INT, INT)
@@ -208,7 +209,7 @@ def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
 
 SOURCE = '''
 """A module."""
-from onnx_backprop.ort_ops.runtime.compile import compiled, exported, inner
+from onnx_backprop.ort_ops.compiler.decorators import compiled, exported, inner
 CONSTANT, OTHER = 5, 6
 def helper(n):
     @compiled(f"helper_{n}")
@@ -286,7 +287,8 @@ def test_a_file_that_changed_after_it_was_imported_is_not_compiled(tmp_path) -> 
 
 def test_a_damaged_file_is_made_again(tmp_path) -> None:
     program = (
-        "from onnx_backprop.ort_ops.runtime import call, objects\n"
+        "from onnx_backprop.ort_ops.compiler import objects\n"
+        "from onnx_backprop.ort_ops.runtime import call\n"
         "f = call.destroy\n"
         "print(f.kept, bool(f.address), objects.cache_folder())"
     )

@@ -1,13 +1,13 @@
-"""The decorators of compiled functions. What they may contain, and how they are compiled, is in `language`."""
+"""The decorators of compiled functions. What these may contain, and how they are compiled, is in `language`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from onnx_backprop.ort_ops.runtime.machine import VECTOR as VECTOR
-from onnx_backprop.ort_ops.runtime.objects import Exported
-from onnx_backprop.ort_ops.runtime.values import Inner, Type
+from onnx_backprop.ort_ops.compiler.machine import VECTOR as VECTOR
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.values import Inner, Type
 
 
 def inner(function: Callable[..., object]) -> Any:
@@ -15,19 +15,24 @@ def inner(function: Callable[..., object]) -> Any:
     return Inner(function)
 
 
-def compiled(name: str, **options: Any) -> Callable[[Callable[..., object]], Any]:
+def apart(function: Callable[..., object]) -> Any:
+    """`inner` that is not inlined: what is called in many places, and works for longer than a call takes."""
+    return Inner(function, apart=True)
+
+
+def compiled(name: str) -> Callable[[Callable[..., object]], Any]:
     """`inner` for one of several functions that a factory makes: a name for each."""
 
     def decorate(function: Callable[..., object]) -> Any:
         function.__qualname__ = name
-        return Inner(function, options)
+        return Inner(function)
 
     return decorate
 
 
 def fast(*flags: str) -> Callable[[Callable[..., object]], Any]:
     """`inner` with flags of LLVM's floating point arithmetic, as "reassoc" for sums in any order."""
-    return lambda function: Inner(function, {"fastmath": set(flags)})
+    return lambda function: Inner(function, fast=flags)
 
 
 def exported(result: Type | None, *parameters: Type) -> Callable[[Callable[..., object]], Exported]:

@@ -1,0 +1,1 @@
+"""From Python functions to machine code: the language that kernels are written in, for the processor at hand."""

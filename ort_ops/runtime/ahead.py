@@ -1,0 +1,176 @@
+"""Kernels are compiled together, on every core, before the first run that needs them.
+
+Which ones a model needs is known once each of its kernels has seen shapes. So where machine code is missing, a run goes
+on without it, such kernels answer zeros, and nobody gets to see the result; then what was missed is compiled, by this
+process and by others, and the run is repeated. Shapes are those of a run; only what changes when it is run twice, or
+may not end on zeros, has to do without (`repeatable`), and compiles one kernel after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from onnx import GraphProto, ModelProto
+
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import call as call_function
+from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.objects import Exported, cache_folder
+from onnx_backprop.ort_ops.compiler.records import Record, Triple
+from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+
+logger = logging.getLogger("onnx_backprop")
+WORKER = "onnx_backprop.ort_ops.workers"
+_MANY = 3  # functions that another process is started for
+_TWICE = ("Bernoulli", "Dropout", "Loop", "Multinomial", "RandomNormal", "RandomUniform")
+
+# Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
+watchers: list[Callable[[int, int], None]] = []
+
+_threads = threading.local()  # .missing: what the run of this thread has missed
+
+
+# ----- a run that finds out ------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zeros(Record):
+    """The bytes of up to three outputs, and the C function that clears them."""
+
+    memset: int
+    sizes: Triple
+
+
+@inner
+def _clear(call, p, _item, _scratch):
+    outputs = call.output, call.more[0], call.more[1]
+    for n in range(3):
+        if p.sizes[n] and outputs[n]:
+            call_function(p.memset, (outputs[n], 0, p.sizes[n]))
+
+
+CLEAR = stage("clear", Zeros, _clear)
+
+
+def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
+    """The plan and True; where code is missing that is to be compiled ahead, zeros of those sizes and False."""
+    missing: dict[Exported, None] | None = getattr(_threads, "missing", None)
+    lacks = [function for function, _ in plan.stages if not function.at_hand]
+    if missing is None or not lacks:
+        return plan, True
+    missing.update(dict.fromkeys(lacks))
+    memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
+    first, second, third = (*sizes, 0, 0)[:3]
+    return Plan(Zeros(memset=memset, sizes=(first, second, third)), ((CLEAR, 1),)), False
+
+
+_T = TypeVar("_T")
+
+
+def run(once: Callable[[], _T]) -> _T:
+    """What a run answers, for which everything is compiled; it must not matter that it may take place twice."""
+    missing: dict[Exported, None] = {}
+    _threads.missing = missing
+    try:
+        result = once()
+        if not missing:
+            return result
+    except Exception as e:
+        logger.debug("the run that finds out what is missing: %s", e)
+        if not missing:
+            raise
+    finally:
+        _threads.missing = None
+    compile_all(list(missing))
+    return once()
+
+
+def repeatable(model: object) -> bool:
+    """Whether a run of a model may take place twice, and ends whatever its kernels answer; not known of a file."""
+    if not isinstance(model, ModelProto):
+        return False
+
+    def nodes(graph: GraphProto) -> Iterator[str]:
+        for node in graph.node:
+            yield node.op_type
+            for attribute in node.attribute:
+                for inside in (attribute.g, *attribute.graphs):
+                    yield from nodes(inside)
+
+    types = [*nodes(model.graph), *(node.op_type for function in model.functions for node in function.node)]
+    return not any(name.startswith(_TWICE) for name in types)
+
+
+# ----- compilation ------
+
+
+def compile_all(functions: Sequence[Exported]) -> None:
+    """On every core. What another process fails at is compiled here when it is needed."""
+    waiting, finished, start, folder = deque(functions), deque[None](), time.perf_counter(), cache_folder()
+    where = f"cache in {folder}" if folder else "no cache"
+    logger.info("compiling %d kernels for this processor, once; %s", len(waiting), where)
+
+    def note() -> None:
+        for watcher in watchers:
+            watcher(len(finished), len(functions))
+
+    def serve(worker: subprocess.Popen[str]) -> None:
+        assert worker.stdin
+        assert worker.stdout
+        with contextlib.suppress(IndexError, OSError, ValueError):
+            while True:
+                worker.stdin.write(f"{waiting.popleft().label}\n")
+                worker.stdin.flush()
+                if not worker.stdout.readline():
+                    return
+                finished.append(None)
+
+    workers = _workers(min(processors() - 1, len(waiting) // 2)) if folder and len(waiting) >= _MANY else []
+    threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
+    try:
+        note()
+        for thread in threads:
+            thread.start()
+        while waiting:
+            with contextlib.suppress(IndexError):  # another thread took it
+                _ = waiting.popleft().address
+                finished.append(None)
+            note()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                note()
+    finally:
+        for worker in workers:
+            worker.kill()
+            with contextlib.suppress(OSError), worker:  # which closes its pipes
+                pass
+    logger.info("compiled %d kernels in %.1f s", len(functions), time.perf_counter() - start)
+
+
+def _workers(count: int) -> list[subprocess.Popen[str]]:
+    """Processes that compile what they are told (`ort_ops.workers`); an interruption is this process's business."""
+    package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parent
+    code = f"import sys; sys.path.insert(0, {str(package.parent)!r}); from {WORKER} import serve; serve()"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(count)
+    ]
