@@ -2,7 +2,7 @@
 
 Rows i are scalars that are broadcast, columns j fill whole vector registers; every accumulator stays in a register
 until the sum is complete. The sum runs over a table of segments e, each a start in a and one in b, and within a
-segment over k with a constant step in either. Written as LLVM IR, since no loop of Numba's is turned into this.
+segment over k with a constant step in either. Written as LLVM IR, since LLVM turns no loop into this.
 Nothing is reassociated: the order of each sum is that of the table, one fused multiply-add after the other.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
 from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
 
@@ -99,13 +100,8 @@ def _tiles(function: ir.Function) -> None:
 
 
 @routine(_tiles)
-def multiply(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
-    """One tile of c, float32. All arguments are int64; steps and starts are in bytes.
-
-    rows, vectors: size of the tile, `rows` one of TILE_ROWS. c: address of its first element, c_row: from row to row.
-    a_rows: address of one start per row, added to a. table: address of `segments` pairs of starts in a and b; a
-    segment has `count` >= 1 steps. add: whether c is added to (else overwritten).
-    """
+def multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+    """`multiply` of whole vectors; `rows` is one of TILE_ROWS."""
 
 
 def _row_table() -> tuple[int, ...]:
@@ -114,6 +110,33 @@ def _row_table() -> tuple[int, ...]:
 
 TILE_ROWS = _row_table()  # how many rows the tile for n rows has
 SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a tile may write beyond the last
+
+
+@inner
+def multiply(rows, columns, c, a, b, table, count, add):
+    """One tile of c, float32: at most ROWS rows and COLUMNS columns, more of either by TILE_ROWS and whole vectors.
+
+    c: (address of its first element, step from row to row). a: (address, address of one start per row, step). b:
+    (address, step). table: (address of pairs of starts in a and b, how many); of each, `count` >= 1 steps are summed.
+    add: whether c is added to (else overwritten). Steps and starts are in bytes.
+    """
+    vectors = 1 if columns <= VECTOR else 2
+    multiply_tile(TILE_ROWS[rows], vectors, c[0], c[1], a[0], a[1], b[0], table[1], table[0], count, a[2], b[1], add)
+
+
+@inner
+def rows_apart(table, step):
+    """ROWS starts, `step` bytes apart, and behind them the table of a single segment that starts where a and b do."""
+    for i in range(ROWS):
+        store_i64(table, i, i * step)
+    store_i64(table, ROWS, 0)
+    store_i64(table, ROWS + 1, 0)
+
+
+@inner
+def one_segment(table):
+    """The table behind the starts of `rows_apart`."""
+    return table + 8 * ROWS, 1
 
 
 def _gather(function: ir.Function, *, streaming: bool) -> None:

@@ -1,7 +1,7 @@
 """Who wins each window of a pool, as vector code: the first greatest of some elements, for many windows at once.
 
 Windows lie side by side, `step` elements apart, and all have the same cells, relative to their own. The champions and
-their cells stay in registers until all taps have competed. Written as LLVM IR: no loop of Numba's is turned into this.
+their cells stay in registers until all taps have competed. Written as LLVM IR: LLVM turns no loop into this.
 """
 
 from __future__ import annotations

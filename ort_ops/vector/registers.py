@@ -1,7 +1,7 @@
 """Copies of float32 in whole vector registers, the last one masked: rows, every other element, squares turned round.
 
-Written as LLVM IR, since Numba's loops over short rows spend their time before and after the vectors. No element beyond
-the ends is read or written. Arguments are int64: addresses, steps in bytes and numbers of elements.
+Written as LLVM IR, since loops that LLVM turns into vectors spend the time of short rows before and after these. No
+element beyond the ends is read or written. Arguments are int64: addresses, steps in bytes and numbers of elements.
 """
 
 from __future__ import annotations
