@@ -38,17 +38,6 @@ from onnx_backprop.opset.operators.resize_grad import scales_of_sizes
 logger = logging.getLogger("onnx_backprop")
 
 ROI, SCALES, SIZES = 1, 2, 3
-ATTRIBUTES = (
-    "antialias",
-    "axes",
-    "coordinate_transformation_mode",
-    "cubic_coeff_a",
-    "exclude_outside",
-    "extrapolation_value",
-    "keep_aspect_ratio_policy",
-    "mode",
-    "nearest_mode",
-)
 
 
 @gradient("Resize", versions=(18, 19), inputs=(0,))
@@ -136,7 +125,7 @@ def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: s
     if roi is not None and roi.dtype != ir.DataType.FLOAT:
         roi = op.Cast(roi, to=ir.DataType.FLOAT)
     scales, sizes = (None if _is_empty(node, n) else node.input(n) for n in (SCALES, SIZES))
-    attributes = {name: node.node.attributes[name].value for name in ATTRIBUTES if node.given(name)}
+    attributes = {name: attribute.value for name, attribute in node.node.attributes.items()}
     return op.domain.ResizeGrad(dy, node.input(0), roi, scales, sizes, **attributes)
 
 
