@@ -23,7 +23,7 @@ _SECOND = (
     "ReverseSequence", "Split", "Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample",
 )
 # fmt: on
-_SHAPE_INPUTS: dict[str, set[int]] = dict.fromkeys(_SECOND, {1}) | {
+_SHAPE_INPUTS: dict[str, set[int]] = {op_type: {1} for op_type in _SECOND} | {
     "Col2Im": {1, 2},
     "ConstantOfShape": {0},
     "DFT": {1, 2},
