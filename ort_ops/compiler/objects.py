@@ -90,6 +90,7 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
         add(f"{type(value).__name__} {value}".encode())
     elif isinstance(value, type) and issubclass(value, Record):
         add(f"{value.__name__} {layout(value)}".encode())
+        _describe([field.record for field in layout(value).values()], add, seen)
     elif isinstance(value, (ModuleType, type)):
         add(f"{value.__name__}".encode())
     elif id(value) in seen:
