@@ -165,7 +165,7 @@ def test_arithmetic_of_tuples() -> None:
 
     def computed(x, y):
         one, other = ((x, y), 3), ((y, 2), x)
-        (a, b), c = one * other - 1
+        (a, b), c = one * other - 1  # pyright: ignore[reportOperatorIssue]
         (d, e), f = least(one, other, 5)
         return a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f
 
