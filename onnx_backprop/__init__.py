@@ -42,6 +42,7 @@ from onnx_backprop.opset import (
     reference_ops,
     use_kernels,
 )
+from onnx_backprop.opset.core.signals import Deferred as _Deferred
 from onnx_backprop.training import schedules
 from onnx_backprop.training.data import Batches
 
@@ -110,7 +111,8 @@ def __getattr__(name: str) -> Any:
     if name not in _RUNTIME_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(_RUNTIME_NAMES[name], __name__)  # not before: conversion works without a runtime
+        with _Deferred():  # pybind11 turns an interrupted import into an ImportError
+            module = import_module(_RUNTIME_NAMES[name], __name__)  # not before: conversion works without a runtime
     except ImportError as e:
         raise KernelError(
             f"{__name__}.{name} needs onnxruntime and onnxruntime-extensions, and importing them failed: {e}. "

@@ -153,3 +153,24 @@ def test_importing_loads_no_runtime() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_import_of_the_runtime_is_interrupted_when_it_is_over() -> None:
+    """pybind11 makes an ImportError of an exception in the middle, which would say that the runtime is missing."""
+    script = """
+import signal, sys
+import onnx_backprop as ob
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name.startswith("onnxruntime.capi."):
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+try:
+    ob.session
+except KeyboardInterrupt:
+    print("onnxruntime" in sys.modules, callable(ob.session))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr

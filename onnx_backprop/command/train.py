@@ -60,7 +60,7 @@ def add_train(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
-    from onnx_backprop.training.trainer import Trainer  # not before: the other commands need no runtime
+    from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
     target = Path(arguments.output)
     checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")

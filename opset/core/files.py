@@ -17,11 +17,12 @@ def replacing(*paths: str | os.PathLike[str], mark: str | None = None) -> Iterat
     """Files to write, which get their names, replacing what had them, once all are complete and on the disk.
 
     Until then they lie in the same folder under other names, and an exception removes them. mark: what tells these
-    names from others; by default it is random, so that several processes may write at once. With one that is given, a
-    process that is killed, which removes nothing, leaves one file at most however often it is. Links are followed.
+    names from others; by default the process and a random number, so that several may write at once. With one that is
+    given, a process that is killed, which removes nothing, leaves one file at most however often it is. Links are
+    followed.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
-    mark = secrets.token_hex(4) if mark is None else mark
+    mark = f"{os.getpid()}.{secrets.token_hex(4)}" if mark is None else mark
     temporary = [target.with_name(f".{target.name}.{mark}.tmp") for target in targets]
     try:
         with ExitStack() as stack:
@@ -38,6 +39,12 @@ def replacing(*paths: str | os.PathLike[str], mark: str | None = None) -> Iterat
     finally:
         for path in temporary:
             path.unlink(missing_ok=True)
+
+
+def remove_rest(folder: Path, process: int) -> None:
+    """Remove what a process that has been killed was about to write."""
+    for path in folder.glob(f".*.{process}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

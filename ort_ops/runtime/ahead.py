@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from onnx import GraphProto, ModelProto
 
+from onnx_backprop.opset.core.files import remove_rest
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
@@ -156,6 +157,8 @@ def compile_all(functions: Sequence[Exported]) -> None:
             worker.kill()
             with contextlib.suppress(OSError), worker:  # which closes its pipes
                 pass
+            if folder:
+                remove_rest(folder, worker.pid)
     logger.info("compiled %d kernels in %.1f s", len(functions), time.perf_counter() - start)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,43 @@ def test_a_process_that_does_not_help(monkeypatch: pytest.MonkeyPatch, worker: s
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
     assert len(made) >= 18
+
+
+def test_an_interruption_ends_the_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One is in the middle of a file, of which nothing is left."""
+    monkeypatch.setattr(ahead, "processors", lambda: 2)
+    monkeypatch.setattr(ahead, "cache_folder", lambda: tmp_path)
+    started: list[Any] = []
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        worker = (
+            f"import sys; sys.path[:] = {sys.path}"
+            """
+from onnx_backprop.opset.core.files import replacing
+with replacing("kernel.o") as (file,):
+    input()
+    print(flush=True)
+    input()
+    import time; time.sleep(1000)
+"""
+        )
+        started.append(_popen([command[0], "-c", worker], cwd=tmp_path, **options))
+        return started[-1]
+
+    def interrupt(done: int, _total: int) -> None:
+        if done > 3 and (parts := list(tmp_path.iterdir())):
+            seen.extend(parts)
+            raise KeyboardInterrupt
+
+    _popen, seen, made = subprocess.Popen, list[Path](), list[str]()
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(ahead, "watchers", [interrupt])
+    monkeypatch.setattr(Finished, "address", property(lambda _: time.sleep(0.1)))
+    with pytest.raises(KeyboardInterrupt):
+        ahead.compile_all([Finished(str(n), made) for n in range(200)])
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert len(seen) == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
