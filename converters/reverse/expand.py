@@ -1,9 +1,10 @@
 """Operators that are differentiated through what they are made of: a function body of ONNX, or the branches of an If.
 
 The forward node stays as it is, so its outputs are bit for bit what they were: a kernel and the body it stands for
-round differently, and a branch runs on one side of a condition only. A copy of the body is differentiated in its
-place, and what the gradient reads of that copy is computed again in the backward part; the rest of the copy is
-dropped. The copy's outputs are its own too: a rule may compare an output with an input bit by bit, as that of Max does.
+round differently, and a branch runs on one side of a condition only. (Where onnxruntime has no kernel and computes the
+body itself, the last bits may change with what it fuses.) A copy of the body is differentiated in its place, and what
+the gradient reads of that copy is computed again in the backward part; the rest of the copy is dropped. The copy's
+outputs are its own too: a rule may compare an output with an input bit by bit, as that of Max does.
 """
 
 from __future__ import annotations

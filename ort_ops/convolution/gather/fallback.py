@@ -7,15 +7,15 @@ thread does all of that for itself; copies are made anew for every tile of chann
 
 from __future__ import annotations
 
-from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import stack, store_i64
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
 from onnx_backprop.ort_ops.vector.boxes import turn_row
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
 
 _values = stack(COLUMNS)
@@ -59,16 +59,12 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
     copy = results + 4 * most * COLUMNS
     weights = copy + 4 * most * pitch
     lines = weights + 4 * pitch * COLUMNS
-    for i in range(ROWS):
-        store_i64(rows, i, 4 * i * pitch)
-    store_i64(rows, ROWS, 0)
-    store_i64(rows, ROWS + 1, 0)
+    rows_apart(rows, 4 * pitch)
     image = n * p.in_n + group * channels * p.in_c
     source, w_out, w_in = call.inputs[1], p.w_out, p.w_in
     out, bias, values = call.output, bias_address(call, p), _values()
     for m in range(begin, end):
         columns = min(COLUMNS, outs - m * COLUMNS)
-        vectors = 1 if columns <= VECTOR else 2
         bias_of(kind, bias, group * outs + m * COLUMNS, columns, values)
         clear(weights, 0, pitch * COLUMNS)
         for number in range(p.phases):
@@ -88,21 +84,9 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
                     for k in range(count):
                         scatter_run(kind, weights, k * COLUMNS, 1, source, first + (c + k) * w_in, w_out, columns)
                     for place in range(0, cells, ROWS):
-                        multiply(
-                            TILE_ROWS[min(ROWS, cells - place)],
-                            vectors,
-                            results + 4 * COLUMNS * place,
-                            4 * COLUMNS,
-                            copy + 4 * pitch * place,
-                            rows,
-                            weights,
-                            1,
-                            rows + 8 * ROWS,
-                            count,
-                            4,
-                            4 * COLUMNS,
-                            1,
-                        )
+                        sums = results + 4 * COLUMNS * place, 4 * COLUMNS
+                        a, b = (copy + 4 * pitch * place, rows, 4), (weights, 4 * COLUMNS)
+                        multiply(min(ROWS, cells - place), columns, sums, a, b, one_segment(rows), count, 1)
             if bias:
                 add_to_columns(results, 4 * COLUMNS, values, cells, columns)
             at, step = out_at(p, phase, n, group, cell)

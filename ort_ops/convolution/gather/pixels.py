@@ -145,21 +145,8 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, v
             c, c_row = out + 4 * (at + first[0] * step[0] + first[1] * step[1] + first[2] * step[2]), 4 * step[2]
         segments, reaching = _reaching(p, taps, places, first, last)
         if reaching * channels > 0:
-            multiply(
-                TILE_ROWS[count],
-                vectors,
-                c,
-                c_row,
-                data,
-                rows,
-                panel,
-                reaching,
-                segments,
-                channels,
-                4,
-                4 * COLUMNS,
-                0,
-            )
+            a, b = (data, rows, 4), (panel, 4 * COLUMNS)
+            multiply(count, columns, (c, c_row), a, b, (segments, reaching), channels, 0)
         else:
             for i in range(count):
                 clear(c + i * c_row, 0, vectors * VECTOR)

@@ -183,21 +183,8 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
             if whole and x + columns <= own[2]:
                 c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
             if taps * channels > 0:
-                multiply(
-                    TILE_ROWS[lines],
-                    vectors,
-                    c,
-                    c_row,
-                    panel,
-                    rows,
-                    source,
-                    taps,
-                    segments,
-                    channels,
-                    4 * ROWS,
-                    from_channel,
-                    0,
-                )
+                a, b = (panel, rows, 4 * ROWS), (source, from_channel)
+                multiply(lines, columns, (c, c_row), a, b, (segments, taps), channels, 0)
             else:
                 clear(tile, 0, ROWS * COLUMNS)
             if values:

@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, turn_box
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
@@ -101,31 +101,13 @@ def _segments(size, a_stride, a_step, b_stride, b_step, table):
 
 
 @inner
-def _product(c, c_row, count, columns, a, a_rows, b, segments, table, length, a_step, b_step, add):
+def _product(c, count, columns, a, b, table, length, add):
     """All tiles of `count` rows and `columns` columns; the offsets of the rows end with some that repeat the last."""
-    column = 0
-    while column < columns:
-        vectors = 1 if columns - column <= VECTOR else 2
-        row = 0
-        while row < count:
-            rows = TILE_ROWS[min(ROWS, count - row)]
-            multiply(
-                rows,
-                vectors,
-                c + c_row * row + 4 * column,
-                c_row,
-                a,
-                a_rows + 8 * row,
-                b + 4 * column,
-                segments,
-                table,
-                length,
-                a_step,
-                b_step,
-                add,
-            )
-            row += ROWS
-        column += COLUMNS
+    for column in range(0, columns, COLUMNS):
+        for row in range(0, count, ROWS):
+            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + 4 * column, b[1])
+            left, height = (a[0], rows, a[2]), min(ROWS, count - row)
+            multiply(height, columns - column, (to, c[1]), left, right, table, length, add)
 
 
 @inner
@@ -203,21 +185,8 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
             shift = (tap.shift[0] - low[0]) * b_stride[0]
             shift += (tap.shift[1] - low[1]) * b_stride[1]
             shift += (tap.shift[2] - low[2]) * b_stride[2]
-            _product(
-                c + 4 * t * columns,
-                4 * per_row,
-                count,
-                columns,
-                a,
-                rows,
-                b + 4 * shift,
-                lines,
-                table,
-                size[2],
-                4 * a_stride[2],
-                4 * step[2] * b_stride[2],
-                add,
-            )
+            target, right = (c + 4 * t * columns, 4 * per_row), (b + 4 * shift, 4 * step[2] * b_stride[2])
+            _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, (table, lines), size[2], add)
         return
     b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, copies)
     copies += 4 * _cells(size) * columns
@@ -226,8 +195,8 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     _tile_rows(p, 0, channel, a_stride, 0, count, rows)
     _repeat_last(rows, count)
     _segments(size, a_stride, step, b_stride, dense, table)
-    a_step, b_step = 4 * step[2] * a_stride[2], 4 * b_stride[2]
-    _product(c, 4 * per_row, count, columns, a, rows, b, lines, table, size[2], a_step, b_step, add)
+    left, right = (a, rows, 4 * step[2] * a_stride[2]), (b, 4 * b_stride[2])
+    _product((c, 4 * per_row), count, columns, left, right, (table, lines), size[2], add)
 
 
 @inner

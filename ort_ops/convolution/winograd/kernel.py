@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
     ELEMENTS,
@@ -214,10 +214,7 @@ def _outputs(call, p, group, m, packed, v, first, last, scratch):
     """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
     outs, channels, columns = p.outs, p.ins, p.columns
     table, panel = scratch + 4 * _TABLES, 4 * p.panel
-    for i in range(ROWS):
-        store_i64(table, i, 4 * i)
-    store_i64(table, ROWS, 0)
-    store_i64(table, ROWS + 1, 0)
+    rows_apart(table, 4)
     bias, values = bias_address(call, p), _bias()
     out, count_all = call.output, (last - first) * p.tiles_x
     count = min(ROWS, outs - m * ROWS)
@@ -225,21 +222,9 @@ def _outputs(call, p, group, m, packed, v, first, last, scratch):
     for place in range(0, count_all, COLUMNS):
         vectors = 1 if count_all - place <= VECTOR else 2
         for e in range(ELEMENTS):
-            multiply(
-                TILE_ROWS[count],
-                vectors,
-                scratch + 4 * e * _GAP,
-                4 * COLUMNS,
-                packed + e * panel,
-                table,
-                v + 4 * (e * channels * columns + place),
-                1,
-                table + 8 * ROWS,
-                channels,
-                4 * ROWS,
-                4 * columns,
-                0,
-            )
+            c = scratch + 4 * e * _GAP, 4 * COLUMNS
+            a, b = (packed + e * panel, table, 4 * ROWS), (v + 4 * (e * channels * columns + place), 4 * columns)
+            multiply(count, count_all - place, c, a, b, one_segment(table), channels, 0)
         for i in range(count):
             line = scratch + 4 * (_LINES + 2 * _LINE * i)
             for part in range(vectors):

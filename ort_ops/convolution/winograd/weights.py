@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import transpose_tile
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, read_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
@@ -167,7 +167,7 @@ def _item(call, p, item, scratch):
     sums = call.shared + 4 * (part * groups + number) * ELEMENTS * u_rows * columns
     source, dest = call.inputs[0], call.inputs[1]
     table = _tables()
-    _tables_of(p, table)
+    rows_apart(table, 4 * p.d_columns)
     at = first
     while at < last:
         stop = min(at + band, last)
@@ -184,33 +184,11 @@ def _item(call, p, item, scratch):
 
 
 @inner
-def _tables_of(p, table):
-    """What `_multiply` is told of a thread's scratch: the distances of the destination's channels, one segment."""
-    for i in range(ROWS):
-        store_i64(table, i, 4 * i * p.d_columns)
-    store_i64(table, ROWS, 0)
-    store_i64(table, ROWS + 1, 0)
-
-
-@inner
 def _multiply(sums, columns, channels, left, table, rows, right, tiles, add):
     """sums[i][c] (+)= Σ_tiles left[i][tile] · right[tile][c] for `rows` of the destination's channels."""
     for c in range(0, channels, COLUMNS):
-        multiply(
-            TILE_ROWS[rows],
-            1 if channels - c <= VECTOR else 2,
-            sums + 4 * c,
-            4 * columns,
-            left,
-            table,
-            right + 4 * c,
-            1,
-            table + 8 * ROWS,
-            tiles,
-            4,
-            4 * columns,
-            add,
-        )
+        c_at, a, b = (sums + 4 * c, 4 * columns), (left, table, 4), (right + 4 * c, 4 * columns)
+        multiply(rows, channels - c, c_at, a, b, one_segment(table), tiles, add)
 
 
 @inner
@@ -287,7 +265,7 @@ def _tile_item(call, p, item, scratch):
     u = sums + 4 * ELEMENTS * ROWS * columns
     element = 4 * _all_tiles(p) * columns
     v, table = call.shared + number * ELEMENTS * element, _tables()
-    _tables_of(p, table)
+    rows_apart(table, 4 * p.d_columns)
     for at in range(0, all_rows, band):
         stop = min(at + band, all_rows)
         _gradient_tiles(p, dest, group * d + begin, count, at, stop, rows, u)
