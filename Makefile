@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance bench lint format docs build clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance bench lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -66,8 +66,21 @@ docs: $(INSTALLED) ## generate docs/operators.md from the schemas
 build: $(INSTALLED) ## wheel and source distribution into dist/
 	$(BIN)/python -m build
 
+# What a first run would compile lies in these: $(1) the platform, $(2) LLVM's triple, $(3) its processors.
+define wheel
+	rm -rf ort_ops/objects build/lib
+	for level in $(3); do ONNX_BACKPROP_TRIPLE=$(2) NUMBA_CPU_NAME=$$level NUMBA_CPU_FEATURES= \
+		$(BIN)/python -m onnx_backprop.ort_ops.workers ort_ops/objects/$$level || exit 1; done
+	$(BIN)/python -m build --wheel --config-setting=--build-option=--plat-name=$(1)
+	rm -rf ort_ops/objects build/lib
+endef
+
+wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3, x86-64-v4 and armv8-a, into dist/
+	$(call wheel,manylinux_2_17_x86_64,x86_64-unknown-linux-gnu,x86-64-v3 x86-64-v4)
+	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
+
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The file appears last, so an interrupted installation starts over.

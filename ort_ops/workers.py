@@ -1,18 +1,26 @@
-"""What another process does that helps to compile: `runtime.ahead` starts it and tells it functions line by line."""
+"""What other processes do: help to compile, and compile what a wheel carries (`make wheels`).
+
+python -m onnx_backprop.ort_ops.workers FOLDER writes machine code for the processor that NUMBA_CPU_NAME says.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from onnx_backprop.ort_ops import native_table
-from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.objects import Exported, ship
 
 
 def serve() -> None:
-    """Compile into the cache what is named on the standard input, and answer with a line for each."""
+    """`runtime.ahead` names functions on the standard input; compile each into the cache and answer with a line."""
     assert native_table.KERNELS  # what imports all modules that have functions
     functions = {function.label: function for function in Exported.every}
     for line in sys.stdin:
         functions[line.strip()].compile()
         sys.stdout.write("\n")
         sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{ship(Path(sys.argv[1]))} functions in {sys.argv[1]}\n")

@@ -34,6 +34,7 @@ from onnx_backprop.ort_ops.compiler.values import (
     joined,
     leaves,
     llvm_type,
+    pairs,
     tuple_of,
     unflat,
     zero,
@@ -48,8 +49,9 @@ _BINARY = {
     ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
 _COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-_STATIC_COMPARISONS = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+_KNOWN = _BINARY | {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_,
 }  # fmt: skip
 UNKNOWN = object()
 
@@ -92,30 +94,16 @@ class Expressions:
             case ast.Attribute(of, name):
                 owner = self.static(of)
                 return getattr(owner, name) if isinstance(owner, ModuleType) else UNKNOWN
-            case ast.UnaryOp(ast.USub(), operand):
-                value = self.static(operand)
-                return -value if isinstance(value, (int, float)) else UNKNOWN
-            case ast.UnaryOp(ast.Not(), operand):
-                value = self.static(operand)
-                return not value if isinstance(value, (bool, int)) else UNKNOWN
-            case ast.BinOp(left, op, right):
-                one, other = self.static(left), self.static(right)
-                if type(one) in (int, float) and type(other) in (int, float) and type(op) in _BINARY:
-                    return _BINARY[type(op)](one, other)
-            case ast.Compare(left, [op], [right]) if type(op) in _COMPARISONS:
-                one, other = self.static(left), self.static(right)
-                if type(one) in (int, float) and type(other) in (int, float):
-                    return _STATIC_COMPARISONS[_COMPARISONS[type(op)]](one, other)
+            case ast.UnaryOp(op, operand):
+                return self.folded(op, operand)
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]):
+                return self.folded(op, left, right)
             case ast.BoolOp(op, operands):
                 for operand in operands:
                     value = self.static(operand)
                     if value is UNKNOWN or bool(value) == isinstance(op, ast.Or):
                         return value
                 return isinstance(op, ast.And)
-            case ast.Compare(left, [ast.Is()], [right]):
-                one, other = self.static(left), self.static(right)
-                if one is not UNKNOWN and other is not UNKNOWN:
-                    return one is other
             case ast.Tuple(elements):
                 values = [self.static(element) for element in elements]
                 if all(value is not UNKNOWN for value in values):
@@ -125,6 +113,14 @@ class Expressions:
                 if isinstance(whole, tuple) and isinstance(at, int):
                     return whole[at]
         return UNKNOWN
+
+    def folded(self, op: ast.AST, *operands: ast.expr) -> Any:
+        """What is made of operands that are known now: numbers, or with `is` anything; else UNKNOWN."""
+        values = [self.static(operand) for operand in operands]
+        if isinstance(op, ast.Is) and all(value is not UNKNOWN for value in values):
+            return values[0] is values[1]
+        numbers = all(type(value) in (bool, int, float) for value in values)
+        return _KNOWN[type(op)](*values) if numbers and type(op) in _KNOWN else UNKNOWN
 
     # ----- expressions ------
 
@@ -170,6 +166,8 @@ class Expressions:
         return Value(INT, self.b.neg(converted(self.b, value, INT).of))
 
     def binary(self, op: type[ast.operator], left: Value, right: Value) -> Value:
+        if isinstance(left.type, tuple) or isinstance(right.type, tuple):
+            return tuple_of([self.binary(op, *pair) for pair in pairs(left, right)])
         if op in (ast.BitAnd, ast.BitOr, ast.BitXor) and left.type == right.type == BOOL:
             kind: Type = BOOL
         else:
@@ -300,6 +298,8 @@ class Expressions:
 
     def field(self, node: ast.Attribute) -> Value:
         record, field = self.place(node)
+        if field.record:
+            return Value(field.record, self.b.add(record.of, ir.Constant(llvm_type(INT), 8 * field.at)))
         kind = DOUBLE if field.real else INT
         words = [
             Value(kind, self.b.load(self.word(record, ir.Constant(llvm_type(INT), field.at + n), kind)))
@@ -400,6 +400,9 @@ class Expressions:
     def extreme(self, sign: str, arguments: list[Value]) -> Value:
         best = arguments[0]
         for value in arguments[1:]:
+            if isinstance(best.type, tuple) or isinstance(value.type, tuple):
+                best = tuple_of([self.extreme(sign, [*pair]) for pair in pairs(best, value)])
+                continue
             kind = common(best, value)
             x, y = converted(self.b, best, kind), converted(self.b, value, kind)
             best = Value(kind, self.b.select(self.compare(sign, x, y), x.of, y.of))

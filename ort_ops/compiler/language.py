@@ -6,6 +6,9 @@ other such functions and of intrinsics (`llvm.intrinsic`). Names that are not lo
 compilation; a function may be handed such a name of another function. There are no objects, no exceptions, no
 recursion. Anything else is refused with the line that holds it.
 
+Arithmetic, min and max of tuples are those of their elements, one by one: (1, 2) + (3, 4) is (4, 6), and (1, 2) - 1 is
+(0, 1).
+
 int64 wraps around; // and % round down as Python's do, and a divisor is never zero. A bool becomes an integer, and an
 integer with a float a float64, as in NumPy. A tuple may be indexed by a variable where its elements are of one type,
 which must lie in it. min and max take the later argument where a NaN makes comparing them false.
@@ -236,7 +239,7 @@ class _Function(Expressions):
                     self.unpack(element, part)
             case ast.Attribute():
                 record, field = self.place(target)
-                if field.count or field.real:
+                if field.count or field.real or field.record:
                     raise self.refused(target, "cannot be assigned")
                 place = self.word(record, ir.Constant(llvm_type(INT), field.at))
                 self.b.store(converted(self.b, value, INT).of, place)

@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding
 
 VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
+TRIPLE_VARIABLE = "ONNX_BACKPROP_TRIPLE"
 MOST_PROCESSORS = 64
 _LENGTHS = ("2", "4", "8", "16", "32", "64")
 _CACHE = 32 << 20  # where the system does not tell
@@ -38,6 +39,10 @@ def _features() -> str:
 
 
 TRIPLE = llvmlite.binding.get_process_triple()
+if TRIPLE_VARIABLE in os.environ:  # to make machine code for elsewhere, as a wheel may carry it
+    llvmlite.binding.initialize_all_targets()
+    llvmlite.binding.initialize_all_asmprinters()
+    TRIPLE = os.environ[TRIPLE_VARIABLE]
 PROCESSOR = os.environ.get("NUMBA_CPU_NAME") or llvmlite.binding.get_host_cpu_name()
 FEATURES = _features()
 
@@ -86,6 +91,30 @@ VECTOR = _vector_length(WIDTH)
 REGISTERS = 16 if TRIPLE.startswith("x86_64") and WIDTH < 16 else 32
 # whether one instruction takes any lane from a vector, or from two (x86 from AVX2 on)
 PERMUTES = VECTOR in (8, 16) and VECTOR <= WIDTH
+
+
+# Processors by LLVM's names that a wheel may carry machine code for, the widest first, and what is needed to run it.
+LEVELS = (
+    ("x86-64-v4", "x86_64", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+    ("x86-64-v3", "x86_64", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")),
+    ("generic", "aarch64", ("neon",)),
+)
+
+
+def levels() -> list[str]:
+    """Which of them this is, if no other processor is asked for."""
+    if any(name in os.environ for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", TRIPLE_VARIABLE)):
+        return []
+    return [
+        name
+        for name, architecture, needed in LEVELS
+        if TRIPLE.startswith(architecture) and {f"+{feature}" for feature in needed} <= set(FEATURES.split(","))
+    ]
+
+
+def facts() -> str:
+    """All that machine code assumes of the machine, but its processor's instructions."""
+    return f"{WIDTH} {VECTOR} {REGISTERS} {PERMUTES}"
 
 
 # ----- cores ------

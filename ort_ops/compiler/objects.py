@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops.compiler import expressions, language, records, values
 from onnx_backprop.ort_ops.compiler.language import Module
-from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE
+from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, facts, levels
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
 
@@ -90,6 +91,7 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
         add(f"{type(value).__name__} {value}".encode())
     elif isinstance(value, type) and issubclass(value, Record):
         add(f"{value.__name__} {layout(value)}".encode())
+        _describe([field.record for field in layout(value).values()], add, seen)
     elif isinstance(value, (ModuleType, type)):
         add(f"{value.__name__}".encode())
     elif id(value) in seen:
@@ -169,6 +171,42 @@ def _write(path: Path, code: bytes) -> None:
         file.write(hashlib.sha256(code).digest() + code)
 
 
+# ----- machine code that a wheel carries ------
+
+SHIPPED = Path(__file__).resolve().parents[1] / "objects"
+
+
+@cache
+def made_of() -> str:
+    """What machine code that is carried was made from: the sources of this room, and what they know of a machine."""
+    digest = hashlib.sha256(facts().encode())
+    root = Path(__file__).resolve().parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _carried() -> Path | None:
+    """The folder of what is carried for this processor."""
+    for folder in (SHIPPED / level for level in levels()):
+        with contextlib.suppress(OSError):
+            if (folder / "made_of").read_text() == made_of():
+                return folder
+    return None
+
+
+def ship(folder: Path) -> int:
+    """Write what a wheel is to carry, all functions that have a name of their own; how many."""
+    counts = Counter(function.label for function in Exported.every)
+    folder.mkdir(parents=True)
+    for function in Exported.every:
+        if counts[function.label] == 1:
+            _write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
+    (folder / "made_of").write_text(made_of())
+    return sum(count == 1 for count in counts.values())
+
+
 # ----- machine code ------
 
 
@@ -227,7 +265,13 @@ class Exported:
     @property
     def at_hand(self) -> bool:
         """Whether nothing has to be compiled."""
-        return "address" in vars(self) or self.kept
+        return "address" in vars(self) or self._carried is not None or self.kept
+
+    @functools.cached_property
+    def _carried(self) -> bytes | None:
+        """The machine code, if the installed wheel has it."""
+        folder = _carried()
+        return _read(folder / f"{self.label}.o") if folder else None
 
     @property
     def _path(self) -> Path | None:
@@ -241,8 +285,15 @@ class Exported:
 
     def compile(self) -> bytes:
         """The machine code, which is kept on disk."""
+        code = self.machine_code(self.name)
+        if self._path:
+            _write(self._path, code)
+        return code
+
+    def machine_code(self, symbol: str) -> bytes:
+        """For this processor, under a name."""
         with _lock:
-            source = text(self._inner, self._arguments, self._result, self.name)
+            source = text(self._inner, self._arguments, self._result, symbol)
             with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
                 module = llvm.parse_assembly(source)
                 module.verify()
@@ -250,8 +301,6 @@ class Exported:
             with Deferred():  # after a chance to interrupt
                 code = _target().emit_object(module)
                 del module
-        if self._path:
-            _write(self._path, code)
         return code
 
     @functools.cached_property
@@ -260,13 +309,15 @@ class Exported:
         with _lock:
             if "address" in vars(self):  # meanwhile, by another thread
                 return vars(self)["address"]
-            code = (self._path and _read(self._path)) or self.compile()
+            symbol, code = f"carried.{self.label}", self._carried
+            if code is None:
+                symbol, code = self.name, (self._path and _read(self._path)) or self.compile()
             with Deferred():
                 engine = _engine()
                 engine.add_object_file(llvm.ObjectFileRef.from_data(code))
                 engine.finalize_object()
-                address = engine.get_function_address(self.name)
+                address = engine.get_function_address(symbol)
                 if not address:
-                    raise RuntimeError(f"no machine code for {self.name}")
+                    raise RuntimeError(f"no machine code for {symbol}")
                 vars(self)["address"] = address  # or it would be added once more
             return address

@@ -6,7 +6,7 @@
         step: Triple
 
 Python makes a block of `Rows(count=…, step=…).words()`; compiled code reads `view(Rows, address).step[2]`. A field is
-an `int` or a `bool` (an int64), a `float` (a float64) or a tuple of a fixed number of ints.
+an `int` or a `bool` (an int64), a `float` (a float64), a tuple of a fixed number of ints, or a record.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ Triple = tuple[int, int, int]
 
 
 class Field(NamedTuple):
-    """Where a field lies, in words; `count` is 0 for what is no tuple."""
+    """Where a field lies, in words; `count` is 0 for what is no tuple, `record` None for what is no record."""
 
     at: int
     count: int
     real: bool
+    record: type[Record] | None
+
+    @property
+    def words(self) -> int:
+        """How many it has."""
+        return size(self.record) if self.record else max(self.count, 1)
 
 
 class Record:
@@ -35,8 +41,8 @@ class Record:
         words: list[int] = []
         for name, field in layout(type(self)).items():
             value = getattr(self, name)
-            numbers = value if field.count else (value,)
-            assert len(numbers) == max(field.count, 1), f"{name}: {value}"
+            numbers = value.words() if field.record else value if field.count else (value,)
+            assert len(numbers) == field.words, f"{name}: {value}"
             words += (int(np.float64(n).view(np.int64)) if field.real else int(n) for n in numbers)
         return words
 
@@ -47,15 +53,15 @@ def layout(record: type[Record]) -> dict[str, Field]:
     fields: dict[str, Field] = {}
     at = 0
     for name, kind in get_type_hints(record).items():
-        count = len(get_args(kind))
-        fields[name] = Field(at, count, kind is float)
-        at += max(count, 1)
+        held = kind if isinstance(kind, type) and issubclass(kind, Record) else None
+        fields[name] = Field(at, len(get_args(kind)), kind is float, held)
+        at += fields[name].words
     return fields
 
 
 def size(record: type[Record]) -> int:
     """How many words a record has."""
-    return sum(max(field.count, 1) for field in layout(record).values())
+    return sum(field.words for field in layout(record).values())
 
 
 def offset(record: type[Record], name: str) -> int:

@@ -133,6 +133,15 @@ def tuple_of(values: list[Value]) -> Value:
     return Value(tuple(v.type for v in values), tuple(values))
 
 
+def pairs(left: Value, right: Value) -> list[tuple[Value, Value]]:
+    """The elements of two tuples side by side; what is no tuple stands beside each element of the other."""
+    count = len(left.type) if isinstance(left.type, tuple) else len(right.type)
+    columns = [v.of if isinstance(v.type, tuple) else (v,) * count for v in (left, right)]
+    if len(columns[0]) != len(columns[1]):
+        raise CompileError(f"no arithmetic with {left.type} and {right.type}")
+    return list(zip(*columns, strict=True))
+
+
 def constant(value: Any) -> Value | None:
     """A constant of Python or NumPy as a value."""
     kind = _SCALARS.get(type(value))

@@ -16,7 +16,21 @@ from llvmlite import ir
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
-from onnx_backprop.ort_ops.vector.registers import FLOAT, I32, I64, ITEM, VEC, fma, pointer, prefetch, splat, stream
+from onnx_backprop.ort_ops.vector.registers import (
+    FLOAT,
+    I32,
+    I64,
+    ITEM,
+    VEC,
+    ZERO,
+    blocks,
+    carry,
+    fma,
+    pointer,
+    prefetch,
+    splat,
+    stream,
+)
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
@@ -34,9 +48,7 @@ def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
 def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     """The function of one tile size; its arguments are those of `multiply`."""
     c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
-    entry, load, outer, inner, after, leave = (
-        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "load", "outer", "inner", "after", "leave")
-    )
+    entry, load, outer, inner, after, leave = blocks(function, "entry load outer inner after leave")
     cells = [(i, j) for i in range(rows) for j in range(vectors)]
 
     a_at = [entry.add(a, entry.load(pointer(entry, entry.add(a_rows, I64(8 * i)), I64))) for i in range(rows)]
@@ -67,19 +79,14 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     steps = [(left, count, fewer), (a_index, a_start, inner.add(a_index, a_step))]
     steps += [(b_at, b_start, inner.add(b_at, b_step))]
     steps += [(running[cell], sums[cell], result[cell]) for cell in cells]
-    for phi, first, following in steps:
-        phi.add_incoming(first, outer.block)
-        phi.add_incoming(following, inner.block)
+    carry(steps, outer, inner)
     inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
 
     following = after.add(segment, I64(1))
-    zero = ir.Constant(VEC, [0.0] * VECTOR)
-    for block, start in ((entry.block, I64(0)), (load.block, I64(0)), (after.block, following)):
-        segment.add_incoming(start, block)
+    segment.add_incoming(I64(0), load.block)
     for cell in cells:
-        sums[cell].add_incoming(zero, entry.block)
         sums[cell].add_incoming(before[cell], load.block)
-        sums[cell].add_incoming(result[cell], after.block)
+    carry([(segment, I64(0), following), *((sums[cell], ZERO, result[cell]) for cell in cells)], entry, after)
     after.cbranch(after.icmp_signed("<", following, segments), outer.block, leave.block)
 
     for i, j in cells:
@@ -142,10 +149,7 @@ def one_segment(table):
 def _gather(function: ir.Function, *, streaming: bool) -> None:
     """The function behind `gather_columns` and `stream_columns`: column after column, and the vectors of each."""
     target, step, source, scale, width, starts, taps, count = function.args
-    entry, column, vector, tap, store, further, leave = (
-        ir.IRBuilder(function.append_basic_block(n))
-        for n in ("entry", "column", "vector", "tap", "store", "further", "leave")
-    )
+    entry, column, vector, tap, store, further, leave = blocks(function, "entry column vector tap store further leave")
     final = entry.sub(width, I64(ITEM * VECTOR))  # where the last vector starts, which may overlap the one before
     entry.cbranch(entry.icmp_signed(">", count, I64(0)), column.block, leave.block)
 
@@ -153,7 +157,7 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
     start = column.add(starts, column.shl(i, I64(3)))
     first = column.load(pointer(column, start, I64))
     last = column.load(pointer(column, column.add(start, I64(8)), I64))
-    zero, some = ir.Constant(VEC, [0.0] * VECTOR), column.icmp_signed("<", first, last)
+    some = column.icmp_signed("<", first, last)
     column.branch(vector.block)
 
     offset = vector.phi(I64)
@@ -167,14 +171,11 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
     value = tap.load(pointer(tap, tap.add(begin, tap.mul(index, scale)), VEC), align=ITEM)
     more = fma(tap, weight, value, total)
     following = tap.add(t, I64(1))
-    for phi, initial, later in ((t, first, following), (total, zero, more)):
-        phi.add_incoming(initial, vector.block)
-        phi.add_incoming(later, tap.block)
+    carry([(t, first, following), (total, ZERO, more)], vector, tap)
     tap.cbranch(tap.icmp_signed("<", following, last), tap.block, store.block)
 
     result = store.phi(VEC)
-    result.add_incoming(zero, vector.block)
-    result.add_incoming(more, tap.block)
+    carry([(result, ZERO, more)], vector, tap)
     to = store.add(place, offset)
     if streaming:
         stream(store, result, to)
@@ -182,14 +183,11 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
         store.store(result, pointer(store, to, VEC), align=ITEM)
     behind = store.add(offset, I64(ITEM * VECTOR))
     behind = store.select(store.icmp_signed("<", behind, final), behind, final)
-    offset.add_incoming(I64(0), column.block)
-    offset.add_incoming(behind, store.block)
+    carry([(offset, I64(0), behind)], column, store)
     store.cbranch(store.icmp_signed("<", offset, final), vector.block, further.block)
 
-    next_i, next_place = further.add(i, I64(1)), further.add(place, step)
-    for phi, initial, later in ((i, I64(0), next_i), (place, target, next_place)):
-        phi.add_incoming(initial, entry.block)
-        phi.add_incoming(later, further.block)
+    next_i = further.add(i, I64(1))
+    carry([(i, I64(0), next_i), (place, target, further.add(place, step))], entry, further)
     further.cbranch(further.icmp_signed("<", next_i, count), column.block, leave.block)
     leave.ret_void()
 

@@ -20,14 +20,16 @@ from onnx_backprop.ort_ops.vector.registers import (
     ITEM,
     LANES,
     VEC,
+    ZERO,
     Value,
-    below,
+    blocks,
+    carry,
     fma,
+    library,
     load,
     pointer,
     prefetch,
     store,
-    store_masked,
     stream,
 )
 
@@ -36,18 +38,13 @@ ROWS = 4  # gathered by one reading of the tables
 # a pattern: a byte per lane, its place in the window, then a float32 per lane, its weight
 PATTERN_BYTES = 5 * VECTOR
 _PLACES = ir.VectorType(ir.IntType(8), VECTOR)
-_NOTHING = ir.Constant(VEC, [0.0] * VECTOR)
 
 
 def _permuted(b: ir.IRBuilder, low: Value, high: Value, places: Value) -> Value:
     """Lane i is element places[i] of low and high, side by side."""
-
-    def function(name: str, *arguments: ir.Type) -> ir.Function:
-        return b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(VEC, arguments), name)
-
     if VECTOR == 16:
-        return b.call(function("llvm.x86.avx512.vpermi2var.ps.512", VEC, LANES, VEC), [low, places, high])
-    permute = function("llvm.x86.avx2.permps", VEC, LANES)
+        return b.call(library(b, "llvm.x86.avx512.vpermi2var.ps.512", VEC, VEC, LANES, VEC), [low, places, high])
+    permute = library(b, "llvm.x86.avx2.permps", VEC, VEC, LANES)
     above = b.icmp_signed(">=", places, ir.Constant(LANES, [VECTOR] * VECTOR))
     return b.select(above, b.call(permute, [high, places]), b.call(permute, [low, places]))
 
@@ -55,9 +52,8 @@ def _permuted(b: ir.IRBuilder, low: Value, high: Value, places: Value) -> Value:
 def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, target_row, source, source_row, ends, entries, patterns, count = function.args
-        head, block, entry, done, whole, part, following, leave = (
-            ir.IRBuilder(function.append_basic_block(n))
-            for n in ("head", "block", "entry", "done", "whole", "part", "following", "leave")
+        head, block, entry, done, whole, part, following, leave = blocks(
+            function, "head block entry done whole part following leave"
         )
         to_rows = [head.add(target, head.mul(target_row, I64(r))) for r in range(rows)]
         from_rows = [head.add(source, head.mul(source_row, I64(r))) for r in range(rows)]
@@ -77,7 +73,7 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
         pattern = entry.add(patterns, entry.mul(number, I64(PATTERN_BYTES)))
         places = entry.zext(entry.load(pointer(entry, pattern, _PLACES), align=1), LANES)
         weights = entry.load(pointer(entry, entry.add(pattern, I64(VECTOR))), align=1)
-        used = entry.fcmp_unordered("!=", weights, _NOTHING)
+        used = entry.fcmp_unordered("!=", weights, ZERO)
         more = []
         for row, total in zip(from_rows, totals, strict=True):
             at = entry.add(row, offset)
@@ -85,17 +81,12 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
             # A lane that this entry has nothing for keeps its sum: 0 times an infinity would not.
             more.append(entry.select(used, fma(entry, weights, value, total), total))
         further = entry.add(e, I64(1))
-        e.add_incoming(e_first, block.block)
-        e.add_incoming(further, entry.block)
-        for total, sum_ in zip(totals, more, strict=True):
-            total.add_incoming(_NOTHING, block.block)
-            total.add_incoming(sum_, entry.block)
+        carry([(e, e_first, further)], block, entry)
+        carry([(total, ZERO, sum_) for total, sum_ in zip(totals, more, strict=True)], block, entry)
         entry.cbranch(entry.icmp_signed("<", further, e_last), entry.block, done.block)
 
         results = [done.phi(VEC) for _ in range(rows)]
-        for result, sum_ in zip(results, more, strict=True):
-            result.add_incoming(_NOTHING, block.block)
-            result.add_incoming(sum_, entry.block)
+        carry([(result, ZERO, sum_) for result, sum_ in zip(results, more, strict=True)], block, entry)
         column = done.mul(k, I64(BYTES))
         done.cbranch(done.icmp_signed(">=", left, I64(VECTOR)), whole.block, part.block)
         for to, result in zip(to_rows, results, strict=True):
@@ -106,15 +97,12 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
                 prefetch(whole, whole.add(at, ahead), writing=True)
                 store(whole, result, at)
         whole.branch(following.block)
-        mask = below(part, left)
         for to, result in zip(to_rows, results, strict=True):
-            store_masked(part, result, part.add(to, column), mask)
+            store(part, result, part.add(to, column), left)
         part.branch(following.block)
 
         next_k, fewer = following.add(k, I64(1)), following.sub(left, I64(VECTOR))
-        for phi, initial, later in ((k, I64(0), next_k), (left, count, fewer), (e_first, first, e_last)):
-            phi.add_incoming(initial, head.block)
-            phi.add_incoming(later, following.block)
+        carry([(k, I64(0), next_k), (left, count, fewer), (e_first, first, e_last)], head, following)
         following.cbranch(following.icmp_signed(">", fewer, I64(0)), block.block, leave.block)
         leave.ret_void()
 

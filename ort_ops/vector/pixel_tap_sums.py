@@ -20,14 +20,13 @@ from onnx_backprop.ort_ops.vector.registers import (
     VEC,
     ZERO,
     Value,
-    below,
+    blocks,
+    carry,
     fma,
     load,
-    load_masked,
     pointer,
     prefetch,
     store,
-    store_masked,
     stream,
 )
 
@@ -44,12 +43,10 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
             function.args[:13]
         )
         lanes, to_ahead, ahead = function.args[13:]
-        entry, vector, tap, done, leave = (
-            ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "vector", "tap", "done", "leave")
-        )
+        entry, vector, tap, done, leave = blocks(function, "entry vector tap done leave")
         from_cells = [entry.mul(at_cell, I64(j)) for j in range(cells)]
         to_cells = [entry.mul(to_cell, I64(j)) for j in range(cells)]
-        mask, biased = below(entry, lanes), entry.icmp_signed("!=", start, I64(0))
+        some, biased = None if whole else lanes, entry.icmp_signed("!=", start, I64(0))
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), vector.block, leave.block)
 
         left, target, source, factors, bias = (vector.phi(I64) for _ in range(5))
@@ -67,36 +64,23 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
         factor = load(tap, tap.add(factors, tap.load(pointer(tap, tap.add(place, I64(8)), I64))))
         sums: list[Value] = []
         for from_cell, total in zip(from_cells, totals, strict=True):
-            address = tap.add(behind, from_cell)
-            sums.append(fma(tap, factor, load(tap, address) if whole else load_masked(tap, address, mask), total))
+            sums.append(fma(tap, factor, load(tap, tap.add(behind, from_cell), some), total))
         further = tap.add(t, I64(1))
         steps = [(t, I64(0), further), *((total, initial, sum_) for total, sum_ in zip(totals, sums, strict=True))]
-        for phi, first, following in steps:
-            phi.add_incoming(first, vector.block)
-            phi.add_incoming(following, tap.block)
+        carry(steps, vector, tap)
         tap.cbranch(tap.icmp_signed("<", further, taps), tap.block, done.block)
 
         results = [done.phi(VEC) for _ in range(cells)]
-        for result, total in zip(results, sums, strict=True):
-            result.add_incoming(initial, vector.block)
-            result.add_incoming(total, tap.block)
+        carry([(result, initial, total) for result, total in zip(results, sums, strict=True)], vector, tap)
         for result, offset in zip(results, to_cells, strict=True):
             address = done.add(target, offset)
             if streaming:
                 stream(done, result, address)
-            elif whole:
-                store(done, result, address)
             else:
-                store_masked(done, result, address, mask)
-        for phi, first, more in (
-            (left, count, I64(-1)),
-            (target, to, to_step),
-            (source, at, at_step),
-            (factors, weights, step),
-            (bias, start, start_step),
-        ):
-            phi.add_incoming(first, entry.block)
-            phi.add_incoming(done.add(phi, more), done.block)
+                store(done, result, address, some)
+        phis = (left, count, I64(-1)), (target, to, to_step), (source, at, at_step), (factors, weights, step)
+        steps = [(phi, first, done.add(phi, more)) for phi, first, more in (*phis, (bias, start, start_step))]
+        carry(steps, entry, done)
         done.cbranch(done.icmp_signed(">", left, I64(1)), vector.block, leave.block)
         leave.ret_void()
 

@@ -13,16 +13,13 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
+from onnx_backprop.ort_ops.vector.registers import blocks, carry, pointer
 
 _I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
 _ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
 WIDTHS = tuple(w for w in (16, 8, 4) if w <= max(VECTOR, 4))
 COUNT = len(WIDTHS)
 Value = Any
-
-
-def _pointer(b: ir.IRBuilder, address: Value, kind: ir.Type) -> Value:
-    return b.inttoptr(address, kind.as_pointer())
 
 
 def _splat(b: ir.IRBuilder, scalar: Value, width: int) -> Value:
@@ -48,25 +45,23 @@ def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, 
     element, size = _ELEMENTS[kind]
     vector = ir.VectorType(element, width)
     if step == 1:
-        return b.load(_pointer(b, address, vector), align=size)
+        return b.load(pointer(b, address, vector), align=size)
     if step == 2:
-        low = b.load(_pointer(b, address, vector), align=size)
-        high = b.load(_pointer(b, b.add(address, _I64(size * (width - 1))), vector), align=size)
+        low = b.load(pointer(b, address, vector), align=size)
+        high = b.load(pointer(b, b.add(address, _I64(size * (width - 1))), vector), align=size)
         even = [*range(0, width, 2), *range(width + 1, 2 * width, 2)]
         return b.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, width), even))
     result = ir.Constant(vector, ir.Undefined)
     for lane in range(width):
         place = b.add(address, b.mul(stride, _I64(size * lane)))
-        result = b.insert_element(result, b.load(_pointer(b, place, element), align=size), _I32(lane))
+        result = b.insert_element(result, b.load(pointer(b, place, element), align=size), _I32(lane))
     return result
 
 
 def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None:
     """The function for windows a known step apart and some of them at once."""
     owner, source, table, taps, stride, owner_step, count = function.args
-    entry, block, tap, done, leave = (
-        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "block", "tap", "done", "leave")
-    )
+    entry, block, tap, done, leave = blocks(function, "entry block tap done leave")
     size, integers = _ELEMENTS[kind][1], ir.VectorType(_I32, width)
     last = entry.sub(count, _I64(width))
     iota = ir.Constant(integers, list(range(width)))
@@ -79,8 +74,8 @@ def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None
 
     def entrant(b: ir.IRBuilder, place: Value) -> tuple[Value, Value]:
         """The values of a tap, and its cell."""
-        offset = b.load(_pointer(b, place, _I64))
-        cell = b.trunc(b.load(_pointer(b, b.add(place, _I64(8)), _I64)), _I32)
+        offset = b.load(pointer(b, place, _I64))
+        cell = b.trunc(b.load(pointer(b, b.add(place, _I64(8)), _I64)), _I32)
         values = _load(b, b.add(begin, b.mul(offset, _I64(size))), step, stride, kind, width)
         return _widened(b, values, kind, width), _splat(b, cell, width)
 
@@ -92,22 +87,18 @@ def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None
     wins = tap.fcmp_ordered(">", value, best)
     better, holder = tap.select(wins, value, best), tap.select(wins, cell, held)
     following = tap.add(t, _I64(1))
-    for phi, initial, later in ((t, _I64(1), following), (best, first, better), (held, first_cell, holder)):
-        phi.add_incoming(initial, block.block)
-        phi.add_incoming(later, tap.block)
+    carry([(t, _I64(1), following), (best, first, better), (held, first_cell, holder)], block, tap)
     tap.cbranch(tap.icmp_signed("<", following, taps), tap.block, done.block)
 
     winner = done.phi(integers)
-    winner.add_incoming(first_cell, block.block)
-    winner.add_incoming(holder, tap.block)
+    carry([(winner, first_cell, holder)], block, tap)
     shift = _splat(done, done.trunc(done.mul(i, owner_step), _I32), width)
     place = done.add(owner, done.shl(i, _I64(2)))
-    done.store(done.add(winner, done.add(shift, apart)), _pointer(done, place, integers), align=4)
+    done.store(done.add(winner, done.add(shift, apart)), pointer(done, place, integers), align=4)
     further = done.add(i, _I64(width))
     short = done.icmp_signed(">", further, last)
     following_i = done.select(short, last, further)
-    i.add_incoming(_I64(0), entry.block)
-    i.add_incoming(following_i, done.block)
+    carry([(i, _I64(0), following_i)], entry, done)
     done.cbranch(done.icmp_signed("<", i, last), block.block, leave.block)
     leave.ret_void()
 

@@ -6,7 +6,7 @@ element beyond the ends is read or written. Arguments are int64: addresses, step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -34,6 +34,23 @@ def splat(b: ir.IRBuilder, scalar: Value, kind: ir.VectorType = VEC) -> Value:
     return b.shuffle_vector(b.insert_element(nothing, scalar, I32(0)), nothing, ir.Constant(LANES, [0] * VECTOR))
 
 
+def blocks(function: ir.Function, names: str) -> list[ir.IRBuilder]:
+    """New blocks of a function, where code is to go."""
+    return [ir.IRBuilder(function.append_basic_block(name)) for name in names.split()]
+
+
+def carry(values: Iterable[tuple[Value, Value, Value]], before: ir.IRBuilder, again: ir.IRBuilder) -> None:
+    """Of every (phi, first, following) of a loop: what it is at first, and each time that the loop goes on."""
+    for phi, first, following in values:
+        phi.add_incoming(first, before.block)
+        phi.add_incoming(following, again.block)
+
+
+def library(b: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
+    """An intrinsic function of LLVM."""
+    return b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(result, arguments), name)
+
+
 def below(b: ir.IRBuilder, count: Value) -> Value:
     """The mask of the first `count` lanes, an int64 from 0 to any number."""
     least = b.select(b.icmp_signed("<", count, I64(VECTOR)), count, I64(VECTOR))
@@ -43,33 +60,32 @@ def below(b: ir.IRBuilder, count: Value) -> Value:
 
 def load_masked(b: ir.IRBuilder, address: Value, mask: Value) -> Value:
     """Lanes outside the mask are zero and are not read."""
-    name = f"llvm.masked.load.v{VECTOR}f32.p0"
-    kind = ir.FunctionType(VEC, [VEC.as_pointer(), I32, MASK, VEC])
-    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    function = library(b, f"llvm.masked.load.v{VECTOR}f32.p0", VEC, VEC.as_pointer(), I32, MASK, VEC)
     return b.call(function, [pointer(b, address), I32(ITEM), mask, ZERO])
 
 
 def store_masked(b: ir.IRBuilder, value: Value, address: Value, mask: Value) -> None:
     """Lanes outside the mask are not written."""
-    name = f"llvm.masked.store.v{VECTOR}f32.p0"
-    kind = ir.FunctionType(ir.VoidType(), [VEC, VEC.as_pointer(), I32, MASK])
-    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    function = library(b, f"llvm.masked.store.v{VECTOR}f32.p0", ir.VoidType(), VEC, VEC.as_pointer(), I32, MASK)
     b.call(function, [value, pointer(b, address), I32(ITEM), mask])
 
 
 def fma(b: ir.IRBuilder, x: Value, y: Value, z: Value) -> Value:
     """x·y + z, rounded once."""
-    name = f"llvm.fma.v{VECTOR}f32"
-    function = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(VEC, [VEC] * 3), name)
-    return b.call(function, [x, y, z])
+    return b.call(library(b, f"llvm.fma.v{VECTOR}f32", VEC, VEC, VEC, VEC), [x, y, z])
 
 
-def load(b: ir.IRBuilder, address: Value) -> Value:
-    return b.load(pointer(b, address), align=ITEM)
+def load(b: ir.IRBuilder, address: Value, left: Value | None = None) -> Value:
+    """A vector, or only so many of its elements, the others being zero."""
+    return b.load(pointer(b, address), align=ITEM) if left is None else load_masked(b, address, below(b, left))
 
 
-def store(b: ir.IRBuilder, value: Value, address: Value) -> None:
-    b.store(value, pointer(b, address), align=ITEM)
+def store(b: ir.IRBuilder, value: Value, address: Value, left: Value | None = None) -> None:
+    """A vector, or only so many of its elements."""
+    if left is None:
+        b.store(value, pointer(b, address), align=ITEM)
+    else:
+        store_masked(b, value, address, below(b, left))
 
 
 def stream(b: ir.IRBuilder, value: Value, address: Value) -> None:
@@ -85,9 +101,7 @@ def prefetch(b: ir.IRBuilder, address: Value, *, writing: bool = False, level: i
 
     The first level takes few lines at a time; a processor that waits for it waits for the memory.
     """
-    name = "llvm.prefetch.p0"
-    kind = ir.FunctionType(ir.VoidType(), [VEC.as_pointer(), I32, I32, I32])
-    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    function = library(b, "llvm.prefetch.p0", ir.VoidType(), VEC.as_pointer(), I32, I32, I32)
     b.call(function, [pointer(b, address), I32(int(writing)), I32(4 - level), I32(1)])
 
 
@@ -96,17 +110,14 @@ def vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, V
 
     The block to start with is answered; the function returns behind the row.
     """
-    entry, check, whole, rest, part, leave = (
-        ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "check", "whole", "rest", "part", "leave")
-    )
+    entry, check, whole, rest, part, leave = blocks(function, "entry check whole rest part leave")
     entry.branch(check.block)
     done = check.phi(I64)
     following = check.add(done, I64(VECTOR))
     check.cbranch(check.icmp_signed("<=", following, count), whole.block, rest.block)
     body(whole, done, None)
     whole.branch(check.block)
-    done.add_incoming(I64(0), entry.block)
-    done.add_incoming(following, whole.block)
+    carry([(done, I64(0), following)], entry, whole)
     left = rest.sub(count, done)
     rest.cbranch(rest.icmp_signed(">", left, I64(0)), part.block, leave.block)
     body(part, done, left)
@@ -124,11 +135,7 @@ def _copy(function: ir.Function) -> None:
         # Rows mostly follow one another, and the next ones are too far in the instructions to be fetched by themselves.
         prefetch(b, b.add(at, I64(_AHEAD)), level=2)
         prefetch(b, b.add(to, I64(_AHEAD)), writing=True)
-        if left is None:
-            store(b, load(b, at), to)
-        else:
-            mask = below(b, left)
-            store_masked(b, load_masked(b, at, mask), to, mask)
+        store(b, load(b, at, left), to, left)
 
     vectors(function, count, body)
 
@@ -137,11 +144,7 @@ def _clear(function: ir.Function) -> None:
     target, count = function.args
 
     def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
-        to = b.add(target, b.mul(done, I64(ITEM)))
-        if left is None:
-            store(b, ZERO, to)
-        else:
-            store_masked(b, ZERO, to, below(b, left))
+        store(b, ZERO, b.add(target, b.mul(done, I64(ITEM))), left)
 
     vectors(function, count, body)
 
@@ -155,13 +158,9 @@ def _copy_even(function: ir.Function) -> None:
         to, at = b.add(target, offset), b.add(source, b.mul(offset, I64(2)))
         # The element behind the last even one may lie beyond the end.
         cells = I64(2 * VECTOR - 1) if left is None else b.sub(b.mul(left, I64(2)), I64(1))
-        low = load(b, at) if left is None else load_masked(b, at, below(b, cells))
-        high = load_masked(b, b.add(at, I64(BYTES)), below(b, b.sub(cells, I64(VECTOR))))
-        value = b.shuffle_vector(low, high, even)
-        if left is None:
-            store(b, value, to)
-        else:
-            store_masked(b, value, to, below(b, left))
+        low = load(b, at, None if left is None else cells)
+        high = load(b, b.add(at, I64(BYTES)), b.sub(cells, I64(VECTOR)))
+        store(b, b.shuffle_vector(low, high, even), to, left)
 
     vectors(function, count, body)
 
@@ -176,17 +175,12 @@ def _split_pairs(function: ir.Function) -> None:
         halves = []
         for half in range(2):
             prefetch(b, b.add(at, ahead), level=2)
-            mask = None if cells is None else below(b, b.sub(cells, I64(half * VECTOR)))
-            halves.append(load(b, at) if mask is None else load_masked(b, at, mask))
+            halves.append(load(b, at, None if cells is None else b.sub(cells, I64(half * VECTOR))))
             at = b.add(at, I64(BYTES))
         low, high = halves
         for first, target in enumerate((even, odd)):
             value = b.shuffle_vector(low, high, ir.Constant(LANES, [2 * lane + first for lane in range(VECTOR)]))
-            to = b.add(target, offset)
-            if left is None:
-                store(b, value, to)
-            else:
-                store_masked(b, value, to, below(b, left))
+            store(b, value, b.add(target, offset), left)
 
     vectors(function, count, body)
 
@@ -199,7 +193,7 @@ def _spread_even(function: ir.Function) -> None:
     def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, b.mul(offset, I64(2))), b.add(source, offset)
-        value = load(b, at) if left is None else load_masked(b, at, below(b, left))
+        value = load(b, at, left)
         for half, lanes in enumerate(halves):
             mask = even
             if left is not None:
@@ -212,31 +206,25 @@ def _spread_even(function: ir.Function) -> None:
 def _copy_rows(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, count = function.args
     row_of = function_of(function.module, "onnx_backprop_copy_run", 3, _copy)
-    entry, row, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "row", "leave"))
+    entry, row, leave = blocks(function, "entry row leave")
     entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)
     left, to, at = (row.phi(I64) for _ in range(3))
     row.call(row_of, [to, at, count])
     fewer = row.sub(left, I64(1))
-    for phi, first, following in (
-        (left, rows, fewer),
-        (to, target, row.add(to, target_row)),
-        (at, source, row.add(at, source_row)),
-    ):
-        phi.add_incoming(first, entry.block)
-        phi.add_incoming(following, row.block)
+    steps = [(left, rows, fewer), (to, target, row.add(to, target_row)), (at, source, row.add(at, source_row))]
+    carry(steps, entry, row)
     row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, leave.block)
     leave.ret_void()
 
 
 def _fetch(function: ir.Function) -> None:
     address, size = function.args
-    entry, line, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "line", "leave"))
+    entry, line, leave = blocks(function, "entry line leave")
     entry.cbranch(entry.icmp_signed(">", size, I64(0)), line.block, leave.block)
     at = line.phi(I64)
     prefetch(line, line.add(address, at), level=2)
     further = line.add(at, I64(_LINE))
-    at.add_incoming(I64(0), entry.block)
-    at.add_incoming(further, line.block)
+    carry([(at, I64(0), further)], entry, line)
     line.cbranch(line.icmp_signed("<", further, size), line.block, leave.block)
     leave.ret_void()
 

@@ -23,7 +23,6 @@ from onnx_backprop.ort_ops.vector.registers import (
     prefetch,
     splat,
     store,
-    store_masked,
     vectors,
 )
 
@@ -50,15 +49,10 @@ def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
             to, mask = b.add(target, offset), before if left is None else b.and_(before, below(b, left))
             total = load_masked(b, to, mask)
             for row, weight in zip(rows, weights, strict=True):
-                at = b.add(row, offset)
-                value = load(b, at) if left is None else load_masked(b, at, below(b, left))
-                total = fma(b, weight, value, total)
+                total = fma(b, weight, load(b, b.add(row, offset), left), total)
             for row in rows[-2:] if fetching else ():
                 prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)), level=2)
-            if left is None:
-                store(b, total, to)
-            else:
-                store_masked(b, total, to, below(b, left))
+            store(b, total, to, left)
 
         head.branch(vectors(function, count, body))
 
@@ -84,16 +78,14 @@ def combine_rows(target, source, table, taps, count):
         while t < taps:
             _combine_1(target, source, table + 16 * t, count, t)
             t += 1
-    while t < taps:
-        if taps - t >= 4 and count > SHORT:
+    while taps - t >= 4:
+        if count > SHORT:
             _combine_4_long(target, source, table + 16 * t, count, t)
-            t += 4
-        elif taps - t >= 4:
-            _combine_4(target, source, table + 16 * t, count, t)
-            t += 4
-        elif taps - t >= 2:
-            _combine_2(target, source, table + 16 * t, count, t)
-            t += 2
         else:
-            _combine_1(target, source, table + 16 * t, count, t)
-            t += 1
+            _combine_4(target, source, table + 16 * t, count, t)
+        t += 4
+    if taps - t >= 2:
+        _combine_2(target, source, table + 16 * t, count, t)
+        t += 2
+    if t < taps:
+        _combine_1(target, source, table + 16 * t, count, t)

@@ -25,14 +25,15 @@ from onnx_backprop.ort_ops.vector.registers import (
     VEC,
     ZERO,
     Value,
-    below,
+    blocks,
+    carry,
     fma,
     load,
     load_masked,
     pointer,
     prefetch,
     splat,
-    store_masked,
+    store,
 )
 
 SIZES = (3, 5)  # of the kernels, square
@@ -42,9 +43,8 @@ _AHEAD = 3072  # bytes
 def _stencil(size: int) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, target_row, rows, starts, weights, count, lines, length = function.args
-        entry, block, line, sums, finish, step, further, leave = (
-            ir.IRBuilder(function.append_basic_block(n))
-            for n in ("entry", "block", "line", "sums", "finish", "step", "further", "leave")
+        entry, block, line, sums, finish, step, further, leave = blocks(
+            function, "entry block line sums finish step further leave"
         )
         ends = splat(entry, entry.trunc(length, I32), LANES)
         firsts = [entry.load(pointer(entry, entry.add(starts, I64(8 * j)), I64)) for j in range(size)]
@@ -60,7 +60,7 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
         for first in firsts:
             index = block.add(IOTA, splat(block, block.trunc(block.add(first, x), I32), LANES))
             masks.append(block.icmp_unsigned("<", index, ends))  # a negative index is a huge one
-        writable = below(block, block.sub(count, x))
+        writable = block.sub(count, x)
         block.branch(line.block)
 
         y, to = line.phi(I64), line.phi(I64)
@@ -77,24 +77,19 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
                 total = sums.fmul(weight, value) if j == 0 else fma(sums, weight, value, total)
             totals.append(sums.fadd(running[i - 1], total) if i else total)
         sums.cbranch(sums.icmp_signed(">=", y, I64(size - 1)), finish.block, step.block)
-        store_masked(finish, totals[-1], finish.add(to, along), writable)
+        store(finish, totals[-1], finish.add(to, along), writable)
         after = finish.add(to, target_row)
         finish.branch(step.block)
 
         to_next = step.phi(I64)
-        to_next.add_incoming(to, sums.block)
-        to_next.add_incoming(after, finish.block)
+        carry([(to_next, to, after)], sums, finish)
         y_next = step.add(y, I64(1))
-        phis = [(y, I64(0), y_next), (to, target, to_next)]
-        phis += [(phi, ZERO, total) for phi, total in zip(running, totals[:-1], strict=True)]
-        for phi, first, following in phis:
-            phi.add_incoming(first, block.block)
-            phi.add_incoming(following, step.block)
+        phis = [(phi, ZERO, total) for phi, total in zip(running, totals[:-1], strict=True)]
+        carry([(y, I64(0), y_next), (to, target, to_next), *phis], block, step)
         step.cbranch(step.icmp_signed("<", y_next, lines), line.block, further.block)
 
         x_next = further.add(x, I64(VECTOR))
-        x.add_incoming(I64(0), entry.block)
-        x.add_incoming(x_next, further.block)
+        carry([(x, I64(0), x_next)], entry, further)
         further.cbranch(further.icmp_signed("<", x_next, count), block.block, leave.block)
         leave.ret_void()
 

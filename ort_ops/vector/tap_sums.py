@@ -22,7 +22,8 @@ from onnx_backprop.ort_ops.vector.registers import (
     VEC,
     ZERO,
     Value,
-    below,
+    blocks,
+    carry,
     fma,
     load,
     load_masked,
@@ -40,48 +41,34 @@ def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
     return [b.load(pointer(b, b.add(shifts, I64(8 * t)), I64)) for t in range(taps)]
 
 
-def _lanes(entry: ir.IRBuilder, lanes: Value, whole: bool) -> Value | None:
-    """The mask of the lanes of an element; None where they are all of a vector's."""
-    return None if whole else below(entry, lanes)
-
-
-def _load(b: ir.IRBuilder, address: Value, mask: Value | None) -> Value:
-    return load(b, address) if mask is None else load_masked(b, address, mask)
-
-
 def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
     """All lines of some taps."""
 
     def make(function: ir.Function) -> None:
         sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead = function.args
-        entry, outer, inner, after, leave = (
-            ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "outer", "inner", "after", "leave")
-        )
-        places, mask = _places(entry, shifts, taps), _lanes(entry, lanes, whole)
+        entry, outer, inner, after, leave = blocks(function, "entry outer inner after leave")
+        places, left = _places(entry, shifts, taps), None if whole else lanes
         entry.branch(outer.block)
         line, a_start, b_start = (outer.phi(I64) for _ in range(3))
         before = [outer.phi(VEC) for _ in range(taps)]
         outer.branch(inner.block)
-        left, a_at, b_at = (inner.phi(I64) for _ in range(3))
+        more, a_at, b_at = (inner.phi(I64) for _ in range(3))
         running = [inner.phi(VEC) for _ in range(taps)]
-        value = _load(inner, a_at, mask)
+        value = load(inner, a_at, left)
         if fetching:
             prefetch(inner, inner.add(a_at, a_ahead), level=2)
             prefetch(inner, inner.add(b_at, b_ahead), level=2)
         result = [
-            fma(inner, value, _load(inner, inner.add(b_at, place), mask), total)
+            fma(inner, value, load(inner, inner.add(b_at, place), left), total)
             for place, total in zip(places, running, strict=True)
         ]
-        fewer = inner.sub(left, I64(1))
+        fewer = inner.sub(more, I64(1))
         steps = [
-            (left, count, fewer),
+            (more, count, fewer),
             (a_at, a_start, inner.add(a_at, a_step)),
             (b_at, b_start, inner.add(b_at, b_step)),
         ]
-        steps += list(zip(running, before, result, strict=True))
-        for phi, first, following in steps:
-            phi.add_incoming(first, outer.block)
-            phi.add_incoming(following, inner.block)
+        carry([*steps, *zip(running, before, result, strict=True)], outer, inner)
         inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
         rest = after.sub(line, I64(1))
         steps = [
@@ -89,10 +76,7 @@ def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
             (a_start, a, after.add(a_start, a_line)),
             (b_start, b, after.add(b_start, b_line)),
         ]
-        steps += [(total, ZERO, more) for total, more in zip(before, result, strict=True)]
-        for phi, first, following in steps:
-            phi.add_incoming(first, entry.block)
-            phi.add_incoming(following, after.block)
+        carry([*steps, *((total, ZERO, sum_) for total, sum_ in zip(before, result, strict=True))], entry, after)
         after.cbranch(after.icmp_signed(">", rest, I64(0)), outer.block, leave.block)
         for t, total in enumerate(result):
             place = leave.add(sums, I64(BYTES * t))
@@ -107,7 +91,7 @@ def _weigh(taps: int) -> Make:
 
     def make(function: ir.Function) -> None:
         target, target_step, source, source_step, shifts, weights, count, add = function.args
-        entry, loop, leave = (ir.IRBuilder(function.append_basic_block(n)) for n in ("entry", "loop", "leave"))
+        entry, loop, leave = blocks(function, "entry loop leave")
         places = _places(entry, shifts, taps)
         factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
         every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
@@ -119,13 +103,8 @@ def _weigh(taps: int) -> Make:
             total = fma(loop, factor, load(loop, loop.add(at, place)), total)
         store(loop, total, to)
         fewer = loop.sub(left, I64(1))
-        for phi, first, following in (
-            (left, count, fewer),
-            (to, target, loop.add(to, target_step)),
-            (at, source, loop.add(at, source_step)),
-        ):
-            phi.add_incoming(first, entry.block)
-            phi.add_incoming(following, loop.block)
+        steps = (to, target, loop.add(to, target_step)), (at, source, loop.add(at, source_step))
+        carry([(left, count, fewer), *steps], entry, loop)
         loop.cbranch(loop.icmp_signed(">", fewer, I64(0)), loop.block, leave.block)
         leave.ret_void()
 

@@ -15,17 +15,31 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import Make, routine
-from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value
+from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value, load, pointer, splat, store
 
 ELEMENTS = 16  # products per tile
 
 
-def _load(b: ir.IRBuilder, address: Value, offset: int = 0) -> Value:
-    return b.load(b.inttoptr(b.add(address, I64(offset)), VEC.as_pointer()), align=4)
+def _behind(b: ir.IRBuilder, start: Value, step: Value, n: int) -> Value:
+    """The n-th of some addresses that are `step` apart."""
+    return b.add(start, b.mul(step, I64(n)))
 
 
-def _store(b: ir.IRBuilder, value: Value, address: Value, offset: int = 0) -> None:
-    b.store(value, b.inttoptr(b.add(address, I64(offset)), VEC.as_pointer()), align=4)
+def _transformed(
+    b: ir.IRBuilder,
+    by: Callable[..., list[Value]],
+    lines: list[list[Value]],
+    target: Value,
+    steps: tuple[Value, int, int],
+) -> None:
+    """The other factor of a transform, by the first entries of all lines, the second ones …, as vectors in memory.
+
+    steps: bytes from vector to vector, and how many vectors from one of these to the next, and from entry to entry.
+    """
+    step, outer, inner = steps
+    for i in range(len(lines[0])):
+        for j, value in enumerate(by(b, [line[i] for line in lines])):
+            store(b, value, _behind(b, target, step, outer * i + inner * j))
 
 
 def _pick(b: ir.IRBuilder, first: Value, second: Value, lanes: list[int]) -> Value:
@@ -46,12 +60,10 @@ def _source_row(b: ir.IRBuilder, d: list[Value]) -> list[Value]:
 def _source(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
     rows = []
     for j in range(4):
-        at = b.add(source, b.mul(row, I64(j)))
-        now, later = (_load(b, at), _load(b, at, BYTES)), (_load(b, at, 8), _load(b, at, BYTES + 8))
-        rows.append(_source_row(b, [_pick(b, *pair, lanes) for pair in (now, later) for lanes in (_EVEN, _ODD)]))
-    for j in range(4):
-        for i, value in enumerate(_source_row(b, [rows[k][j] for k in range(4)])):
-            _store(b, value, b.add(target, b.mul(step, I64(4 * i + j))))
+        at = _behind(b, source, row, j)
+        pairs = ([load(b, b.add(at, I64(offset))) for offset in (first, BYTES + first)] for first in (0, 8))
+        rows.append(_source_row(b, [_pick(b, *pair, lanes) for pair in pairs for lanes in (_EVEN, _ODD)]))
+    _transformed(b, _source_row, rows, target, (step, 1, 4))
 
 
 def _weights_row(b: ir.IRBuilder, g: list[Value]) -> list[Value]:
@@ -62,11 +74,9 @@ def _weights_row(b: ir.IRBuilder, g: list[Value]) -> list[Value]:
 
 
 def _weights(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
-    g = [_load(b, b.add(source, b.mul(row, I64(n)))) for n in range(9)]
+    g = [load(b, _behind(b, source, row, n)) for n in range(9)]
     columns = [_weights_row(b, [g[3 * i + j] for i in range(3)]) for j in range(3)]
-    for i in range(4):
-        for j, value in enumerate(_weights_row(b, [columns[k][i] for k in range(3)])):
-            _store(b, value, b.add(target, b.mul(step, I64(4 * i + j))))
+    _transformed(b, _weights_row, columns, target, (step, 4, 1))
 
 
 def _result_row(b: ir.IRBuilder, m: list[Value]) -> list[Value]:
@@ -75,25 +85,21 @@ def _result_row(b: ir.IRBuilder, m: list[Value]) -> list[Value]:
 
 
 def _result(b: ir.IRBuilder, source: Value, step: Value, top: Value, bottom: Value, bias: Value) -> None:
-    m = [_load(b, b.add(source, b.mul(step, I64(n)))) for n in range(ELEMENTS)]
+    m = [load(b, _behind(b, source, step, n)) for n in range(ELEMENTS)]
     columns = [_result_row(b, [m[4 * i + j] for i in range(4)]) for j in range(4)]
-    nothing = ir.Constant(VEC, ir.Undefined)
-    scalar = b.load(b.inttoptr(bias, FLOAT.as_pointer()))
-    added = _pick(b, b.insert_element(nothing, scalar, I32(0)), nothing, [0] * VECTOR)
+    added = splat(b, b.load(pointer(b, bias, FLOAT)))
     for i, target in enumerate((top, bottom)):
         left, right = (b.fadd(y, added) for y in _result_row(b, [columns[j][i] for j in range(4)]))
-        _store(b, _pick(b, left, right, _LOW), target)
-        _store(b, _pick(b, left, right, _HIGH), target, BYTES)
+        store(b, _pick(b, left, right, _LOW), target)
+        store(b, _pick(b, left, right, _HIGH), b.add(target, I64(BYTES)))
 
 
 def _cells(b: ir.IRBuilder, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
     rows = []
     for i in range(4):
-        at = b.add(source, b.mul(row, I64(i)))
-        rows.append(_source_row(b, [_load(b, b.add(at, b.mul(cell, I64(j)))) for j in range(4)]))
-    for j in range(4):
-        for i, value in enumerate(_source_row(b, [rows[k][j] for k in range(4)])):
-            _store(b, value, b.add(target, b.mul(step, I64(4 * i + j))))
+        at = _behind(b, source, row, i)
+        rows.append(_source_row(b, [load(b, _behind(b, at, cell, j)) for j in range(4)]))
+    _transformed(b, _source_row, rows, target, (step, 1, 4))
 
 
 def _gradient_row(b: ir.IRBuilder, y: list[Value]) -> list[Value]:
@@ -104,12 +110,10 @@ def _gradient_row(b: ir.IRBuilder, y: list[Value]) -> list[Value]:
 def _gradient(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
     rows = []
     for i in range(2):
-        at = b.add(source, b.mul(row, I64(i)))
-        pair = _load(b, at), _load(b, at, BYTES)
+        at = _behind(b, source, row, i)
+        pair = load(b, at), load(b, b.add(at, I64(BYTES)))
         rows.append(_gradient_row(b, [_pick(b, *pair, lanes) for lanes in (_EVEN, _ODD)]))
-    for j in range(4):
-        for i, value in enumerate(_gradient_row(b, [rows[k][j] for k in range(2)])):
-            _store(b, value, b.add(target, b.mul(step, I64(4 * i + j))))
+    _transformed(b, _gradient_row, rows, target, (step, 1, 4))
 
 
 def _kernel_row(b: ir.IRBuilder, u: list[Value]) -> list[Value]:
@@ -120,11 +124,9 @@ def _kernel_row(b: ir.IRBuilder, u: list[Value]) -> list[Value]:
 
 
 def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Value) -> None:
-    u = [_load(b, b.add(source, b.mul(step, I64(n)))) for n in range(ELEMENTS)]
+    u = [load(b, _behind(b, source, step, n)) for n in range(ELEMENTS)]
     columns = [_kernel_row(b, [u[4 * i + j] for i in range(4)]) for j in range(4)]
-    for i in range(3):
-        for j, value in enumerate(_kernel_row(b, [columns[k][i] for k in range(4)])):
-            _store(b, value, b.add(target, b.mul(row, I64(3 * i + j))))
+    _transformed(b, _kernel_row, columns, target, (row, 3, 1))
 
 
 def _whole(write: Callable[..., None]) -> Make:

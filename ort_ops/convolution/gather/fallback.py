@@ -84,9 +84,9 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
                     for k in range(count):
                         scatter_run(kind, weights, k * COLUMNS, 1, source, first + (c + k) * w_in, w_out, columns)
                     for place in range(0, cells, ROWS):
-                        c = results + 4 * COLUMNS * place, 4 * COLUMNS
+                        sums = results + 4 * COLUMNS * place, 4 * COLUMNS
                         a, b = (copy + 4 * pitch * place, rows, 4), (weights, 4 * COLUMNS)
-                        multiply(min(ROWS, cells - place), columns, c, a, b, one_segment(rows), count, 1)
+                        multiply(min(ROWS, cells - place), columns, sums, a, b, one_segment(rows), count, 1)
             if bias:
                 add_to_columns(results, 4 * COLUMNS, values, cells, columns)
             at, step = out_at(p, phase, n, group, cell)

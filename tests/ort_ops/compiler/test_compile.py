@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx_backprop.ort_ops.compiler import objects
 from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, view
@@ -135,6 +136,48 @@ class Numbers(Record):
     true: bool
 
 
+@dataclass(kw_only=True)
+class Outer(Record):
+    before: int
+    held: Numbers
+    after: int
+
+
+def test_records_in_records() -> None:
+    """Their fields are read and stored where they lie."""
+    numbers = Numbers(first=2, three=(3, 4, 5), real=0.5, true=True)
+    words = np.array(Outer(before=1, held=numbers, after=6).words(), np.int64)
+    assert words.tolist() == [1, *numbers.words(), 6]
+
+    def computed(address, index):
+        outer = view(Outer, address)
+        held = outer.held
+        held.first = 7
+        x, _, _ = outer.held.three
+        return outer.before + 10 * held.three[index] + 100 * x + 1000 * outer.after + 10000 * (held.real == 0.5)
+
+    assert run(computed, words.ctypes.data, 2) == 1 + 50 + 300 + 6000 + 10000
+    assert words[1] == 7
+
+
+def test_arithmetic_of_tuples() -> None:
+    """Element by element, nested ones too; a number goes with every element."""
+    least: Any = min
+
+    def computed(x, y):
+        one, other = ((x, y), 3), ((y, 2), x)
+        (a, b), c = one * other - 1  # pyright: ignore[reportOperatorIssue]
+        (d, e), f = least(one, other, 5)
+        return a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f
+
+    def want(x, y):
+        d, e, f = min(x, y, 5), min(y, 2, 5), min(3, x, 5)
+        return x * y - 1 + 10 * (2 * y - 1) + 100 * (3 * x - 1) + 1000 * d + 10000 * e + 100000 * f
+
+    for x, y in itertools.product(NUMBERS, NUMBERS):
+        assert run(computed, x, y) == want(x, y)
+
+
 def test_records() -> None:
     """Fields are read and stored, elements of tuples by an index that is not known before."""
     blocks = [Numbers(first=n, three=(n, 10 * n, 100 * n), real=n / 2, true=n == 2) for n in (1, 2)]
@@ -180,6 +223,14 @@ def _no_field(address):
     return view(Numbers, address).second  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def _unlike(x):
+    return (x, 1) + (x, 2, 3)  # noqa: RUF005
+
+
+def _record_stored(address):
+    view(Outer, address).held = address
+
+
 def _listing(x):
     return [x]
 
@@ -195,7 +246,7 @@ def _unknown(x):
     return x + never_defined  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
 
 
-@pytest.mark.parametrize("function", [_listing, _mixed, _unknown, _no_field])
+@pytest.mark.parametrize("function", [_listing, _mixed, _unknown, _unlike, _no_field, _record_stored])
 def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
     line = function.__code__.co_firstlineno
     with pytest.raises(CompileError, match=r"test_compile\.py:(\d+)") as caught:
@@ -320,3 +371,27 @@ def test_fast_arithmetic_is_another_function() -> None:
 
         names.add(outer.name)
     assert len(names) == 2
+
+
+def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used where its sources and what they know of the machine are the same, and nothing is compiled then."""
+
+    def triple(x):
+        return 3 * x
+
+    made = inner(triple)
+    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+    monkeypatch.setattr(objects, "levels", lambda: ["wider", "this"])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made)])
+    assert objects.ship(tmp_path / "this") == 1
+    objects._carried.cache_clear()
+    try:
+        function = objects.Exported(made, (INT,), INT)
+        monkeypatch.setattr(function, "compile", None)
+        assert function.at_hand
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 15
+        (tmp_path / "this" / "made_of").write_text("other sources")
+        objects._carried.cache_clear()
+        assert objects.Exported(made, (INT,), INT)._carried is None
+    finally:
+        objects._carried.cache_clear()
