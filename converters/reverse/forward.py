@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import onnx_ir as ir
@@ -80,6 +80,11 @@ class Forward:
         Nodes that only serve a gradient that nobody asked for are taken away; a rule need not ask for their sake.
         """
         return index < len(self.node.inputs) and self.node.inputs[index] in self._wanted
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The values of the attributes that are written on the node."""
+        return {name: attribute.value for name, attribute in self.node.attributes.items()}
 
     def given(self, name: str) -> bool:
         """Whether an attribute is written on the node."""

@@ -105,7 +105,7 @@ def gather_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("Trilu", versions=(14,))
 def trilu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x above (or below) a diagonal, else 0  =>  dx = dy above (or below) the same diagonal."""
-    return op.Trilu(dy, node.optional(1), upper=node.int("upper", 1))
+    return op.Trilu(dy, node.optional(1), **node.written)
 
 
 @gradient("OneHot", versions=(11,))
@@ -127,8 +127,8 @@ def top_k(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("Compress", versions=(11,))
 def compress(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x where the condition holds along an axis (absent: x in row-major order)  =>  dx = zeros with dy there."""
-    x, axis = node.input(0), node.int("axis", 0) if node.given("axis") else None
-    return put_back(op, x, op.Compress(positions(op, x), node.input(1), axis=axis), dy)
+    x = node.input(0)
+    return put_back(op, x, op.Compress(positions(op, x), node.input(1), **node.written), dy)
 
 
 @gradient("Unique", versions=(11,))
@@ -137,9 +137,8 @@ def unique(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Equal elements share equally. The jump in the length of Y where two become equal is left out.
     """
-    x, given = node.input(0), {"sorted": node.int("sorted", 1)}
-    axis = node.int("axis", 0) if node.given("axis") else None
-    _, _, inverse, counts = op.emit("Unique", [x], given | {"axis": axis}, outputs=4)
+    x, axis = node.input(0), node.written.get("axis")
+    _, _, inverse, counts = op.emit("Unique", [x], node.written, outputs=4)
     share = op.Gather(op.Cast(counts, to=work_type(x)), inverse)
     if axis is None:
         return as_shaped(op, narrow(op, op.Div(op.Gather(widen(op, dy), inverse), share), x), x)
@@ -154,8 +153,7 @@ def unique(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("ReverseSequence", versions=(10,))
 def reverse_sequence(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = the first l_b steps of each sequence b of x in reverse order  =>  dx = dy, reversed in the same way."""
-    axes = {"batch_axis": node.int("batch_axis", 1), "time_axis": node.int("time_axis", 0)}
-    return op.ReverseSequence(dy, node.input(1), **axes)
+    return op.ReverseSequence(dy, node.input(1), **node.written)
 
 
 @gradient("CenterCropPad", versions=(18,))

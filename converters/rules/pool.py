@@ -22,16 +22,6 @@ from onnx_backprop.converters.rules.common import (
 )
 from onnx_backprop.opset.maths.convolution import MAX_RANK
 
-LISTS = ("kernel_shape", "strides", "dilations", "pads")
-NUMBERS = ("ceil_mode", "count_include_pad")
-
-
-def _attributes(node: Forward) -> dict[str, Any]:
-    """The attributes of a pool that decide its value, as far as they are written on the node."""
-    given: dict[str, Any] = {name: node.ints(name) for name in LISTS}
-    given |= {name: node.int(name, 0) for name in NUMBERS if node.given(name)}
-    return given | {"auto_pad": node.string("auto_pad", "NOTSET")}
-
 
 @gradient("MaxPool", versions=(12, 22))
 def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
@@ -44,7 +34,7 @@ def max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     attributes = _backward_attributes(node, x)
     if attributes is not None:
         return op.domain.MaxPoolBackward(x, dy, **attributes)
-    y, winners = op.emit("MaxPool", [x], _attributes(node), outputs=2)  # storage_order 0, whatever the node says
+    y, winners = op.emit("MaxPool", [x], node.written | {"storage_order": 0}, outputs=2)
     if any(d > 1 for d in node.ints("dilations") or ()):
         # a dilated window may step over x altogether: its value is then the lowest number and its index means nothing
         reached = op.Not(op.Equal(y, float((x.dtype or work_type(x)).min)))  # what onnxruntime's pool starts from
@@ -93,7 +83,7 @@ def average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         return op.domain.AvgPoolBackward(dy, op.shape(x), **attributes)
     windows = _Windows(op, node)
     image = op.filled(op.Concat([1, 1], op.lengths(x, 2), axis=0), 1, work_type(x))
-    share = op.Div(op.AveragePool(image, **_attributes(node)), op.Max(windows.sums(image), 1))
+    share = op.Div(op.AveragePool(image, **node.written), op.Max(windows.sums(image), 1))
     return narrow(op, windows.spread(op.Mul(widen(op, dy), share)), x)
 
 
@@ -230,5 +220,4 @@ def col2im(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     square = op.filled(op.Concat(cells, cells, axis=0), 0, work_type(x))
     kernels = op.Reshape(op.EyeLike(square), op.Concat(cells, [1], block, axis=0))
     image = op.Reshape(widen(op, dy), op.Concat([-1, 1], op.lengths(node.output(), 2), axis=0))
-    given = {name: node.ints(name) for name in ("strides", "dilations", "pads")}
-    return narrow(op, as_shaped(op, op.Conv(image, kernels, **given), x), x)
+    return narrow(op, as_shaped(op, op.Conv(image, kernels, **node.written), x), x)

@@ -125,8 +125,7 @@ def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: s
     if roi is not None and roi.dtype != ir.DataType.FLOAT:
         roi = op.Cast(roi, to=ir.DataType.FLOAT)
     scales, sizes = (None if _is_empty(node, n) else node.input(n) for n in (SCALES, SIZES))
-    attributes = {name: attribute.value for name, attribute in node.node.attributes.items()}
-    return op.domain.ResizeGrad(dy, node.input(0), roi, scales, sizes, **attributes)
+    return op.domain.ResizeGrad(dy, node.input(0), roi, scales, sizes, **node.written)
 
 
 def _is_empty(node: Forward, index: int) -> bool:
