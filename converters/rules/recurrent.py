@@ -102,6 +102,13 @@ def _sum(op: Builder, da: ir.Value) -> ir.Value:
     return op.ReduceSum(da, [0, 1], keepdims=0)
 
 
+def _found(s: Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> Found:
+    """What follows from da, the gradients of W x + R h + b in every step, where both biases are added alike."""
+    op, db = s.op, _sum(s.op, da)
+    bias = op.Concat(db, db, axis=0)
+    return Found(x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=r, bias=bias, h0=h0)
+
+
 def _halves(s: Sequences) -> Sequence[ir.Value | None]:
     """The bias of W and the bias of R."""
     return (None, None) if s.bias is None else _split(s.op, s.bias, 2, axis=0)
@@ -117,10 +124,7 @@ def _rnn_direction(s: Sequences, _node: Forward) -> Found:
         return [op.MatMul(da, s.r)], [da]
 
     (dh0,), (da,) = scan(op, [s.dh_last], [s.dh, slope], step, outputs=1, backwards=True, running=s.running)
-    db = _sum(op, da)
-    return Found(
-        x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=_outer_sum(op, da, h), bias=op.Concat(db, db, axis=0), h0=dh0
-    )
+    return _found(s, da, r=_outer_sum(op, da, h), h0=dh0)
 
 
 def _gru_direction(s: Sequences, node: Forward) -> Found:
@@ -162,13 +166,7 @@ def _gru_direction(s: Sequences, node: Forward) -> Found:
     da_recurrent = op.Mul(da_k, s.masked(r)) if linear else da_k
     dr = [_outer_sum(op, da_z, h), _outer_sum(op, da_r, h), _outer_sum(op, da_recurrent, h if linear else reset)]
     db = [_sum(op, da), _sum(op, op.Concat(da_z, da_r, da_recurrent, axis=-1))]
-    return Found(
-        x=op.MatMul(da, s.w),
-        w=_outer_sum(op, da, s.x),
-        r=op.Concat(*dr, axis=0),
-        bias=op.Concat(*db, axis=0),
-        h0=dh0,
-    )
+    return replace(_found(s, da, r=op.Concat(*dr, axis=0), h0=dh0), bias=op.Concat(*db, axis=0))
 
 
 def _lstm_direction(s: Sequences, node: Forward) -> Found:
@@ -218,15 +216,6 @@ def _lstm_direction(s: Sequences, node: Forward) -> Found:
 
     inputs = [s.dh, to_o, to_c, to_k, to_i, to_f, s.masked(kept)]
     (dh0, dc0), (da,) = scan(op, [s.dh_last, s.dc_last], inputs, step, outputs=1, backwards=True, running=s.running)
-    db = _sum(op, da)
     da_i, da_o, da_f, _ = _split(op, da, 4)
     dp = op.Concat(_sum(op, op.Mul(da_i, c)), _sum(op, op.Mul(da_o, c_after)), _sum(op, op.Mul(da_f, c)), axis=0)
-    return Found(
-        x=op.MatMul(da, s.w),
-        w=_outer_sum(op, da, s.x),
-        r=_outer_sum(op, da, h),
-        bias=op.Concat(db, db, axis=0),
-        h0=dh0,
-        c0=dc0,
-        peepholes=dp,
-    )
+    return replace(_found(s, da, r=_outer_sum(op, da, h), h0=dh0), c0=dc0, peepholes=dp)
