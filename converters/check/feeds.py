@@ -16,33 +16,23 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 Feeds = dict[str, np.ndarray]
 
 # Inputs whose values set a shape, a position or a count: random ones would ask for something else than was meant.
-_SHAPE_INPUTS: dict[str, frozenset[int]] = {
-    "AffineGrid": frozenset({1}),
-    "CenterCropPad": frozenset({1}),
-    "Col2Im": frozenset({1, 2}),
-    "ConstantOfShape": frozenset({0}),
-    "CumSum": frozenset({1}),
-    "DFT": frozenset({1, 2}),
-    "Expand": frozenset({1}),
-    "MaxUnpool": frozenset({1, 2}),
-    "OneHot": frozenset({1}),
-    "Pad": frozenset({1, 3}),
-    "Range": frozenset({0, 1, 2}),
-    "Reshape": frozenset({1}),
-    "Resize": frozenset({2, 3}),
-    "ReverseSequence": frozenset({1}),
-    "STFT": frozenset({1, 3}),
-    "Slice": frozenset({1, 2, 3, 4}),
-    "Split": frozenset({1}),
-    "Squeeze": frozenset({1}),
-    "Tile": frozenset({1}),
-    "TopK": frozenset({1}),
-    "Unsqueeze": frozenset({1}),
-    "Upsample": frozenset({1}),
-    **{
-        f"Reduce{name}": frozenset({1})
-        for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
-    },
+# fmt: off
+_SECOND = (
+    "AffineGrid", "CenterCropPad", "CumSum", "Expand", "OneHot", "ReduceL1", "ReduceL2", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Reshape",
+    "ReverseSequence", "Split", "Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample",
+)
+# fmt: on
+_SHAPE_INPUTS: dict[str, set[int]] = {op_type: {1} for op_type in _SECOND} | {
+    "Col2Im": {1, 2},
+    "ConstantOfShape": {0},
+    "DFT": {1, 2},
+    "MaxUnpool": {1, 2},
+    "Pad": {1, 3},
+    "Range": {0, 1, 2},
+    "Resize": {2, 3},
+    "STFT": {1, 3},
+    "Slice": {1, 2, 3, 4},
 }
 # Operators that carry a shape on: an input of theirs is as meaningful as what they make.
 _CARRIERS = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
@@ -172,7 +162,7 @@ def _shape_uses(graph: GraphProto, name: str) -> Iterator[NodeProto]:
     names = {name}
     for node in graph.node:
         read = {n for n, used in enumerate(node.input) if used in names}
-        if read & _SHAPE_INPUTS.get(node.op_type, frozenset()):
+        if read & _SHAPE_INPUTS.get(node.op_type, set()):
             yield node
         elif read and node.op_type in _CARRIERS:
             names.update(node.output)

@@ -10,19 +10,12 @@ from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, 
 FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE})
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 # attributes that hold an element type, by operator; without the attribute these operators make float32
-_TYPE_ATTRIBUTES = {
-    "Cast": "to",
-    "RandomNormal": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniformLike": "dtype",
-    "EyeLike": "dtype",
-    "Bernoulli": "dtype",
-    "BlackmanWindow": "output_datatype",
-    "HammingWindow": "output_datatype",
-    "HannWindow": "output_datatype",
-    "MelWeightMatrix": "output_datatype",
-}
+_DRAWN = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
+_TYPE_ATTRIBUTES = (
+    {"Cast": "to", "EyeLike": "dtype"}
+    | dict.fromkeys(_DRAWN, "dtype")
+    | dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"), "output_datatype")
+)
 
 
 def with_float_type(model: ModelProto, element: int) -> ModelProto:

@@ -156,6 +156,21 @@ class Builder:
         value.type, value.shape = like.type, like.shape
         return value
 
+    def choose(
+        self, condition: ir.Value, likes: Sequence[ir.Value], *branches: tuple[Builder, Sequence[ir.Value]]
+    ) -> list[ir.Value]:
+        """If: values like the given ones, those of the first branch where the condition holds, else of the second.
+
+        A branch is a builder that `inside` has made, and the values that it puts out, of its own or from outside.
+        """
+        graphs: dict[str, ir.Graph] = {}
+        for name, (inner, values) in zip(("then", "else"), branches, strict=True):
+            inner.prefix = f"{self.prefix}/{name}"
+            outputs = [inner.typed(inner.Identity(value), like) for value, like in zip(values, likes, strict=True)]
+            graphs[f"{name}_branch"] = ir.Graph([], outputs, nodes=inner.nodes, name=inner.unique(inner.prefix))
+        results = self.emit("If", [condition], graphs, outputs=len(likes))
+        return [self.typed(result, like) for result, like in zip(results, likes, strict=True)]
+
     def accumulate(self, values: Sequence[ir.Value]) -> ir.Value:
         """The sum of one or more gradients of the same value."""
         total = values[0]

@@ -223,19 +223,14 @@ def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder
     reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
     if not reached:
         return []
-    graphs: list[ir.Graph] = []
-    for branch, child, grads in zip(("then", "else"), inner, found, strict=True):
-        child.prefix = f"{op.prefix}/{branch}"
-        outputs = [
-            child.Identity(grads[value]) if value in grads else child.zeros(child.shape(value), value)
-            for value in reached
-        ]
-        for output, value in zip(outputs, reached, strict=True):
-            child.typed(output, value)
-        drop_unread(child.nodes, outputs)
-        graphs.append(ir.Graph([], outputs, nodes=child.nodes, name=child.unique(f"{op.prefix}/{branch}")))
-    results = op.emit("If", node.inputs, {"then_branch": graphs[0], "else_branch": graphs[1]}, outputs=len(reached))
-    return [(value, op.typed(result, value)) for value, result in zip(reached, results, strict=True)]
+    branches: list[tuple[Builder, list[ir.Value]]] = []
+    for child, grads in zip(inner, found, strict=True):
+        values = [grads[x] if x in grads else child.zeros(child.shape(x), x) for x in reached]
+        drop_unread(child.nodes, values)
+        branches.append((child, values))
+    (condition,) = node.inputs
+    assert condition is not None
+    return list(zip(reached, op.choose(condition, reached, *branches), strict=True))
 
 
 def _apply(

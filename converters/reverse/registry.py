@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 from onnx import defs
 
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
 
 Grads = ir.Value | Sequence[ir.Value | None]
-RuleFunction = Callable[..., Grads]
+RuleFunction = Callable[[Builder, Forward, Any], Grads]  # Any: dy, or with all_outputs a list of them
 Key = tuple[str, str, int]  # domain, operator, since_version
 
 

@@ -6,10 +6,8 @@ from math import pi, sqrt
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import element_type
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import DOMAIN_TYPES, cast, widen, work_type
 
 GELU_CUBIC = 0.044715  # of the tanh approximation, from the operator's definition
@@ -49,13 +47,6 @@ def elu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.Where(op.Greater(node.input(0), 0), dy, op.Mul(dy, slope))
 
 
-@gradient("Sigmoid", versions=(13,))
-def sigmoid(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = 1 / (1 + e^-x)  =>  dx = dy · Y · (1 - Y)."""
-    y = node.output()
-    return op.Mul(dy, op.Mul(y, op.Sub(1, y)))
-
-
 @gradient("HardSigmoid", versions=(6, 22))
 def hard_sigmoid(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = min(max(α x + β, 0), 1)  =>  dx = α · dy where 0 < Y < 1, else 0."""
@@ -70,19 +61,6 @@ def hard_swish(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x = node.input(0)
     between = op.Mul(dy, op.Add(op.Div(x, 3), 0.5))
     return op.Where(op.LessOrEqual(x, -3), 0, op.Where(op.GreaterOrEqual(x, 3), dy, between))
-
-
-@gradient("Tanh", versions=(13,))
-def tanh(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = tanh x  =>  dx = dy · (1 - Y²)."""
-    y = node.output()
-    return op.Mul(dy, op.Sub(1, op.Mul(y, y)))
-
-
-@gradient("Softplus", versions=(1, 22))
-def softplus(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = ln(1 + e^x)  =>  dx = dy · sigmoid(x)."""
-    return op.Mul(dy, op.Sigmoid(node.input(0)))
 
 
 @gradient("Gelu", versions=(20,))
@@ -152,14 +130,6 @@ def swish(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     alpha = node.float("alpha", 1.0)
     s = op.Sigmoid(op.Mul(alpha, node.input(0)))
     return op.Mul(dy, op.Add(s, op.Mul(op.Mul(alpha, node.output()), op.Sub(1, s))))
-
-
-@gradient("Mish", versions=(18, 22))
-def mish(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x · t, t = tanh(ln(1 + e^x))  =>  dx = dy · (t + x · sigmoid(x) · (1 - t²))."""
-    x = node.input(0)
-    t = op.Tanh(op.Softplus(x))
-    return op.Mul(dy, op.Add(t, op.Mul(x, op.Mul(op.Sigmoid(x), op.Sub(1, op.Mul(t, t))))))
 
 
 @gradient("Identity", versions=(16, 19, 21, 23, 24, 25))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import helper, numpy_helper
+from onnx import helper, parser
 
 from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.converters.reverse.expand import amends
@@ -13,6 +12,23 @@ from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import element_type
 
 MASKED = ("BiasRowMaxAxes", "BiasRowMax", "FloatNegInfT", "RowAllMasked")  # nodes of the body
+# RowAllMasked, for the rows that put out 0, and ScoresOrNone, which depends on no score where none counts
+ROWS = """
+    LowestT = CastLike(Lowest, BiasRowMax)
+    RowAllInfinite = Equal(BiasRowMax, FloatNegInfT)
+    RowWithoutScores = LessOrEqual(BiasRowMax, LowestT)
+    AnswerIsMean = Cast<to = 9>(Answer)
+    AnswerIsZero = Not(AnswerIsMean)
+    RowPutsOutZero = And(RowWithoutScores, AnswerIsZero)
+    RowAllMasked = Or(RowPutsOutZero, RowAllInfinite)
+    KeyMasked = Equal(AttnBiasT, FloatNegInfT)
+    RowHasKeys = Not(RowAllInfinite)
+    KeyOutOfMean = And(KeyMasked, RowHasKeys)
+    NoScore = CastLike(AskQ, Scores)
+    NoKey = CastLike(FloatNegInf, Scores)
+    SameScores = Where(KeyOutOfMean, NoKey, NoScore)
+    ScoresOrNone = Where(RowWithoutScores, SameScores, Scores)
+"""
 
 
 @amends("Attention")
@@ -33,51 +49,22 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     if softmax is None or dtype is None or not nodes.keys() >= set(MASKED):
         raise unsupported(node, "the function body that onnx defines for it is not one that this version knows")
     *earlier, _ = [nodes.pop(name) for name in MASKED]
-    scores, softmax.input[0] = softmax.input[0], "ScoresOrNone"
+    scores = helper.make_node("Identity", [softmax.input[0]], ["Scores"])
+    softmax.input[0] = "ScoresOrNone"
     mask = node.inputs[3] if len(node.inputs) > 3 else None
+    rows = parser.parse_function(f'<opset_import: ["": 23], domain: "rows"> rows () => (ScoresOrNone) {{{ROWS}}}').node
     del body.node[:]
     for inner in nodes.values():
         if inner is softmax:
-            body.node.extend([*earlier, *_masked_rows(dtype, None if mask is None else element_type(mask), scores)])
+            body.node.extend([*earlier, scores, *_answer(dtype, dtype if mask is None else element_type(mask)), *rows])
         body.node.append(inner)
 
 
-def _masked_rows(dtype: ir.DataType, mask: ir.DataType | None, scores: str) -> list[onnx.NodeProto]:
-    """RowAllMasked, for the rows that put out 0, and ScoresOrNone, which depends on no score where none counts."""
-    return [
-        *_constant("Lowest", dtype, [dtype.min]),
-        helper.make_node("CastLike", ["Lowest", "BiasRowMax"], ["LowestT"]),
-        helper.make_node("Equal", ["BiasRowMax", "FloatNegInfT"], ["RowAllInfinite"]),
-        helper.make_node("LessOrEqual", ["BiasRowMax", "LowestT"], ["RowWithoutScores"]),
-        *_zero_or_mean(dtype, mask),
-        helper.make_node("Equal", ["AttnBiasT", "FloatNegInfT"], ["KeyMasked"]),
-        helper.make_node("Not", ["RowAllInfinite"], ["RowHasKeys"]),
-        helper.make_node("And", ["KeyMasked", "RowHasKeys"], ["KeyOutOfMean"]),
-        *_constant("Zero0", dtype, [0]),
-        helper.make_node("CastLike", ["Zero0", scores], ["NoScore"]),
-        helper.make_node("CastLike", ["FloatNegInf", scores], ["NoKey"]),
-        helper.make_node("Where", ["KeyOutOfMean", "NoKey", "NoScore"], ["SameScores"]),
-        helper.make_node("Where", ["RowWithoutScores", "SameScores", scores], ["ScoresOrNone"]),
-    ]
-
-
-def _zero_or_mean(dtype: ir.DataType, mask: ir.DataType | None) -> list[onnx.NodeProto]:
-    """RowAllMasked by what this onnxruntime puts out where the mask is the lowest number: 0, or the mean (here 1)."""
-    if mask is None or not mask.is_floating_point():
-        return [helper.make_node("Identity", ["RowAllInfinite"], ["RowAllMasked"])]
-    return [
-        *_constant("AskQ", dtype, [[[[0]]]]),
-        *_constant("AskV", dtype, [[[[1]]]]),
-        *_constant("AskMask", mask, [[mask.min]]),
-        helper.make_node("Attention", ["AskQ", "AskQ", "AskV", "AskMask"], ["Answer"]),
-        helper.make_node("Cast", ["Answer"], ["AnswerIsMean"], to=onnx.TensorProto.BOOL),
-        helper.make_node("Not", ["AnswerIsMean"], ["AnswerIsZero"]),
-        helper.make_node("And", ["RowWithoutScores", "AnswerIsZero"], ["RowPutsOutZero"]),
-        helper.make_node("Or", ["RowPutsOutZero", "RowAllInfinite"], ["RowAllMasked"]),
-    ]
-
-
-def _constant(name: str, dtype: ir.DataType, values: object) -> list[onnx.NodeProto]:
-    return [
-        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values).astype(dtype.numpy())))
-    ]
+def _answer(dtype: ir.DataType, mask: ir.DataType) -> list[onnx.NodeProto]:
+    """What this onnxruntime puts out for a value of 1 where the mask is the lowest number: 0, or the mean, 1."""
+    lowest = mask.min if mask.is_floating_point() else 0
+    given = {"AskQ": (dtype, [1] * 4, 0), "AskV": (dtype, [1] * 4, 1), "AskMask": (mask, [1, 1], lowest)}
+    given["Lowest"] = (dtype, [1], dtype.min)
+    tensors = {name: helper.make_tensor(name, kind.value, shape, [x]) for name, (kind, shape, x) in given.items()}
+    constants = [helper.make_node("Constant", [], [name], value=tensor) for name, tensor in tensors.items()]
+    return [*constants, helper.make_node("Attention", ["AskQ", "AskQ", "AskV", "AskMask"], ["Answer"])]

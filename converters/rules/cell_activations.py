@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.converters.reverse.registry import RULES, Builder, Forward, served_versions
 
 # None: the operator's text and onnxruntime do not name the same default, or name none
 ALPHAS = {
@@ -40,7 +39,8 @@ class Activation:
 
     def slope(self, op: Builder, a: ir.Value) -> ir.Value:
         """dy / da: 0 beyond the clip; at the kink of a function, the slope to its left."""
-        slope = _SLOPES[self.name](op, self._clipped(op, a), self)
+        emit = _SLOPES.get(self.name, lambda op, a, f: _rule_slope(op, _VALUES[f.name](op, a, f)))
+        slope = emit(op, self._clipped(op, a), self)
         return slope if self.clip is None else op.Where(op.Less(op.Abs(a), self.clip), slope, 0)
 
     def _clipped(self, op: Builder, a: ir.Value) -> ir.Value:
@@ -80,58 +80,34 @@ def _floats(node: Forward, name: str) -> list[float]:
 Emit = Callable[[Builder, ir.Value, Activation], ir.Value]
 
 
-def _step(op: Builder, a: ir.Value, bound: float, above: float, below: float) -> ir.Value:
-    return op.Where(op.Greater(a, bound), op.scalar(above, a), op.scalar(below, a))
-
-
-def _tanh_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
-    t = op.Tanh(a)
-    return op.Sub(1, op.Mul(t, t))
-
-
-def _sigmoid_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
-    s = op.Sigmoid(a)
-    return op.Mul(s, op.Sub(1, s))
+def _rule_slope(op: Builder, y: ir.Value) -> ir.Value:
+    """The slope of the operator that has put y out, by its gradient rule."""
+    node = y.producer()
+    assert node is not None
+    version = served_versions(node.op_type)[-1]
+    slope = RULES["", node.op_type, version].function(op, Forward(node, set(), version), op.scalar(1, y))
+    assert isinstance(slope, ir.Value)
+    return slope
 
 
 def _line(op: Builder, a: ir.Value, f: Activation) -> ir.Value:
     return op.Add(op.Mul(f.alpha, a), f.beta)
 
 
-def _hard_sigmoid_slope(op: Builder, a: ir.Value, f: Activation) -> ir.Value:
-    line = _line(op, a, f)
-    inside = op.And(op.Greater(line, 0), op.Less(line, 1))
-    return op.Where(inside, op.scalar(f.alpha, a), op.scalar(0, a))
-
-
-def _softsign_slope(op: Builder, a: ir.Value, _: Activation) -> ir.Value:
-    root = op.Add(1, op.Abs(a))
-    return op.Reciprocal(op.Mul(root, root))
-
-
 _VALUES: dict[str, Emit] = {
     "Tanh": lambda op, a, _: op.Tanh(a),
     "Sigmoid": lambda op, a, _: op.Sigmoid(a),
-    "Relu": lambda op, a, _: op.Relu(a),
+    "Relu": lambda op, a, _: op.LeakyRelu(a, alpha=0.0),
     "LeakyRelu": lambda op, a, f: op.LeakyRelu(a, alpha=f.alpha),
-    "ThresholdedRelu": lambda op, a, f: op.Where(op.Greater(a, f.alpha), a, 0),
+    "ThresholdedRelu": lambda op, a, f: op.ThresholdedRelu(a, alpha=f.alpha),
     "Affine": _line,
     "ScaledTanh": lambda op, a, f: op.Mul(f.alpha, op.Tanh(op.Mul(f.beta, a))),
-    "HardSigmoid": lambda op, a, f: op.Clip(_line(op, a, f), 0, 1),
+    "HardSigmoid": lambda op, a, f: op.HardSigmoid(a, alpha=f.alpha, beta=f.beta),
     "Elu": lambda op, a, f: op.Elu(a, alpha=f.alpha),
     "Softsign": lambda op, a, _: op.Softsign(a),
     "Softplus": lambda op, a, _: op.Softplus(a),
 }
 _SLOPES: dict[str, Emit] = {
-    "Tanh": _tanh_slope,
-    "Sigmoid": _sigmoid_slope,
-    "Relu": lambda op, a, _: _step(op, a, 0, 1, 0),
-    "LeakyRelu": lambda op, a, f: _step(op, a, 0, 1, f.alpha),
-    "ThresholdedRelu": lambda op, a, f: _step(op, a, f.alpha, 1, 0),
     "Affine": lambda op, a, f: op.Expand(op.scalar(f.alpha, a), op.Shape(a)),
-    "ScaledTanh": lambda op, a, f: op.Mul(f.alpha * f.beta, _tanh_slope(op, op.Mul(f.beta, a), f)),
-    "HardSigmoid": _hard_sigmoid_slope,
-    "Elu": lambda op, a, f: op.Where(op.Greater(a, 0), 1, op.Mul(f.alpha, op.Exp(a))),
-    "Softsign": _softsign_slope,
-    "Softplus": lambda op, a, _: op.Sigmoid(a),
+    "ScaledTanh": lambda op, a, f: op.Mul(f.alpha * f.beta, _rule_slope(op, op.Tanh(op.Mul(f.beta, a)))),
 }

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims, element_type
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, size_ratio, widen, work_type
 from onnx_backprop.converters.rules.merged_shapes import channel_view, group_view
 from onnx_backprop.converters.rules.standardise import standardise

@@ -13,10 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.conv_transpose_pads import axis_pads, extent
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import padded
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths.convolution import MAX_RANK

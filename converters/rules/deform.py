@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, count_up, narrow, widen
 from onnx_backprop.converters.rules.taps import SampleTaps, sample_taps
 

@@ -8,10 +8,8 @@ from string import ascii_letters
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import count_up, narrow, widen
 from onnx_backprop.opset.core.shapes import Dim
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from math import pi, sqrt
-
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import element_type
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import FLOAT_TYPES, cast, positions
 
 
 @gradient("Add", versions=(14,), broadcasts=True)
-def add(_op: Builder, _node: Forward, dy: ir.Value) -> Grads:
-    """Y = a + b  =>  da = db = dy, each summed over the axes it was broadcast along."""
-    return dy, dy
+@gradient("Sum", versions=(13,), broadcasts=True)
+def add(_op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = a + b + …  =>  da = db = … = dy, each summed over the axes it was broadcast along."""
+    return [dy] * len(node.inputs)
 
 
 @gradient("Sub", versions=(14,), broadcasts=True)
@@ -69,12 +66,6 @@ def power(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return dx, dp
 
 
-@gradient("Sum", versions=(13,), broadcasts=True)
-def sum_(_op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = Σ_i x_i  =>  dx_i = dy, summed over the axes x_i was broadcast along."""
-    return [dy] * len(node.inputs)
-
-
 @gradient("Mean", versions=(13,), broadcasts=True)
 def mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = Σ_i x_i / n  =>  dx_i = dy / n, summed over the axes x_i was broadcast along."""
@@ -82,20 +73,15 @@ def mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 
 @gradient("Max", versions=(13,), broadcasts=True)
-def maximum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = max_i x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y, else 0: ties share equally."""
+@gradient("Min", versions=(13,), broadcasts=True)
+def extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = max_i (min_i) x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y: ties share equally."""
     if len(node.inputs) == 1:
         return dy
     hits = [op.Equal(x, node.output()) for x in node.every_input()]
     one, zero = op.scalar(1, dy), op.scalar(0, dy)
     share = op.Div(dy, op.Sum(*(op.Where(hit, one, zero) for hit in hits)))
     return [op.Where(hit, share, 0) for hit in hits]
-
-
-@gradient("Min", versions=(13,), broadcasts=True)
-def minimum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = min_i x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y, else 0: ties share equally."""
-    return maximum(op, node, dy)
 
 
 @gradient("Clip", versions=(13,))
@@ -128,43 +114,6 @@ def where(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def neg(op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     """Y = -x  =>  dx = -dy."""
     return op.Neg(dy)
-
-
-@gradient("Abs", versions=(13,))
-def absolute(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = |x|  =>  dx = dy · sign x, 0 at x = 0."""
-    return op.Mul(dy, op.Sign(node.input(0)))
-
-
-@gradient("Reciprocal", versions=(13,))
-def reciprocal(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = 1 / x  =>  dx = -dy · Y²."""
-    return op.Neg(op.Mul(dy, op.Mul(node.output(), node.output())))
-
-
-@gradient("Sqrt", versions=(13,))
-def square_root(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = √x  =>  dx = dy / (2 Y); infinite at x = 0 (and NaN there when dy is 0 too)."""
-    return op.Div(op.Mul(dy, 0.5), node.output())
-
-
-@gradient("Exp", versions=(13,))
-def exponential(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = e^x  =>  dx = dy · Y."""
-    return op.Mul(dy, node.output())
-
-
-@gradient("Log", versions=(13,))
-def logarithm(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = ln x  =>  dx = dy / x."""
-    return op.Div(dy, node.input(0))
-
-
-@gradient("Erf", versions=(13,))
-def erf(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = erf x  =>  dx = dy · 2/√π · e^(-x²)."""
-    x = node.input(0)
-    return op.Mul(dy, op.Mul(2 / sqrt(pi), op.Exp(op.Neg(op.Mul(x, x)))))
 
 
 @gradient("CastLike", versions=(15, 19, 21, 23, 24, 25))

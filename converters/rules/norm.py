@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import DOMAIN_TYPES, as_shaped, cast, narrow, size_ratio, widen, work_type
 from onnx_backprop.converters.rules.merged_shapes import merged_length
 from onnx_backprop.converters.rules.standardise import Standardised, standardise

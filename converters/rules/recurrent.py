@@ -16,9 +16,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.cell_activations import activations
 from onnx_backprop.converters.rules.recurrent_parts import (
     BIAS,

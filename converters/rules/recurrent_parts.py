@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
-from onnx_backprop.converters.reverse.registry import Grads
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads
 from onnx_backprop.converters.rules.cell_activations import Activation
 from onnx_backprop.converters.rules.common import narrow, widen, work_type
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import element_type
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import cast, narrow, size_ratio, widen, work_type
 
 
@@ -28,18 +26,13 @@ def reduce_mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 
 @gradient("ReduceMax", versions=(18, 20))
-def reduce_max(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = max x over axes  =>  dx = dy / (number of x that equal Y) where x = Y, else 0: ties share equally."""
+@gradient("ReduceMin", versions=(18, 20))
+def reduce_extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = max (min) x over axes  =>  dx = dy / (number of x that equal Y) where x = Y, else 0: ties share equally."""
     x, noop = node.input(0), node.int("noop_with_empty_axes", 0) or None
     hit = op.Equal(x, _restore(op, node, node.output()))
     count = op.ReduceSum(op.Cast(hit, to=work_type(x)), *_axes(node), keepdims=1, noop_with_empty_axes=noop)
     return op.Where(hit, narrow(op, op.Div(widen(op, _restore(op, node, dy), x), count), x), 0)
-
-
-@gradient("ReduceMin", versions=(18, 20))
-def reduce_min(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = min x over axes  =>  dx = dy / (number of x that equal Y) where x = Y, else 0: ties share equally."""
-    return reduce_max(op, node, dy)
 
 
 @gradient("ReduceSumSquare", versions=(18,))

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.conv import wanted_shape
 from onnx_backprop.converters.rules.resize_equivalence import (
     AxisScale,
@@ -40,17 +38,6 @@ from onnx_backprop.opset.operators.resize_grad import scales_of_sizes
 logger = logging.getLogger("onnx_backprop")
 
 ROI, SCALES, SIZES = 1, 2, 3
-ATTRIBUTES = (
-    "antialias",
-    "axes",
-    "coordinate_transformation_mode",
-    "cubic_coeff_a",
-    "exclude_outside",
-    "extrapolation_value",
-    "keep_aspect_ratio_policy",
-    "mode",
-    "nearest_mode",
-)
 
 
 @gradient("Resize", versions=(18, 19), inputs=(0,))
@@ -138,7 +125,7 @@ def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: s
     if roi is not None and roi.dtype != ir.DataType.FLOAT:
         roi = op.Cast(roi, to=ir.DataType.FLOAT)
     scales, sizes = (None if _is_empty(node, n) else node.input(n) for n in (SCALES, SIZES))
-    attributes = {name: node.node.attributes[name].value for name in ATTRIBUTES if node.given(name)}
+    attributes = {name: attribute.value for name, attribute in node.node.attributes.items()}
     return op.domain.ResizeGrad(dy, node.input(0), roi, scales, sizes, **attributes)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, widen, work_type
 from onnx_backprop.converters.rules.taps import sample_taps
 

@@ -7,34 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.converters.reverse.registry import Grads, gradient
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped
 
 
 @gradient("Reshape", versions=(14, 19, 21, 23, 24, 25))
-def reshape(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x in another shape  =>  dx = dy in the shape of x."""
-    return as_shaped(op, dy, node.input(0))
-
-
 @gradient("Flatten", versions=(13, 21, 23, 24, 25))
-def flatten(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x as a matrix  =>  dx = dy in the shape of x."""
-    return as_shaped(op, dy, node.input(0))
-
-
 @gradient("Squeeze", versions=(13, 21, 23, 24, 25))
-def squeeze(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x without some axes of length 1  =>  dx = dy in the shape of x."""
-    return as_shaped(op, dy, node.input(0))
-
-
 @gradient("Unsqueeze", versions=(13, 21, 23, 24, 25))
-def unsqueeze(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = x with further axes of length 1  =>  dx = dy in the shape of x."""
+def reshape(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = x in another shape: any, a matrix, without or with axes of length 1  =>  dx = dy in the shape of x."""
     return as_shaped(op, dy, node.input(0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -45,6 +45,16 @@ class State:
         value = ir.Value(name=op.unique(name), type=ir.TensorType(dtype), shape=shape)
         self.fill[str(value.name)] = fill
         return value
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What one update reads: by parameter its gradient, its state and its running mean; and the number of the step."""
+
+    gradients: dict[ir.Value, ir.Value]
+    step: ir.Value
+    slots: dict[ir.Value, list[ir.Value]]
+    means: dict[ir.Value, ir.Value]
 
 
 class StepWriter:
@@ -88,10 +98,8 @@ class StepWriter:
         }
         means = {x: self._mean_input(x) for x in gradients} if optimizer.ema is not None else {}
         kept = [step, *gradients, *(s for of_x in slots.values() for s in of_x), *means.values()]
-        if optimizer.accumulate == 1:
-            new = self._update(op, wide, step, slots, means)
-        else:
-            new = self._accumulated(wide, step, slots, means, kept)
+        update = _Update(wide, step, slots, means)
+        new = self._update(op, update) if optimizer.accumulate == 1 else self._accumulated(update, kept)
         for value in kept:
             state.new[value] = new[value]
 
@@ -104,64 +112,38 @@ class StepWriter:
         self.state.copies[str(value.name)] = str(x.name)
         return value
 
-    def _accumulated(
-        self,
-        gradients: dict[ir.Value, ir.Value],
-        step: ir.Value,
-        slots: dict[ir.Value, list[ir.Value]],
-        means: dict[ir.Value, ir.Value],
-        kept: Sequence[ir.Value],
-    ) -> dict[ir.Value, ir.Value]:
+    def _accumulated(self, update: _Update, kept: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays."""
         op, state, count = self.op, self.state, self.optimizer.accumulate
         micro = state.add(op, MICRO_STEP, ir.DataType.INT64, ir.Shape([]))
         due = op.GreaterOrEqual(op.Add(micro, 1), count)
         sums: dict[ir.Value, ir.Value] = {}
         totals: dict[ir.Value, ir.Value] = {}
-        for x, g in gradients.items():
+        for x, g in update.gradients.items():
             sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
             totals[x] = _shaped(op.Add(sums[x], op.Mul(g, 1 / count)), x)
         renewed = [*kept, micro, *sums.values()]
-        branches: list[ir.Graph] = []
-        for branch in ("then", "else"):
-            inner = op.inside()
-            inner.prefix = f"optimizer/{branch}"
-            if branch == "then":
-                new = self._update(inner, totals, step, slots, means)
-                new[micro] = inner.number(0, ir.DataType.INT64)
-                for x, accumulated in sums.items():
-                    new[accumulated] = inner.zeros(inner.shape(x), accumulated)
-            else:
-                new = {value: inner.Identity(value) for value in kept}
-                new[micro] = inner.Add(micro, 1)
-                for x, accumulated in sums.items():
-                    new[accumulated] = inner.Identity(totals[x])
-            outputs = [inner.Identity(new[value]) if branch == "then" else new[value] for value in renewed]
-            for output, value in zip(outputs, renewed, strict=True):
-                inner.typed(output, value)
-            branches.append(ir.Graph([], outputs, nodes=inner.nodes, name=inner.unique(f"optimizer/{branch}")))
-        attributes = {"then_branch": branches[0], "else_branch": branches[1]}
-        results = op.emit("If", [due], attributes, outputs=len(renewed))
-        new = {value: op.typed(result, value) for value, result in zip(renewed, results, strict=True)}
+        then, otherwise = op.inside(), op.inside()
+        then.prefix, otherwise.prefix = "optimizer/then", "optimizer/else"
+        updated = self._update(then, replace(update, gradients=totals))
+        updated[micro] = then.number(0, ir.DataType.INT64)
+        updated |= {x: then.zeros(then.shape(x), x) for x in sums.values()}
+        stays = dict(zip(kept, kept, strict=True)) | {sums[x]: total for x, total in totals.items()}
+        stays[micro] = otherwise.Add(micro, 1)
+        branches = [(then, [updated[v] for v in renewed]), (otherwise, [stays[v] for v in renewed])]
+        new = dict(zip(renewed, op.choose(due, renewed, *branches), strict=True))
         for value in (micro, *sums.values()):
             state.new[value] = new[value]
         return new
 
-    def _update(
-        self,
-        op: Builder,
-        gradients: dict[ir.Value, ir.Value],
-        step: ir.Value,
-        slots: dict[ir.Value, list[ir.Value]],
-        means: dict[ir.Value, ir.Value],
-    ) -> dict[ir.Value, ir.Value]:
+    def _update(self, op: Builder, update: _Update) -> dict[ir.Value, ir.Value]:
         """Every value of the state after one update."""
-        optimizer = self.optimizer
-        new: dict[ir.Value, ir.Value] = {step: op.Add(step, 1)}
-        count = op.Cast(new[step], to=ir.DataType.DOUBLE)
+        optimizer, slots = self.optimizer, update.slots
+        new: dict[ir.Value, ir.Value] = {update.step: op.Add(update.step, 1)}
+        count = op.Cast(new[update.step], to=ir.DataType.DOUBLE)
         rate = op.Cast(self.rate, to=ir.DataType.DOUBLE)
-        clipped = self._clipped(op, gradients)
-        for index, members in self._groups(list(gradients)):
+        clipped = self._clipped(op, update.gradients)
+        for index, members in self._groups(list(clipped)):
             group = None if index is None else optimizer.groups[index]
             decay = optimizer.weight_decay if group is None or group.weight_decay is None else group.weight_decay
             names = [*optimizer.hyper, *(["weight_decay"] if decay else [])]
@@ -185,7 +167,7 @@ class StepWriter:
             for x in members:
                 for value in (x, *slots[x]):
                     new[value] = op.typed(next(results), value)
-        for x, mean in means.items():
+        for x, mean in update.means.items():
             new[mean] = self._running_mean(op, new[x], x, mean)
         return new
 

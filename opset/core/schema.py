@@ -112,7 +112,8 @@ def _arg(context: Any, n: int, spec: Input) -> Arg | None:
     data = context.get_input_data(n)
     if data is not None:
         return Arg.of_array(spec, dims, numpy_helper.to_array(data))
-    symbolic = context.get_symbolic_input(n)
+    whole = proto is not None and proto.tensor_type.elem_type in (TensorProto.INT32, TensorProto.INT64)
+    symbolic = context.get_symbolic_input(n) if whole else None  # onnx joins floats into shapes of unknown lengths
     return Arg(dims, None if symbolic is None else _dims(symbolic))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx_backprop.ort_ops.compiler import objects
 from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, view
@@ -370,3 +371,27 @@ def test_fast_arithmetic_is_another_function() -> None:
 
         names.add(outer.name)
     assert len(names) == 2
+
+
+def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used where its sources and what they know of the machine are the same, and nothing is compiled then."""
+
+    def triple(x):
+        return 3 * x
+
+    made = inner(triple)
+    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+    monkeypatch.setattr(objects, "levels", lambda: ["wider", "this"])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made)])
+    assert objects.ship(tmp_path / "this") == 1
+    objects._carried.cache_clear()
+    try:
+        function = objects.Exported(made, (INT,), INT)
+        monkeypatch.setattr(function, "compile", None)
+        assert function.at_hand
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 15
+        (tmp_path / "this" / "made_of").write_text("other sources")
+        objects._carried.cache_clear()
+        assert objects.Exported(made, (INT,), INT)._carried is None
+    finally:
+        objects._carried.cache_clear()
