@@ -29,6 +29,7 @@ from onnx_backprop.ort_ops.compiler.values import (
     constant,
     converted,
     flat,
+    integer,
     is_function,
     is_record,
     joined,
@@ -43,13 +44,17 @@ from onnx_backprop.ort_ops.compiler.values import (
 if TYPE_CHECKING:
     from onnx_backprop.ort_ops.compiler.language import Module
 
+# what an operator is in Python, and what LLVM calls it for floats and for integers
 _BINARY = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.Add: (operator.add, "fadd", "add"), ast.Sub: (operator.sub, "fsub", "sub"),
+    ast.Mult: (operator.mul, "fmul", "mul"), ast.Div: (operator.truediv, "fdiv", ""),
+    ast.FloorDiv: (operator.floordiv, "", ""), ast.Mod: (operator.mod, "", ""),
+    ast.BitAnd: (operator.and_, "", "and_"), ast.BitOr: (operator.or_, "", "or_"),
+    ast.BitXor: (operator.xor, "", "xor"), ast.LShift: (operator.lshift, "", "shl"),
+    ast.RShift: (operator.rshift, "", "ashr"),
 }  # fmt: skip
 _COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-_KNOWN = _BINARY | {
+_KNOWN: dict[type[ast.AST], Any] = {op: python for op, (python, _, _) in _BINARY.items()} | {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_,
 }  # fmt: skip
@@ -173,39 +178,34 @@ class Expressions:
         else:
             kind = DOUBLE if op is ast.Div and common(left, right) == INT else common(left, right)
         b, x, y = self.b, converted(self.b, left, kind).of, converted(self.b, right, kind).of
-        if kind in REAL:
-            make = {ast.Add: b.fadd, ast.Sub: b.fsub, ast.Mult: b.fmul, ast.Div: b.fdiv}.get(op)
-            if make is None:
-                raise CompileError(f"{op.__name__} of floats")
-            return Value(kind, make(x, y, flags=self.fast))
-        if op in (ast.FloorDiv, ast.Mod):
+        if op in (ast.FloorDiv, ast.Mod) and kind not in REAL:
             return Value(kind, self.divided(x, y, remainder=op is ast.Mod))
-        return Value(
-            kind,
-            {
-                ast.Add: b.add, ast.Sub: b.sub, ast.Mult: b.mul, ast.BitAnd: b.and_, ast.BitOr: b.or_,
-                ast.BitXor: b.xor, ast.LShift: b.shl, ast.RShift: b.ashr,
-            }[op](x, y),
-        )  # fmt: skip
+        _, of_floats, of_integers = _BINARY.get(op, (None, "", ""))
+        make = getattr(b, of_floats if kind in REAL else of_integers, None)
+        if make is None:
+            raise CompileError(f"{op.__name__} of {kind}")
+        return Value(kind, make(x, y, flags=self.fast if kind in REAL else ()))
 
     def divided(self, x: Any, y: Any, *, remainder: bool) -> Any:
         """Rounded down; by a power of two that is a shift, and the remainder a mask."""
         b = self.b
         if isinstance(y, ir.Constant) and y.constant > 0 and y.constant & (y.constant - 1) == 0:
             if remainder:
-                return b.and_(x, ir.Constant(llvm_type(INT), y.constant - 1))
-            return b.ashr(x, ir.Constant(llvm_type(INT), y.constant.bit_length() - 1))
+                return b.and_(x, integer(y.constant - 1))
+            return b.ashr(x, integer(y.constant.bit_length() - 1))
         rest = b.srem(x, y)
         below = b.and_(b.icmp_signed("!=", rest, zero()), b.icmp_signed("<", b.xor(rest, y), zero()))
         if remainder:
             return b.select(below, b.add(rest, y), rest)
         return b.sub(b.sdiv(x, y), b.zext(below, llvm_type(INT)))
 
-    def compare(self, sign: str, left: Value, right: Value) -> Any:
+    def compare(self, op: type[ast.cmpop], left: Value, right: Value) -> Any:
+        sign = _COMPARISONS.get(op)
+        if sign is None:
+            raise CompileError(f"no such comparison: {op.__name__}")
         if isinstance(left.type, tuple) and isinstance(right.type, tuple) and sign in ("==", "!="):
-            pairs = zip(flat(left), flat(right), strict=True)  # of integers, or they are refused here
-            equal = [self.b.icmp_signed("==", x, y) for x, y in pairs]
-            every = functools.reduce(self.b.and_, equal)
+            elements = zip(flat(left), flat(right), strict=True)  # of integers, or they are refused here
+            every = functools.reduce(self.b.and_, [self.b.icmp_signed("==", x, y) for x, y in elements])
             return every if sign == "==" else self.b.not_(every)
         kind = common(left, right)
         x, y = converted(self.b, left, kind).of, converted(self.b, right, kind).of
@@ -218,10 +218,7 @@ class Expressions:
     def truth(self, node: ast.expr) -> Value:
         """A comparison, `and`, `or`: a bool."""
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            sign = _COMPARISONS.get(type(node.ops[0]))
-            if sign is None:
-                raise self.refused(node, "not in this language")
-            return Value(BOOL, self.compare(sign, self.value(node.left), self.value(node.comparators[0])))
+            return Value(BOOL, self.compare(type(node.ops[0]), self.value(node.left), self.value(node.comparators[0])))
         yes, no, after = (self.of.append_basic_block(name) for name in ("yes", "no", "decided"))
         self.condition(node, yes, no)
         for block in (yes, no):
@@ -247,7 +244,7 @@ class Expressions:
                 before = self.value(left)
                 for op, comparator in zip(ops, comparators, strict=True):
                     after = self.value(comparator)
-                    holds, before = self.compare(_COMPARISONS[type(op)], before, after), after
+                    holds, before = self.compare(type(op), before, after), after
                     following = yes if comparator is comparators[-1] else self.of.append_basic_block("also")
                     self.b.cbranch(holds, following, no)
                     if following is not yes:
@@ -266,7 +263,7 @@ class Expressions:
         then = self.b.block
         self.b.position_at_end(other)
         two = self.value(orelse)
-        kind = one.type if one.type == two.type else joined(one.type, two.type)
+        kind = joined(one.type, two.type)
         two, other = converted(self.b, two, kind), self.b.block
         self.b.branch(after)
         self.b.position_at_end(then)
@@ -299,18 +296,15 @@ class Expressions:
     def field(self, node: ast.Attribute) -> Value:
         record, field = self.place(node)
         if field.record:
-            return Value(field.record, self.b.add(record.of, ir.Constant(llvm_type(INT), 8 * field.at)))
+            return Value(field.record, self.b.add(record.of, integer(8 * field.at)))
         kind = DOUBLE if field.real else INT
-        words = [
-            Value(kind, self.b.load(self.word(record, ir.Constant(llvm_type(INT), field.at + n), kind)))
-            for n in range(max(field.count, 1))
-        ]
+        words = [Value(kind, self.b.load(self.word(record, integer(field.at + n), kind))) for n in range(field.words)]
         return tuple_of(words) if field.count else words[0]
 
     def element(self, node: ast.Attribute, index: Value) -> Value:
         """One word of a field that is a tuple."""
         record, field = self.place(node)
-        at = self.b.add(converted(self.b, index, INT).of, ir.Constant(llvm_type(INT), field.at))
+        at = self.b.add(converted(self.b, index, INT).of, integer(field.at))
         return Value(INT, self.b.load(self.word(record, at)))
 
     def view(self, node: ast.Call) -> Value:
@@ -320,7 +314,7 @@ class Expressions:
             raise self.refused(node, "not a class of records")
         address, *index = (converted(self.b, self.value(a), INT).of for a in node.args[1:])
         for n in index:
-            address = self.b.add(address, self.b.mul(n, ir.Constant(llvm_type(INT), 8 * size(record))))
+            address = self.b.add(address, self.b.mul(n, integer(8 * size(record))))
         return Value(record, address)
 
     # ----- elements ------
@@ -348,7 +342,7 @@ class Expressions:
             raise self.refused(node, "elements must be of one type")
         at, (chosen, *others) = converted(self.b, index, INT).of, [v.of for v in whole.of]
         for n, other in enumerate(others, start=1):
-            chosen = self.b.select(self.b.icmp_signed("==", at, ir.Constant(llvm_type(INT), n)), other, chosen)
+            chosen = self.b.select(self.b.icmp_signed("==", at, integer(n)), other, chosen)
         return Value(whole.type[0], chosen)
 
     # ----- calls ------
@@ -365,7 +359,7 @@ class Expressions:
         if isinstance(function, Intrinsic):
             return self.call_intrinsic(function, arguments)
         if function in (min, max) and len(arguments) >= 2:
-            return self.extreme("<" if function is min else ">", arguments)
+            return functools.reduce(functools.partial(self.extreme, ast.Lt if function is min else ast.Gt), arguments)
         if function in CASTS and len(arguments) == 1:
             return converted(self.b, arguments[0], CASTS[function])
         if function is np.sqrt and arguments[0].type in REAL:
@@ -397,13 +391,9 @@ class Expressions:
         answer = intrinsic.generate(self.b, *given)
         return Value(intrinsic.result, answer) if intrinsic.result else NOTHING
 
-    def extreme(self, sign: str, arguments: list[Value]) -> Value:
-        best = arguments[0]
-        for value in arguments[1:]:
-            if isinstance(best.type, tuple) or isinstance(value.type, tuple):
-                best = tuple_of([self.extreme(sign, [*pair]) for pair in pairs(best, value)])
-                continue
-            kind = common(best, value)
-            x, y = converted(self.b, best, kind), converted(self.b, value, kind)
-            best = Value(kind, self.b.select(self.compare(sign, x, y), x.of, y.of))
-        return best
+    def extreme(self, op: type[ast.cmpop], best: Value, value: Value) -> Value:
+        if isinstance(best.type, tuple) or isinstance(value.type, tuple):
+            return tuple_of([self.extreme(op, *pair) for pair in pairs(best, value)])
+        kind = common(best, value)
+        x, y = converted(self.b, best, kind), converted(self.b, value, kind)
+        return Value(kind, self.b.select(self.compare(op, x, y), x.of, y.of))

@@ -40,6 +40,7 @@ from onnx_backprop.ort_ops.compiler.values import (
     constant,
     converted,
     flat,
+    integer,
     is_function,
     joined,
     leaves,
@@ -241,7 +242,7 @@ class _Function(Expressions):
                 record, field = self.place(target)
                 if field.count or field.real or field.record:
                     raise self.refused(target, "cannot be assigned")
-                place = self.word(record, ir.Constant(llvm_type(INT), field.at))
+                place = self.word(record, integer(field.at))
                 self.b.store(converted(self.b, value, INT).of, place)
             case _:
                 raise self.refused(target, "cannot be assigned")
@@ -307,7 +308,7 @@ class _Function(Expressions):
         if node.orelse or node.iter.keywords:
             raise self.refused(node, "else of a loop")
         limits = [converted(self.b, self.value(a), INT).of for a in node.iter.args]
-        one = ir.Constant(llvm_type(INT), 1)
+        one = integer(1)
         start, stop, step = [*((zero(),) if len(limits) == 1 else ()), *limits, *((one,) if len(limits) < 3 else ())]
         counter = self.reserve(INT, "counter")
         self.b.store(start, counter)

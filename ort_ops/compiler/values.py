@@ -81,6 +81,10 @@ def zero(kind: Type = INT) -> ir.Constant:
     return ir.Constant(llvm_type(kind), 0)
 
 
+def integer(n: int) -> ir.Constant:
+    return ir.Constant(llvm_type(INT), n)
+
+
 def is_function(kind: Any) -> TypeGuard[Inner | Intrinsic]:
     """Functions may be handed to functions: such an argument is its own type, and has no value."""
     return isinstance(kind, (Inner, Intrinsic))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, size
+from onnx_backprop.ort_ops.convolution.problem import Correlation
 
 NONE: Triple = (0, 0, 0)
 
@@ -18,26 +19,16 @@ NONE: Triple = (0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(Record):
-    """A sum over the taps of a kernel. Data and weights are inputs 0 and 1."""
+    """A sum over the taps of a kernel: what is read is the source, what is written the destination of `c`.
+
+    Data and weights are inputs 0 and 1.
+    """
 
     kind: int
-    batch: int
-    groups: int  # of a depthwise convolution with channels as lanes: blocks of channels
-    outs: int
-    ins: int
-    last: bool  # channels are the last axis
-    in_n: int
-    in_c: int
-    in_stride: Triple
-    out_n: int
-    out_c: int
-    out_stride: Triple
-    length: Triple  # of in
+    c: Correlation  # of a data gradient the adjoint
     step: Triple  # in cells per out cell of a phase
     out_step: Triple  # distance of the out cells of a phase
-    w_out: int
-    w_in: int
-    w_group: int
+    groups: int = 0  # of a depthwise convolution with channels as lanes: blocks of channels
     bias: int = 0  # which input is added to the sums, 0: none
     split: int = 1  # items that a band's tiles of output channels are shared by
     phases: int = 0
@@ -55,8 +46,7 @@ class Gather(Record):
     pitch: int = 0  # floats from cell to cell, or of a tile
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
-    channels: int = 0  # of a depthwise convolution, whose groups are blocks of `block` channels
-    block: int = 0
+    block: int = 0  # channels of one, of a depthwise convolution
     stencil: int = 0  # size of a square kernel that slides over planes read and written where they lie, else 0
     streamed: bool = False  # whether results are stored past the caches, which do not hold them with what is read
 
@@ -98,25 +88,9 @@ class Cells(Record):
     """A sum over the cells of an image: the gradient with respect to weights (d, s, taps)."""
 
     kind: int
-    batch: int
-    groups: int
-    s: int
-    d: int
-    last: bool
+    c: Correlation
     source: int  # which inputs
     dest: int
-    s_n: int
-    s_c: int
-    s_stride: Triple
-    d_n: int
-    d_c: int
-    d_stride: Triple
-    w_d: int
-    w_s: int
-    length: Triple  # of the source
-    out: Triple  # of the destination
-    step: Triple
-    kernel: Triple
     taps: int
     low: Triple  # least and greatest shift
     high: Triple

@@ -17,7 +17,7 @@ from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import geometry, resolve
 from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import VECTOR
-from onnx_backprop.ort_ops.compiler.records import Triple
+from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
 BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
@@ -26,7 +26,7 @@ _DENSE: Triple = (1, 1, 1)
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Tensor(Record):
     """Batch, channel and spatial strides in elements."""
 
     n: int
@@ -35,8 +35,8 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """One correlation with the layouts of its tensors; `w_out` and `w_in` are the strides of D and S/g."""
+class Correlation(Record):
+    """One correlation with the layouts of its tensors; `w_d` and `w_s` are the strides of D and S/g."""
 
     batch: int
     groups: int
@@ -48,12 +48,26 @@ class Correlation:
     strides: Triple
     dilations: Triple
     pads: Triple
-    last: bool
+    last: bool  # channels are the last axis
     source: Tensor
     destination: Tensor
     w_d: int
     w_s: int
+    w_group: int
     w_kernel: Triple
+
+    @property
+    def depthwise(self) -> bool:
+        """One channel per group on either side."""
+        return self.s == self.d == 1 and self.groups > 1
+
+    @property
+    def adjoint(self) -> Correlation:
+        """Source and destination exchanged, as for the data gradient; kernel, strides and pads are still its own."""
+        return replace(
+            self, s=self.d, d=self.s, source_length=self.out_length, out_length=self.source_length,
+            source=self.destination, destination=self.source, w_d=self.w_s, w_s=self.w_d,
+        )  # fmt: skip
 
 
 def three(values: Sequence[int], fill: int) -> Triple:
@@ -116,6 +130,7 @@ def correlation(
         destination=_tensor(destination, to_ncx),
         w_d=w_d,
         w_s=w_s,
+        w_group=lengths[1][1] // geo.groups * w_d,
         w_kernel=three(w_kernel, 0),
     )
     return _flattened(result)

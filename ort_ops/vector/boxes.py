@@ -7,7 +7,7 @@ An image is an address and the element index of its first cell, with a stride pe
 from __future__ import annotations
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
@@ -15,9 +15,39 @@ _square = stack(VECTOR * VECTOR // 2)
 
 
 @inner
-def load3(block, at):
-    """Three entries of a block."""
-    return load_i64(block, at), load_i64(block, at + 1), load_i64(block, at + 2)
+def dot(cell, strides):
+    """How far a cell lies from the first one."""
+    return cell[0] * strides[0] + cell[1] * strides[1] + cell[2] * strides[2]
+
+
+@inner
+def volume(size):
+    """The cells of a box."""
+    return size[0] * size[1] * size[2]
+
+
+@inner
+def nth(size, n):
+    """The n-th cell of a box."""
+    return n // (size[1] * size[2]), n // size[2] % size[1], n % size[2]
+
+
+@inner
+def dense(size, columns):
+    """The strides of a box whose cells, of so many elements, follow one another."""
+    return size[1] * size[2] * columns, size[2] * columns, columns
+
+
+@inner
+def within(low, size, length):
+    """Whether a box does not leave the image."""
+    return min(*low, *(length - low - size)) >= 0
+
+
+@inner
+def read_by(size, step, low, high):
+    """The lengths of what a box of cells reads that are `step` apart, each from its least to its greatest shift."""
+    return (size - 1) * step + high - low + 1
 
 
 @apart
@@ -31,18 +61,24 @@ def copy_row(kind, target, to, source, first, step, low, count, end):
 
 
 @inner
+def copy_line(kind, target, to, source, first, stride, cell, count, length):
+    """`count` cells of a row of the image, from a cell on."""
+    z, y, x = cell
+    if 0 <= z < length[0] and 0 <= y < length[1]:
+        copy_row(kind, target, to, source, first + z * stride[0] + y * stride[1], stride[2], x, count, length[2])
+    else:
+        clear(target, to, count)
+
+
+@inner
 def copy_box_planes(kind, target, plane, source, first, channels, channel, stride, low, size, length):
     """[channel][z][y][x], `plane` elements from channel to channel."""
     for c in range(channels):
         at = c * plane
         for z in range(size[0]):
             for y in range(size[1]):
-                cell_z, cell_y = low[0] + z, low[1] + y
-                if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
-                    row = first + c * channel + cell_z * stride[0] + cell_y * stride[1]
-                    copy_row(kind, target, at, source, row, stride[2], low[2], size[2], length[2])
-                else:
-                    clear(target, at, size[2])
+                cell = low[0] + z, low[1] + y, low[2]
+                copy_line(kind, target, at, source, first + c * channel, stride, cell, size[2], length)
                 at += size[2]
 
 
@@ -72,10 +108,9 @@ def copy_box_within(kind, target, source, first, channels, stride, low, size, le
     Answers the address that the image's first cell would have beside it and the strides of the axes, as if the copy
     were of the whole image.
     """
-    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
-    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
-    rows, cells = max(end[1] - begin[1], 0), max(end[2] - begin[2], 0)
-    at, step = 0, (rows * cells * channels, cells * channels, channels)
+    begin, end = max(low, 0), min(low + size, length)
+    box, at = max(end - begin, 0), 0
+    step, cells = dense(box, channels), box[2]
     for z in range(begin[0], end[0]):
         for y in range(begin[1], end[1]):
             row = first + z * stride[0] + y * stride[1] + begin[2] * stride[2]
@@ -85,18 +120,17 @@ def copy_box_within(kind, target, source, first, channels, stride, low, size, le
                 for x in range(cells):
                     read_run(kind, target, at + x * channels, source, row + x * stride[2], 1, channels)
             at += cells * channels
-    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+    return target - 4 * dot(begin, step), step
 
 
 @inner
 def turn_box_within(kind, target, columns, source, first, channels, channel, stride, low, size, length):
     """As `copy_box_within`, of channels that lie apart: `columns` elements, whole vectors, from cell to cell."""
-    begin = (max(low[0], 0), max(low[1], 0), max(low[2], 0))
-    end = (min(low[0] + size[0], length[0]), min(low[1] + size[1], length[1]), min(low[2] + size[2], length[2]))
-    box = (max(end[0] - begin[0], 0), max(end[1] - begin[1], 0), max(end[2] - begin[2], 0))
+    begin = max(low, 0)
+    box = max(min(low + size, length) - begin, 0)
     turn_box(kind, target, columns, source, first, channels, channel, stride, begin, box, length)
-    step = (box[1] * box[2] * columns, box[2] * columns, columns)
-    return target - 4 * (begin[0] * step[0] + begin[1] * step[1] + begin[2] * step[2]), step
+    step = dense(box, columns)
+    return target - 4 * dot(begin, step), step
 
 
 @inner
@@ -134,10 +168,10 @@ def turn_box(kind, target, columns, source, first, channels, channel, stride, lo
 @apart
 def turn_row(kind, target, to, columns, source, first, channels, channel, step, count):
     """target[to + i·columns + c] = source[first + c·channel + i·step], 0 for the columns from `channels` on."""
-    direct, c = kind == F32 and step == 1, 0
-    while c < channels:
-        rows, i = min(VECTOR, channels - c), 0
-        while i < count:
+    direct = kind == F32 and step == 1
+    for c in range(0, channels, VECTOR):
+        rows = min(VECTOR, channels - c)
+        for i in range(0, count, VECTOR):
             cells, place = min(VECTOR, count - i), target + 4 * (to + i * columns + c)
             if direct:
                 start = source + 4 * (first + c * channel + i)
@@ -148,8 +182,6 @@ def turn_row(kind, target, to, columns, source, first, channels, channel, step, 
                     start = first + (c + lane) * channel + i * step
                     read_run(kind, square, lane * VECTOR, source, start, step, cells)
                 transpose(place, 4 * columns, square, 4 * VECTOR, rows, cells)
-            i += VECTOR
-        c += VECTOR
 
 
 @apart

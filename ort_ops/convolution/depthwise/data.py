@@ -14,7 +14,8 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import copy_planes, out_at, phase_size, row_pitch
+from onnx_backprop.ort_ops.convolution.gather.planes import box_of, copy_planes, image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.vector.boxes import dot, volume
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 from onnx_backprop.ort_ops.vector.tap_sums import weigh_taps
@@ -27,20 +28,16 @@ _values = stack(VECTOR)
 def _weights(call, p, phase, channel, target):
     """Vectors of the weights of a phase's taps, of one channel in all lanes."""
     for tap in range(phase.taps):
-        first = channel * p.w_group + view(par.GatherTap, p + phase.tap_table, tap).weight
+        first = channel * p.c.w_group + tap_of(p, phase, tap).weight
         scatter_run(p.kind, target, tap * VECTOR, 1, call.inputs[1], first, 0, VECTOR)
 
 
 @inner
 def _shifts(p, phase, stride, residue, target):
     """Where a phase's taps start in the copy, in bytes."""
-    low = p.low
     for tap in range(phase.taps):
-        entry = view(par.GatherTap, p + phase.tap_table, tap)
-        shift, at = entry.shift, entry.residue * residue
-        for axis in range(3):
-            at += (shift[axis] - low[axis]) * stride[axis]
-        store_i64(target, tap, 4 * at)
+        entry = tap_of(p, phase, tap)
+        store_i64(target, tap, 4 * (entry.residue * residue + dot(entry.shift - p.low, stride)))
 
 
 @inner
@@ -59,19 +56,19 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
 def _slide(call, p, n, channel, cell, size, weights, starts, table):
     """The only phase, whose steps are one, of a band."""
     phase, kernel = view(par.Phase, p + p.phase_table), p.stencil
-    low, high, length = p.low, p.high, p.length
-    in_z, in_y, _ = p.in_stride
+    low, high, length = p.low, p.high, p.c.source_length
+    in_z, in_y, _ = p.c.source.cells
     lines = size[1] + kernel - 1
     zeros = (table + 8 * lines + 63) & -64  # what a row beyond the image is
     clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
-    data = call.inputs[0] + 4 * (n * p.in_n + channel * p.in_c)
+    data = call.inputs[0] + 4 * image_of(p.c.source, n, channel)
     at, step = out_at(p, phase, n, channel, cell)
     out, bias, value = call.output + 4 * at, bias_address(call, p), _values()
     if bias:
         bias_of(F32, bias, channel, 1, value)
     _weights(call, p, phase, channel, weights)
     for column in range(kernel):
-        store_i64(starts, column, cell[2] + view(par.GatherTap, p + phase.tap_table, column).shift[2])
+        store_i64(starts, column, cell[2] + tap_of(p, phase, column).shift[2])
     for z in range(size[0]):
         place = cell[0] + low[0] + z
         for line in range(lines):
@@ -89,14 +86,9 @@ def _slide(call, p, n, channel, cell, size, weights, starts, table):
 @inner
 def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
     kind, out = p.kind, call.output
-    low, high, length = p.low, p.high, p.length
-    step_x = p.step[2]
-    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
-    box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
-    plane = box[0] * box[1] * pitch + high[2] - low[2] + VECTOR
-    data = call.inputs[0]
-    first = n * p.in_n + channel * p.in_c
-    copy_planes(p, data, first, copy, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+    box = box_of(p, cell, size)
+    pitch, plane = box[2], volume(box) + p.high[2] - p.low[2] + VECTOR
+    copy_planes(p, call.inputs[0], image_of(p.c.source, n, channel), copy, cell + p.low, box, plane)
     result, bias, values = copy + 4 * p.residues * plane, bias_address(call, p), _values()
     if bias:
         bias_of(kind, bias, channel, 1, values)

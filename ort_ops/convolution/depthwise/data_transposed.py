@@ -16,8 +16,8 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
-from onnx_backprop.ort_ops.convolution.gather.planes import phase_size
-from onnx_backprop.ort_ops.vector.boxes import turn_box
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, phase_size, tap_of
+from onnx_backprop.ort_ops.vector.boxes import dense, dot, read_by, turn_box, volume
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -28,7 +28,7 @@ _BYTES = 4 * VECTOR
 def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     """All phases of one band of a vector of channels."""
     kind, all_taps, channel = p.kind, p.all_taps, block * VECTOR
-    count = min(VECTOR, p.channels - channel)
+    count = min(VECTOR, p.c.groups - channel)
     entries = scratch + _BYTES * all_taps
     start = (entries + TAP_BYTES * all_taps + 63) & -64
     results, bias = start + _BYTES, bias_address(call, p)
@@ -38,68 +38,51 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     else:
         start = 0
     box = _written(p, cell, size)
-    copy = results + _BYTES * box[0] * box[1] * box[2]
+    copy = results + _BYTES * volume(box)
     stride = _read(call, p, n, channel, count, cell, size, copy)
     step, out_step = p.step, p.out_step
     for number in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, number)
-        own, first, taps = phase_size(phase, cell, size), phase.start, phase.taps
+        own, taps = phase_size(phase, cell, size), phase.taps
         if own[2] <= 0:
             continue
         weights_of(call, p, phase, 0, taps, channel, count, scratch)
         _entries(p, phase, stride, entries)
         for z in range(own[0]):
             for y in range(own[1]):
-                at = ((first[0] + z * out_step[0]) * box[1] + first[1] + y * out_step[1]) * box[2] + first[2]
-                source = copy + 4 * (z * step[0] * stride[0] + y * step[1] * stride[1])
+                at = dot(phase.start + (z, y, 0) * out_step, dense(box, 1))
+                source = copy + 4 * dot((z, y, 0) * step, stride)
                 to, to_cell, at_cell = results + _BYTES * at, _BYTES * out_step[2], _BYTES * step[2]
                 weigh_cells(
                     own[2], VECTOR, to, to_cell, source, at_cell, taps, entries, scratch, 0, start, (0, 0), False
                 )
-    out, step = p.out_stride, p.out_step
-    at = n * p.out_n + channel * p.out_c
-    for axis in range(3):
-        at += cell[axis] * step[axis] * out[axis]
-    write_turned(p, call.output, at, out, box, count, results, VECTOR, copy)
+    out = p.c.destination
+    at = image_of(out, n, channel) + dot(cell * out_step, out.cells)
+    write_turned(p, call.output, at, out.cells, box, count, results, VECTOR, copy)
 
 
 @inner
 def _written(p, cell, size):
     """The lengths of the box of out cells that the phases of a band fill."""
-    step, z, y, x = p.out_step, 0, 0, 0
+    box = (0, 0, 0)
     for number in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, number)
-        own, start = phase_size(phase, cell, size), phase.start
-        z = max(z, start[0] + (own[0] - 1) * step[0] + 1)
-        y = max(y, start[1] + (own[1] - 1) * step[1] + 1)
-        x = max(x, start[2] + (own[2] - 1) * step[2] + 1)
-    return z, y, x
+        box = max(box, phase.start + (phase_size(phase, cell, size) - 1) * p.out_step + 1)
+    return box
 
 
 @inner
 def _read(call, p, n, channel, count, cell, size, copy):
     """Copy what a band reads; the strides of the axes."""
-    step, stride, apart = p.step, p.in_stride, p.in_c
-    low, high = p.low, p.high
-    at = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
-    box = (
-        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
-        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
-        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
-    )
-    data, first = call.inputs[0], n * p.in_n + channel * apart
-    length = p.length
-    turn_box(p.kind, copy, VECTOR, data, first, count, apart, stride, at, box, length)
-    return box[1] * box[2] * VECTOR, box[2] * VECTOR, VECTOR
+    source, length, box = p.c.source, p.c.source_length, read_by(size, p.step, p.low, p.high)
+    data, first, at = call.inputs[0], image_of(source, n, channel), cell * p.step + p.low
+    turn_box(p.kind, copy, VECTOR, data, first, count, source.c, source.cells, at, box, length)
+    return dense(box, VECTOR)
 
 
 @inner
 def _entries(p, phase, stride, entries):
     """Of every tap: bytes from a band's first cell in the copy, and to its weights."""
-    low = p.low
     for tap in range(phase.taps):
-        shift, at = view(par.GatherTap, p + phase.tap_table, tap).shift, 0
-        for axis in range(3):
-            at += (shift[axis] - low[axis]) * stride[axis]
-        store_i64(entries, 2 * tap, 4 * at)
+        store_i64(entries, 2 * tap, 4 * dot(tap_of(p, phase, tap).shift - p.low, stride))
         store_i64(entries, 2 * tap + 1, _BYTES * tap)

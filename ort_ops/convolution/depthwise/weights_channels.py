@@ -18,8 +18,9 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import copy_box_within, reached, turn_box_within
+from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dot, nth, reached, read_by, turn_box_within, volume
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 from onnx_backprop.ort_ops.vector.tap_sums import dot_taps_of
 
@@ -36,7 +37,7 @@ def _tap(p, tap, axis):
 def _block(p, block):
     """(first channel, how many) of a block."""
     first = block * p.columns
-    return first, min(p.columns, p.groups - first)
+    return first, min(p.columns, p.c.groups - first)
 
 
 @inner
@@ -58,25 +59,14 @@ def _item(call, p, item, scratch):
 @inner
 def _unit(p, call, unit, channel, count, sums, scratch):
     """One band of rows of one image."""
-    kind, bands, out = p.kind, p.bands, p.out
-    band, length, step = p.band, p.length, p.step
-    low, high = p.low, p.high
-    x_at, unit = unit % bands[2] * band[2], unit // bands[2]
-    y_at, unit = unit % bands[1] * band[1], unit // bands[1]
-    z, n = unit % bands[0], unit // bands[0]
-    size = (1, min(band[1], out[1] - y_at), min(band[2], out[2] - x_at))
-    x = call.inputs[p.source]
-    dy = call.inputs[p.dest]
-    x_apart, dy_apart = p.s_c, p.d_c
-    x_first, dy_first = n * p.s_n + channel * x_apart, n * p.d_n + channel * dy_apart
-    x_cell, dy_cell = p.s_stride, p.d_stride
-    at, first = (z, y_at, x_at), (z * step[0] + low[0], y_at * step[1] + low[1], x_at * step[2] + low[2])
-    box = (
-        high[0] - low[0] + 1,
-        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
-        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
-    )
-    copy, last = (scratch + 8 * p.taps + 63) & -64, p.last
+    kind, out, length, step = p.kind, p.c.out_length, p.c.source_length, p.c.strides
+    n, at = unit // volume(p.bands), nth(p.bands, unit % volume(p.bands)) * p.band
+    size = min(p.band, out - at)
+    x, dy = call.inputs[p.source], call.inputs[p.dest]
+    x_apart, dy_apart, x_cell, dy_cell = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
+    x_first, dy_first = image_of(p.c.source, n, channel), image_of(p.c.destination, n, channel)
+    first, box = at * step + p.low, read_by(size, step, p.low, p.high)
+    copy, last = (scratch + 8 * p.taps + 63) & -64, p.c.last
     if kind == F32 and last:
         x, dy = x + 4 * x_first, dy + 4 * dy_first
     elif last:
@@ -88,20 +78,18 @@ def _unit(p, call, unit, channel, count, sums, scratch):
         dy, dy_cell = turn_box_within(kind, copy, width, dy, dy_first, count, dy_apart, dy_cell, at, size, out)
         copy += 4 * size[1] * size[2] * width
         x, x_cell = turn_box_within(kind, copy, width, x, x_first, count, x_apart, x_cell, first, box, length)
-    dy += 4 * (z * dy_cell[0] + y_at * dy_cell[1] + x_at * dy_cell[2])
-    x += 4 * (z * step[0] * x_cell[0] + y_at * step[1] * x_cell[1] + x_at * step[2] * x_cell[2])
+    dy += 4 * dot(at, dy_cell)
+    x += 4 * dot(at * step, x_cell)
     for tap in range(p.taps):
-        place = _tap(p, tap, 0) * x_cell[0] + _tap(p, tap, 1) * x_cell[1] + _tap(p, tap, 2) * x_cell[2]
-        store_i64(scratch, tap, 4 * place)
-    a_steps = 4 * dy_cell[1], 4 * dy_cell[2]
-    b_steps = 4 * step[1] * x_cell[1], 4 * step[2] * x_cell[2]
-    _band(p, z, (y_at, x_at), (size[1], size[2]), dy, a_steps, x, b_steps, count, sums, scratch)
+        store_i64(scratch, tap, 4 * dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift, x_cell))
+    a_steps, b_steps = dy_cell[1:] * 4, (x_cell * step)[1:] * 4
+    _band(p, at[0], at[1:], size[1:], dy, a_steps, x, b_steps, count, sums, scratch)
 
 
 @inner
 def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
     """A band of `count` channels; a, b: the addresses of its first cell and of the cell at shift 0 from it."""
-    length, step, kernel = p.length, p.step, p.kernel
+    length, step, kernel = p.c.source_length, p.c.strides, p.c.kernel
     taps, column = p.taps, kernel[0] * kernel[1]
     # which rows all taps reach, and which columns
     rows, cells = (0, size[0]), (0, size[1])
@@ -118,7 +106,7 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
         aheads = size[1] * a_steps[1], size[1] * b_steps[1] + p.high[2] * (b_steps[1] // step[2])
     else:
         aheads = size[0] * a_steps[0], size[0] * b_steps[0] + p.high[1] * (b_steps[0] // step[1])
-    if p.kind != F32 or not p.last:  # a copy
+    if p.kind != F32 or not p.c.last:  # a copy
         aheads = 0, 0
     for vector in range(0, count, VECTOR):
         lanes, to = count - vector, sums + 4 * vector * taps
@@ -164,10 +152,8 @@ def _box(lanes, taps, sums, a, a_steps, b, b_steps, shifts, rows, cells, aheads)
     if taps > 0 and cells[0] < cells[1]:
         a += rows[0] * a_steps[0] + cells[0] * a_steps[1]
         b += rows[0] * b_steps[0] + cells[0] * b_steps[1]
-        lines, count = rows[1] - rows[0], cells[1] - cells[0]
-        a_line, a_step, b_line, b_step = a_steps[0], a_steps[1], b_steps[0], b_steps[1]
-        a_ahead, b_ahead = aheads
-        dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead)
+        lines, count, (a_line, a_step), (b_line, b_step) = rows[1] - rows[0], cells[1] - cells[0], a_steps, b_steps
+        dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, *aheads)
 
 
 @inner
@@ -181,7 +167,7 @@ def _reduce(call, p, index, _scratch):
     for part in range(1, p.parts):
         add_run(F32, sums, sums, part * p.round_blocks * floats, floats)
     channel, count = _block(p, block)
-    kind, result, w_d = p.kind, call.output, p.w_d
+    kind, result, w_d = p.kind, call.output, p.c.w_d
     for tap in range(taps):
         place = view(par.CellsTap, p + par.TAPS_AT, tap).weight + channel * w_d
         for vector in range(0, count, VECTOR):

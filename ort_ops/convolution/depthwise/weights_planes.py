@@ -13,8 +13,9 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import load_f32, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import copy_row
+from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_row
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
 from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 
@@ -23,9 +24,9 @@ from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies):
     """Some rows of one channel of one image, `width` cells from `x_at` on."""
     kind, taps = p.kind, p.taps
-    step, low, high = p.step, p.low, p.high
-    s_stride, d_stride = p.s_stride, p.d_stride
-    length, pitch = p.length, (width + VECTOR - 1) // VECTOR * VECTOR
+    step, low, high = p.c.strides, p.low, p.high
+    s_stride, d_stride = p.c.source.cells, p.c.destination.cells
+    length, pitch = p.c.source_length, (width + VECTOR - 1) // VECTOR * VECTOR
     for line in range(lines):
         row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
         copy_row(kind, copies, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
@@ -37,11 +38,9 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
         end = (length[2] - residue + step[2] - 1) // step[2]
         for cell_z in range(z * step[0] + low[0], z * step[0] + low[0] + deep):
             for cell_y in range(y * step[1] + low[1], y * step[1] + low[1] + tall):
-                if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
-                    row = x_first + cell_z * s_stride[0] + cell_y * s_stride[1] + residue * s_stride[2]
-                    copy_row(kind, image, at, x, row, step[2] * s_stride[2], first + x_at, wide, end)
-                else:
-                    clear(image, at, wide)
+                stride, ends = (s_stride[0], s_stride[1], step[2] * s_stride[2]), (length[0], length[1], end)
+                channel, cell = x_first + residue * s_stride[2], (cell_z, cell_y, first + x_at)
+                copy_line(kind, image, at, x, channel, stride, cell, wide, ends)
                 at += wide
     for t in range(taps):
         tap = view(par.CellsTap, p + par.TAPS_AT, t)
@@ -57,23 +56,22 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
 def _item(call, p, item, scratch):
     """All weights of one channel."""
     kind, taps = p.kind, p.taps
-    out, (_, band_y, band_x) = p.out, p.band
+    out, (_, band_y, band_x) = p.c.out_length, p.band
     totals = scratch
     shifts = totals + 4 * VECTOR * taps
     copies = (shifts + 8 * taps + 63) & -64
     x = call.inputs[p.source]
     dy = call.inputs[p.dest]
     clear(totals, 0, VECTOR * taps)
-    for n in range(p.batch):
-        x_first = n * p.s_n + item * p.s_c
-        dy_first = n * p.d_n + item * p.d_c
+    for n in range(p.c.batch):
+        x_first, dy_first = image_of(p.c.source, n, item), image_of(p.c.destination, n, item)
         for z in range(out[0]):
             for y in range(0, out[1], band_y):
                 lines = min(band_y, out[1] - y)
                 for x_at in range(0, out[2], band_x):
                     width = min(band_x, out[2] - x_at)
                     _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies)
-    result, w_d = call.output, p.w_d
+    result, w_d = call.output, p.c.w_d
     for t in range(taps):
         place = view(par.CellsTap, p + par.TAPS_AT, t).weight
         width = VECTOR

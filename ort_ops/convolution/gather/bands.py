@@ -11,7 +11,15 @@ from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Reach, Sums, cells_of
 from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
-from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, LANE_FLOATS, Triple, band_of, fill_lanes, three
+from onnx_backprop.ort_ops.convolution.problem import (
+    BAND_FLOATS,
+    LANE_FLOATS,
+    Correlation,
+    Triple,
+    band_of,
+    fill_lanes,
+    three,
+)
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
 DENSE: Triple = (1, 1, 1)
@@ -47,19 +55,19 @@ class Copy:
 
 def copy_of(sums: Sums) -> Copy:
     """How the bands of these sums are copied."""
-    least, pitch = (1, 1, min(sums.count[2], 2 * COLUMNS)), _pitch(sums.ins, turned=sums.turned)
+    least, pitch = (1, 1, min(sums.count[2], 2 * COLUMNS)), _pitch(sums.c.s, turned=sums.turned)
     if sums.blocked:
         return _copy_of_blocks(sums, pitch)
     if sums.depthwise:
         limit = _STENCIL_FLOATS if sums.stencil else _DEPTHWISE_FLOATS
         return Copy(_depthwise_floats(sums.reach), limit, least, pitch)
     if not sums.cells and _panels_pay(sums):
-        floats = _panels_floats(sums.reach, sums.ins)
-        return Copy(floats, BAND_FLOATS, least, _panel_pitch(sums.reach, sums.ins), panels=True)
-    limit = BAND_FLOATS // 4 if sums.all_taps == 1 and sums.ins <= FEW_CHANNELS else BAND_FLOATS
+        floats = _panels_floats(sums.reach, sums.c.s)
+        return Copy(floats, BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
+    limit = BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= FEW_CHANNELS else BAND_FLOATS
     if sums.cells:
-        return Copy(_cells_floats(sums.reach, sums.ins, turned=sums.turned), limit, least, pitch)
-    return Copy(_planes_floats(sums.reach, sums.ins), limit, least, pitch)
+        return Copy(_cells_floats(sums.reach, sums.c.s, turned=sums.turned), limit, least, pitch)
+    return Copy(_planes_floats(sums.reach, sums.c.s), limit, least, pitch)
 
 
 def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
@@ -104,8 +112,9 @@ def lane_bytes(sums: Sums, copy: Copy, band: Triple) -> int:
 # ----- which copy pays ------
 
 
-def turning_pays(phases: Sequence[Phase], outs: int, ins: int, steps: Triple) -> bool:
+def turning_pays(phases: Sequence[Phase], c: Correlation, steps: Triple) -> bool:
     """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
+    outs, ins = c.d, c.s
     taps, count = sum(len(phase.taps) for phase in phases), cells_of(phases)
     cells, rows = math.prod(count), math.prod(count[:2])
     shifts = [tap.shift[2] for phase in phases for tap in phase.taps] or [0]
@@ -125,10 +134,10 @@ def lanes_pay(sums: Sums) -> bool:
 
 def _panels_pay(sums: Sums) -> bool:
     """Whether a band is copied tile by tile: no tap shifts, several tiles fit, and it is not read in place instead."""
-    head, reach = sums.head, sums.reach
-    fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.ins) <= BAND_FLOATS
-    dense = head.kind == F32 and head.in_stride[2] == 1 and reach.steps == DENSE
-    return fits and not (dense and sums.ins > FEW_CHANNELS)
+    reach = sums.reach
+    fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= BAND_FLOATS
+    dense = sums.head.kind == F32 and sums.c.source.cells[2] == 1 and reach.steps == DENSE
+    return fits and not (dense and sums.c.s > FEW_CHANNELS)
 
 
 def _block(sums: Sums) -> int:
@@ -210,7 +219,7 @@ def _turned_floats(sums: Sums) -> Floats:
 
 def _blocks_floats(sums: Sums, block: int) -> Floats:
     """The copy for a block of channels and a row of results; in place, what is in use for one row."""
-    reach, lengths = sums.reach, sums.head.length
+    reach, lengths = sums.reach, sums.c.source_length
 
     def floats(band: Sequence[int]) -> int:
         rows = [1, 1, band[2]] if sums.in_place else band

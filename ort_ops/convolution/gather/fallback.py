@@ -13,8 +13,8 @@ from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
-from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
-from onnx_backprop.ort_ops.vector.boxes import turn_row
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.vector.boxes import dot, nth, reached, turn_row, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
 
@@ -24,11 +24,10 @@ _values = stack(COLUMNS)
 @inner
 def _copy(call, p, first, cell, own, shift, channels, target):
     """What one tap reads of some channels, cell by cell."""
-    kind, data, channel, pitch = p.kind, call.inputs[0], p.in_c, p.pitch
-    stride, step, length = p.in_stride, p.step, p.length
+    kind, data, channel, pitch = p.kind, call.inputs[0], p.c.source.c, p.pitch
+    stride, step, length = p.c.source.cells, p.step, p.c.source_length
     low = cell[2] * step[2] + shift[2]
-    start = min(own[2], (step[2] - 1 - low) // step[2] if low < 0 else 0)
-    stop = max(start, min(own[2], (length[2] - low + step[2] - 1) // step[2]))
+    start, stop = reached(low, 0, own[2], step[2], length[2])
     at = 0
     for z in range(own[0]):
         for y in range(own[1]):
@@ -36,7 +35,7 @@ def _copy(call, p, first, cell, own, shift, channels, target):
             if 0 <= cell_z < length[0] and 0 <= cell_y < length[1] and start < stop:
                 clear(target, at * pitch, start * pitch)
                 row = first + cell_z * stride[0] + cell_y * stride[1] + (low + start * step[2]) * stride[2]
-                if p.last:
+                if p.c.last:
                     for x in range(start, stop):
                         place = row + (x - start) * step[2] * stride[2]
                         read_run(kind, target, (at + x) * pitch, data, place, 1, channels)
@@ -52,7 +51,7 @@ def _copy(call, p, first, cell, own, shift, channels, target):
 @inner
 def gather_far(call, p, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band."""
-    kind, channels, outs = p.kind, p.ins, p.outs
+    kind, channels, outs = p.kind, p.c.s, p.c.d
     pitch, most = p.pitch, p.cells + ROWS
     rows = scratch
     results = rows + 8 * (ROWS + 2)
@@ -60,8 +59,8 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
     weights = copy + 4 * most * pitch
     lines = weights + 4 * pitch * COLUMNS
     rows_apart(rows, 4 * pitch)
-    image = n * p.in_n + group * channels * p.in_c
-    source, w_out, w_in = call.inputs[1], p.w_out, p.w_in
+    image = image_of(p.c.source, n, group * channels)
+    source, w_out, w_in = call.inputs[1], p.c.w_d, p.c.w_s
     out, bias, values = call.output, bias_address(call, p), _values()
     for m in range(begin, end):
         columns = min(COLUMNS, outs - m * COLUMNS)
@@ -70,17 +69,16 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
         for number in range(p.phases):
             phase = view(par.Phase, p + p.phase_table, number)
             own = phase_size(phase, cell, size)
-            cells = own[0] * own[1] * own[2]
-            if own[0] <= 0 or own[1] <= 0 or own[2] <= 0:
+            cells = volume(own)
+            if min(*own) <= 0:
                 continue
             clear(results, 0, cells * COLUMNS)
             for tap in range(phase.taps):
-                entry = view(par.GatherTap, p + phase.tap_table, tap)
-                first = group * p.w_group + m * COLUMNS * w_out + entry.weight
+                entry = tap_of(p, phase, tap)
+                first = group * p.c.w_group + m * COLUMNS * w_out + entry.weight
                 for c in range(0, channels, pitch):
                     count = min(pitch, channels - c)
-                    shift = entry.shift
-                    _copy(call, p, image + c * p.in_c, cell, own, shift, count, copy)
+                    _copy(call, p, image + c * p.c.source.c, cell, own, entry.shift, count, copy)
                     for k in range(count):
                         scatter_run(kind, weights, k * COLUMNS, 1, source, first + (c + k) * w_in, w_out, columns)
                     for place in range(0, cells, ROWS):
@@ -90,20 +88,9 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
             if bias:
                 add_to_columns(results, 4 * COLUMNS, values, cells, columns)
             at, step = out_at(p, phase, n, group, cell)
-            at += m * COLUMNS * p.out_c
-            if p.last:
-                _write(kind, out, at, step, own, columns, results)
+            at += m * COLUMNS * p.c.destination.c
+            if p.c.last:
+                for done in range(cells):
+                    write_run(kind, out, at + dot(nth(own, done), step), 1, results, done * COLUMNS, columns)
             else:
                 write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
-
-
-@inner
-def _write(kind, out, at, step, own, columns, results):
-    """Cells by channels, as they are."""
-    done = 0
-    for z in range(own[0]):
-        for y in range(own[1]):
-            for x in range(own[2]):
-                to = at + z * step[0] + y * step[1] + x * step[2]
-                write_run(kind, out, to, 1, results, done * COLUMNS, columns)
-                done += 1

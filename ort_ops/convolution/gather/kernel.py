@@ -26,8 +26,9 @@ from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_d
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
-from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes
+from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import nth
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
@@ -36,7 +37,7 @@ from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 def _tiles(p):
     """Tiles of output channels, and how many channels one has."""
     width = COLUMNS if p.cells else ROWS
-    return (p.outs + width - 1) // width, width
+    return (p.c.d + width - 1) // width, width
 
 
 @inner
@@ -52,15 +53,15 @@ def _pack(call, p, unit, _scratch):
     tile = call.part + unit % p.round_tiles
     if group >= p.groups or tile >= tiles:  # of the last round
         return
-    kind, channels, taps, w_out = p.kind, p.ins, phase.taps, p.w_out
+    kind, channels, taps, w_out = p.kind, p.c.s, phase.taps, p.c.w_d
     target = call.shared + 4 * (phase.pack_at + unit * taps * channels * width)
-    count = min(width, p.outs - tile * width)
-    first = group * p.w_group + tile * width * w_out
+    count = min(width, p.c.d - tile * width)
+    first = group * p.c.w_group + tile * width * w_out
     if count < width:
         clear(target, 0, taps * channels * width)
     for c in range(channels):
         for tap in range(taps):
-            start = first + c * p.w_in + view(par.GatherTap, p + phase.tap_table, tap).weight
+            start = first + c * p.c.w_s + tap_of(p, phase, tap).weight
             scatter_run(kind, target, (tap * channels + c) * width, 1, call.inputs[1], start, w_out, count)
 
 
@@ -69,20 +70,15 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
 
     @compiled(f"gather_item_{name}")
     def work(call, p, item, scratch):
-        splits, groups, batch = p.split, p.round_groups, p.batch
+        splits, groups, batch = p.split, p.round_groups, p.c.batch
         split, item = item % splits, item // splits
         number, item = item % groups, item // groups
         group, part = call.group + number, call.part
         if group >= p.groups:
             return
         n, item = item % batch, item // batch
-        bands, band, total = p.bands, p.band, p.all_cells
-        cell = (
-            item // (bands[2] * bands[1]) * band[0],
-            item // bands[2] % bands[1] * band[1],
-            item % bands[2] * band[2],
-        )
-        size = (min(band[0], total[0] - cell[0]), min(band[1], total[1] - cell[1]), min(band[2], total[2] - cell[2]))
+        cell = nth(p.bands, item) * p.band
+        size = min(p.band, p.all_cells - cell)
         tiles, _ = _tiles(p)
         here = min(p.round_tiles, tiles - part)
         first, stop = part + split * here // splits, part + (split + 1) * here // splits

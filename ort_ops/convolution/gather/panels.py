@@ -10,7 +10,7 @@ from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import SEGMENTS_AT, tiles_of_band
+from onnx_backprop.ort_ops.convolution.gather.planes import SEGMENTS_AT, image_of, tap_of, tiles_of_band
 from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.registers import copy_rows, split_pairs
@@ -20,8 +20,8 @@ from onnx_backprop.ort_ops.vector.rows import clear
 @inner
 def _copy(p, data, first, low, size, band, row):
     """[z][panel][residue][channel][COLUMNS cells], zeros behind the last cell; `row` holds two planes of a channel."""
-    kind, channels, pitch = p.kind, p.ins, p.pitch
-    step, stride, length = p.step, p.in_stride, p.length
+    kind, channels, pitch = p.kind, p.c.s, p.pitch
+    step, stride, length = p.step, p.c.source.cells, p.c.source_length
     residues, cells = p.residues, size[1] * size[2]
     count = (cells + COLUMNS - 1) // COLUMNS
     second = row + 4 * count * COLUMNS
@@ -39,13 +39,13 @@ def _copy(p, data, first, low, size, band, row):
                 cell_z = (low[0] + z) * step[0] + residue[0]
                 for y in range(size[1]):
                     cell_y, at = (low[1] + y) * step[1] + residue[1], y * size[2]
-                    start = first + c * p.in_c + cell_z * stride[0] + cell_y * stride[1]
+                    start = first + c * p.c.source.c + cell_z * stride[0] + cell_y * stride[1]
                     if not (0 <= cell_z < length[0] and 0 <= cell_y < length[1]):
                         clear(row, at, size[2])
                         clear(second, at, size[2])
                     elif pair:
                         source = data + 4 * (start + 2 * low[2])
-                        split_pairs(row + 4 * at, second + 4 * at, source, size[2], 4 * p.in_c)
+                        split_pairs(row + 4 * at, second + 4 * at, source, size[2], 4 * p.c.source.c)
                     else:
                         start += residue[2] * stride[2]
                         copy_row(kind, row, at, data, start, step[2] * stride[2], low[2], size[2], end)
@@ -68,26 +68,23 @@ def _odd_follows(p, n):
 @inner
 def _shifts(p, table):
     """Where each tap of each phase starts in the packed weights and in a panel, in bytes."""
-    channels = p.ins
+    channels = p.c.s
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
         for tap in range(phase.taps):
-            residue = view(par.GatherTap, p + phase.tap_table, tap).residue
             store_i64(table, 0, 4 * tap * channels * ROWS)
-            store_i64(table, 1, 4 * residue * channels * COLUMNS)
+            store_i64(table, 1, 4 * tap_of(p, phase, tap).residue * channels * COLUMNS)
             table += 16
 
 
 @inner
 def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    low, pitch, table = p.low, p.pitch, scratch + SEGMENTS_AT
+    pitch, table = p.pitch, scratch + SEGMENTS_AT
     count = (size[1] * size[2] + COLUMNS - 1) // COLUMNS
     row = (table + 16 * p.all_taps + 63) & -64
     band = row + 8 * count * COLUMNS
-    data = call.inputs[0]
-    first = n * p.in_n + group * p.ins * p.in_c
-    _copy(p, data, first, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), size, band, row)
+    _copy(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), cell + p.low, size, band, row)
     _shifts(p, table)
     copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS, 0)
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)

@@ -49,24 +49,18 @@ class Reach:
 class Sums:
     """The sums of one plan, and what decides how they are computed; `turned`: NCX data as cells."""
 
-    c: Correlation
     head: Gather
     phases: list[Phase]
     turned: bool
 
     @property
-    def outs(self) -> int:
-        """Channels of a group that are written."""
-        return self.head.outs
-
-    @property
-    def ins(self) -> int:
-        """Channels of a group that are read."""
-        return self.head.ins
+    def c(self) -> Correlation:
+        """What is read is the source, what is written the destination."""
+        return self.head.c
 
     @property
     def depthwise(self) -> bool:
-        return is_depthwise(self.c)
+        return self.c.depthwise
 
     @property
     def cells(self) -> bool:
@@ -104,7 +98,7 @@ class Sums:
     @property
     def panel_bytes(self) -> int:
         """Of the packed weights of a tile."""
-        return 4 * self.all_taps * self.ins * self.tile
+        return 4 * self.all_taps * self.c.s * self.tile
 
     @cached_property
     def shifted(self) -> list[list[tuple[Triple, Triple]]]:
@@ -123,19 +117,14 @@ class Sums:
     @cached_property
     def stencil(self) -> int:
         """The size of the kernel, if `vector.stencil` can slide it over the planes as they lie in memory."""
-        head, steps = self.head, (*self.steps, *self.head.out_step)
-        dense = head.kind == F32 and head.in_stride[2] == head.out_stride[2] == 1
-        if not self.depthwise or not dense or set(steps) != {1} or head.length[2] >= 2**31:
+        c, steps = self.c, (*self.steps, *self.head.out_step)
+        dense = self.head.kind == F32 and c.source.cells[2] == c.destination.cells[2] == 1
+        if not self.depthwise or not dense or set(steps) != {1} or c.source_length[2] >= 2**31:
             return 0
         (phase,) = self.phases
         z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
         close = len(z) == 1 and len(y) == len(x) and y == list(range(y[0], y[0] + len(y)))
         return len(y) if close and len(y) in SIZES else 0
-
-
-def is_depthwise(c: Correlation) -> bool:
-    """One channel per group on either side."""
-    return c.s == c.d == 1 and c.groups > 1
 
 
 def cells_of(phases: Sequence[Phase]) -> Triple:

@@ -11,8 +11,8 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size
-from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, transpose, turn_box
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dense, dot, read_by, transpose, turn_box, volume, within
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
 
@@ -23,50 +23,34 @@ _values = stack(COLUMNS)
 @inner
 def _band(call, p, n, group, cell, size, band):
     """The cells that a band reads: (address, strides of the axes), in place or copied."""
-    kind, channels = p.kind, p.ins
-    low, high, step = p.low, p.high, p.step
-    length, stride, channel = p.length, p.in_stride, p.in_c
-    corner = (cell[0] * step[0] + low[0], cell[1] * step[1] + low[1], cell[2] * step[2] + low[2])
-    box = (
-        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
-        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
-        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
-    )
-    data = call.inputs[0]
-    first = n * p.in_n + group * channels * channel
-    pitch = p.pitch
+    kind, channels, source = p.kind, p.c.s, p.c.source
+    length, stride = p.c.source_length, source.cells
+    corner, box = cell * p.step + p.low, read_by(size, p.step, p.low, p.high)
+    data, first, pitch = call.inputs[0], image_of(source, n, group * channels), p.pitch
     if p.turned:
-        turn_box(kind, band, pitch, data, first, channels, channel, stride, corner, box, length)
+        turn_box(kind, band, pitch, data, first, channels, source.c, stride, corner, box, length)
     else:
-        inside = kind == F32 and 4 * stride[2] % _ALIAS != 0
-        for axis in range(3):
-            inside = inside and corner[axis] >= 0 and corner[axis] + box[axis] <= length[axis]
-        if inside:
-            start = first + corner[0] * stride[0] + corner[1] * stride[1] + corner[2] * stride[2]
-            return data + 4 * start, stride
+        if kind == F32 and 4 * stride[2] % _ALIAS != 0 and within(corner, box, length):
+            return data + 4 * (first + dot(corner, stride)), stride
         copy_box_cells(kind, band, pitch, data, first, channels, stride, corner, box, length)
-    return band, (box[1] * box[2] * pitch, box[2] * pitch, pitch)
+    return band, dense(box, pitch)
 
 
 @inner
 def _shifts(p, table, stride):
     """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
-    low, channels = p.low, p.ins
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
         for tap in range(phase.taps):
-            shift, at = view(par.GatherTap, p + phase.tap_table, tap).shift, 0
-            for axis in range(3):
-                at += (shift[axis] - low[axis]) * stride[axis]
-            store_i64(table, 0, 4 * at)
-            store_i64(table, 1, 4 * tap * channels * COLUMNS)
+            store_i64(table, 0, 4 * dot(tap_of(p, phase, tap).shift - p.low, stride))
+            store_i64(table, 1, 4 * tap * p.c.s * COLUMNS)
             table += 16
 
 
 @inner
 def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    channels, outs = p.ins, p.outs
+    channels, outs = p.c.s, p.c.d
     tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
     table = rows + 8 * ROWS
     chosen = table + 16 * p.all_taps
@@ -87,10 +71,10 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             phase = view(par.Phase, p + p.phase_table, number)
             taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
-            at += m * COLUMNS * p.out_c
+            at += m * COLUMNS * p.c.destination.c
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
             out = call.output
-            places = (cell, phase.tap_table, segments, chosen)
+            places = (cell, phase, segments, chosen)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if p.turned:
                 write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
@@ -100,17 +84,16 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
 @inner
 def _reaching(p, taps, places, first, last):
     """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
-    cell, entries, segments, chosen = places
-    step, length = p.step, p.length
-    start, stop = (cell[0] + first[0]) * step[0], (cell[0] + last[0]) * step[0]
-    low, high = (cell[1] + first[1]) * step[1], (cell[1] + last[1]) * step[1]
+    cell, phase, segments, chosen = places
+    length = p.c.source_length
+    (start, low, _), (stop, high, _) = (cell + first) * p.step, (cell + last) * p.step
     least, most = p.low, p.high
     inside = start + least[0] >= 0 and stop + most[0] < length[0]
     if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
         return segments, taps
     count = 0
     for tap in range(taps):
-        z, y, _ = view(par.GatherTap, p + entries, tap).shift
+        z, y, _ = tap_of(p, phase, tap).shift
         reaches = stop + z >= 0 and start + z < length[0]
         if start == stop:  # cells of one plane: of some rows
             reaches = reaches and high + y >= 0 and low + y < length[1]
@@ -124,25 +107,23 @@ def _reaching(p, taps, places, first, last):
 @inner
 def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
-    kind, turned, steps = p.kind, p.turned, p.step
-    channels = p.ins
-    cells, vectors, place = size[0] * size[1] * size[2], 1 if columns <= VECTOR else 2, 0
+    kind, turned, apart = p.kind, p.turned, p.step * stride
+    channels = p.c.s
+    cells, vectors, cell = volume(size), 1 if columns <= VECTOR else 2, (0, 0, 0)
     whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
-    z = y = x = 0
-    while place < cells:
-        count, first, last = min(ROWS, cells - place), (z, y, x), (z, y, x)
+    for place in range(0, cells, ROWS):
+        count, first, last = min(ROWS, cells - place), cell, cell
         for i in range(count):
-            last = (z, y, x)
-            at_z, at_y, at_x = z * steps[0] * stride[0], y * steps[1] * stride[1], x * steps[2] * stride[2]
-            store_i64(rows, i, 4 * (at_z + at_y + at_x))
-            z, y, x = _next(z, y, x, size)
+            last = cell
+            store_i64(rows, i, 4 * dot(cell, apart))
+            cell = _next(cell, size)
         for i in range(count, ROWS):
             store_i64(rows, i, load_i64(rows, count - 1))
         c, c_row = tile, 4 * COLUMNS
         if turned:
             c = results + 4 * COLUMNS * place
         elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
-            c, c_row = out + 4 * (at + first[0] * step[0] + first[1] * step[1] + first[2] * step[2]), 4 * step[2]
+            c, c_row = out + 4 * (at + dot(first, step)), 4 * step[2]
         segments, reaching = _reaching(p, taps, places, first, last)
         if reaching * channels > 0:
             a, b = (data, rows, 4), (panel, 4 * COLUMNS)
@@ -153,25 +134,18 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, v
         if values:
             add_to_columns(c, c_row, values, count, columns)
         if c == tile:
-            cell_z, cell_y, cell_x = first
             for i in range(count):
-                to = at + cell_z * step[0] + cell_y * step[1] + cell_x * step[2]
-                write_run(kind, out, to, 1, tile, i * COLUMNS, columns)
-                cell_z, cell_y, cell_x = _next(cell_z, cell_y, cell_x, size)
-        place += count
+                write_run(kind, out, at + dot(first, step), 1, tile, i * COLUMNS, columns)
+                first = _next(first, size)
 
 
 @inner
-def _next(z, y, x, size):
+def _next(cell, size):
     """The cell behind a cell."""
-    x += 1
-    if x == size[2]:
-        x = 0
-        y += 1
-        if y == size[1]:
-            y = 0
-            z += 1
-    return z, y, x
+    z, y, x = cell
+    if x + 1 < size[2]:
+        return z, y, x + 1
+    return (z, y + 1, 0) if y + 1 < size[1] else (z + 1, 0, 0)
 
 
 @inner
@@ -180,8 +154,8 @@ def write_turned(p, out, at, step, size, columns, results, pitch, lines):
 
     lines: scratch for a vector of channels.
     """
-    kind, channel = p.kind, p.out_c
-    cells, runs, length = size[0] * size[1] * size[2], size[1], size[2]
+    kind, channel = p.kind, p.c.destination.c
+    cells, runs, length = volume(size), size[1], size[2]
     line = (cells + VECTOR - 1) // VECTOR * VECTOR
     if step[1] == size[2] * step[2]:  # whole rows are one long row
         runs, length = 1, size[1] * size[2]

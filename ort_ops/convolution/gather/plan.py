@@ -37,32 +37,20 @@ FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where
 
 def data_gradient(c: Correlation, kind: int) -> Plan:
     """The gradient with respect to the source; inputs 0 and 1 are data and weights."""
-    head = par.Gather(
-        kind=kind, batch=c.batch, groups=c.groups, outs=c.s, ins=c.d, last=c.last,
-        in_n=c.destination.n, in_c=c.destination.c, in_stride=c.destination.cells,
-        out_n=c.source.n, out_c=c.source.c, out_stride=c.source.cells,
-        length=c.out_length, step=DENSE, out_step=c.strides,
-        w_out=c.w_s, w_in=c.w_d, w_group=c.d * c.w_d,
-    )  # fmt: skip
-    return _gather(_sums(c, head, data_phases(c), DENSE))
+    head = par.Gather(kind=kind, c=c.adjoint, step=DENSE, out_step=c.strides)
+    return _gather(_sums(head, data_phases(c)))
 
 
 def forward(c: Correlation, kind: int, *, bias: int = 0) -> Plan:
     """The correlation itself; `bias` is the input that is added to it, 0: none."""
-    head = par.Gather(
-        kind=kind, batch=c.batch, groups=c.groups, outs=c.d, ins=c.s, last=c.last,
-        in_n=c.source.n, in_c=c.source.c, in_stride=c.source.cells,
-        out_n=c.destination.n, out_c=c.destination.c, out_stride=c.destination.cells,
-        length=c.source_length, step=c.strides, out_step=DENSE,
-        w_out=c.w_d, w_in=c.w_s, w_group=c.d * c.w_d, bias=bias,
-    )  # fmt: skip
-    return _gather(_sums(c, head, [forward_phase(c)], c.strides))
+    head = par.Gather(kind=kind, c=c, step=c.strides, out_step=DENSE, bias=bias)
+    return _gather(_sums(head, [forward_phase(c)]))
 
 
-def _sums(c: Correlation, head: par.Gather, phases: list[Phase], steps: Triple) -> Sums:
-    sums = Sums(c, head, phases, turned=False)
-    turned = lanes_pay(sums) if sums.depthwise else turning_pays(phases, head.outs, head.ins, steps)
-    return replace(sums, turned=turned and not c.last)
+def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
+    sums = Sums(head, phases, turned=False)
+    turned = lanes_pay(sums) if sums.depthwise else turning_pays(phases, sums.c, head.step)
+    return replace(sums, turned=turned and not sums.c.last)
 
 
 def _gather(sums: Sums) -> Plan:
@@ -91,7 +79,7 @@ def _gather(sums: Sums) -> Plan:
     )
     if sums.depthwise:
         streamed = 4 * c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length)) > last_level_cache()
-        head = replace(head, channels=c.groups, block=copy.block, stencil=sums.stencil, streamed=streamed)
+        head = replace(head, block=copy.block, stencil=sums.stencil, streamed=streamed)
     strategy = _strategy(sums, panels=copy.panels)
     shared = 0 if sums.depthwise else groups * tiles * sums.panel_bytes
     pack = [(gather_kernel.PACK, groups * tiles * len(sums.phases))] if shared else []
@@ -103,7 +91,7 @@ def _gather(sums: Sums) -> Plan:
         shared=shared,
         lane=lane,
         groups=(head.groups, groups),
-        parts=(math.ceil(sums.outs / sums.tile), tiles),
+        parts=(math.ceil(c.d / sums.tile), tiles),
     )
 
 
@@ -114,7 +102,7 @@ def _panel_fits(sums: Sums) -> bool:
 
 def _at_once(sums: Sums, groups: int) -> tuple[int, int]:
     """(groups, tiles of output channels of a group) whose weights are packed at a time."""
-    tiles = math.ceil(sums.outs / sums.tile)
+    tiles = math.ceil(sums.c.d / sums.tile)
     if sums.depthwise:
         return groups, tiles
     return rounds(groups, tiles, sums.panel_bytes, shared_limit(sums.c, sums.head.kind))
@@ -132,12 +120,14 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
 def _far(sums: Sums) -> Plan:
     """For `gather.fallback`: bands of a few cells, all by themselves."""
     band, cells = band_of(sums.count, math.prod, FAR_CELLS, DENSE)
-    groups, tiles = sums.c.groups, math.ceil(sums.outs / COLUMNS)
-    pitch = min(FAR_CHANNELS, math.ceil(sums.ins / VECTOR) * VECTOR)
+    groups, tiles = sums.c.groups, math.ceil(sums.c.d / COLUMNS)
+    pitch = min(FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
     shifted = [shifts(phase, sums.steps, quotients=False) for phase in sums.phases]
     items = sums.c.batch * groups * math.prod(bands_of(sums.count, band)) * tiles
     lane = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
-    head = replace(sums.head, split=tiles, cells=cells, pitch=pitch, round_groups=groups, round_tiles=tiles)
+    head = replace(
+        sums.head, groups=groups, split=tiles, cells=cells, pitch=pitch, round_groups=groups, round_tiles=tiles
+    )
     head, tables = _with_tables(sums, head, band, shifted, [(0, 0, 0)], 0)
     return Plan(head, ((gather_kernel.FALLBACK, items),), lane=lane, tables=tables)
 
@@ -169,7 +159,7 @@ def _with_tables(
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
             taps += par.GatherTap(weight=place, shift=shift, residue=residues.index(residue)).words()
-        pack += panels * len(phase.taps) * sums.ins * sums.tile
+        pack += panels * len(phase.taps) * sums.c.s * sums.tile
     head = replace(
         head,
         band=band,

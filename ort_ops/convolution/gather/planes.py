@@ -11,7 +11,7 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.vector.boxes import copy_row
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume, within
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import copy_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
@@ -27,18 +27,27 @@ _values = stack(COLUMNS)
 @inner
 def phase_size(phase, cell, size):
     """How many cells of a band a phase has along each axis; the last one may miss one."""
-    count = phase.count
-    return min(size[0], count[0] - cell[0]), min(size[1], count[1] - cell[1]), min(size[2], count[2] - cell[2])
+    return min(size, phase.count - cell)
+
+
+@inner
+def image_of(tensor, n, channel):
+    """The element index of the first cell of a channel."""
+    return n * tensor.n + channel * tensor.c
+
+
+@inner
+def tap_of(p, phase, n):
+    """A tap of a phase."""
+    return view(par.GatherTap, p + phase.tap_table, n)
 
 
 @inner
 def out_at(p, phase, n, group, cell):
     """Element index in the output of a phase's first cell in a band, and the distance of its cells along each axis."""
-    start, step, out = phase.start, p.out_step, p.out_stride
-    at = n * p.out_n + group * p.outs * p.out_c
-    for axis in range(3):
-        at += (start[axis] + cell[axis] * step[axis]) * out[axis]
-    return at, (step[0] * out[0], step[1] * out[1], step[2] * out[2])
+    out, step = p.c.destination, p.out_step
+    first = phase.start + cell * step
+    return image_of(out, n, group * p.c.d) + dot(first, out.cells), step * out.cells
 
 
 @inner
@@ -47,83 +56,73 @@ def copy_planes(p, source, first, target, low, size, plane):
 
     low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
     """
-    kind, channels = p.kind, p.ins
-    step, stride, length = p.step, p.in_stride, p.length
-    to, pitch = 0, size[2]
+    (step_z, step_y, step_x), (stride_z, stride_y, stride_x) = p.step, p.c.source.cells
+    length, to, pitch = p.c.source_length, 0, size[2]
     for n in range(p.residues):
         residue = view(par.Residue, p + p.residue_table, n).of
-        end = (length[2] - residue[2] + step[2] - 1) // step[2]
-        for c in range(channels):
-            channel, at = first + c * p.in_c, to
+        end = (length[2] - residue[2] + step_x - 1) // step_x
+        for c in range(p.c.s):
+            channel, at = first + c * p.c.source.c + residue[2] * stride_x, to
             for z in range(size[0]):
-                cell_z = (low[0] + z) * step[0] + residue[0]
                 for y in range(size[1]):
-                    cell_y = (low[1] + y) * step[1] + residue[1]
-                    if 0 <= cell_z < length[0] and 0 <= cell_y < length[1]:
-                        row = channel + cell_z * stride[0] + cell_y * stride[1] + residue[2] * stride[2]
-                        copy_row(kind, target, at, source, row, step[2] * stride[2], low[2], pitch, end)
-                    else:
-                        clear(target, at, pitch)
+                    cell = ((low[0] + z) * step_z + residue[0], (low[1] + y) * step_y + residue[1], low[2])
+                    stride, ends = (stride_z, stride_y, step_x * stride_x), (length[0], length[1], end)
+                    copy_line(p.kind, target, at, source, channel, stride, cell, pitch, ends)
                     at += pitch
             clear(target, at, to + plane - at)
             to += plane
 
 
 @inner
-def row_pitch(size, low, high, cell, end):
-    """The shortest row pitch: zeros behind a row serve as zeros before the next one."""
-    spread, start = high - low, cell + low
-    return max(size, size + spread - max(0, -start), min(size + spread, end - start))
+def box_of(p, cell, size):
+    """The lengths of the planes that a band reads.
+
+    Rows have the shortest pitch: zeros behind one serve as zeros before the next one.
+    """
+    box, start, end = size + p.high - p.low, cell[2] + p.low[2], (p.c.source_length[2] + p.step[2] - 1) // p.step[2]
+    return box[0], box[1], max(size[2], box[2] - max(0, -start), min(box[2], end - start))
 
 
 @inner
 def _in_place(p, cell, box):
     """Whether a band is one row of the tensor itself, read without a shift or zeros."""
-    low, high, length, step = p.low, p.high, p.length, p.step
-    z, y = cell[0] + low[0], cell[1] + low[1]
-    unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and high[2] == 0
-    dense = p.kind == F32 and p.in_stride[2] == 1 and step[0] == step[1] == step[2] == 1
-    spread = p.ins > FEW_CHANNELS and 4 * p.in_c % _PAGE != 0
-    inside = 0 <= z < length[0] and 0 <= y < length[1] and cell[2] + box[2] <= length[2]
-    return unshifted and dense and spread and inside and box[2] > COLUMNS
+    source, low = p.c.source, p.low
+    unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and p.high[2] == 0
+    lies_dense = p.kind == F32 and source.cells[2] == 1 and p.step == (1, 1, 1)
+    spread = p.c.s > FEW_CHANNELS and 4 * source.c % _PAGE != 0
+    return unshifted and lies_dense and spread and within(cell + low, box, p.c.source_length) and box[2] > COLUMNS
 
 
 @inner
 def _shifts(p, table, plane, row, pitch):
     """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
-    low, channels = p.low, p.ins
+    channels, stride = p.c.s, (row * pitch, pitch, 1)
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
         for tap in range(phase.taps):
-            entry = view(par.GatherTap, p + phase.tap_table, tap)
-            shift = entry.shift
-            at = entry.residue * channels * plane
-            at += (shift[0] - low[0]) * row * pitch + (shift[1] - low[1]) * pitch + shift[2] - low[2]
+            entry = tap_of(p, phase, tap)
             store_i64(table, 0, 4 * tap * channels * ROWS)
-            store_i64(table, 1, 4 * at)
+            store_i64(table, 1, 4 * (entry.residue * channels * plane + dot(entry.shift - p.low, stride)))
             table += 16
 
 
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    low, high, length = p.low, p.high, p.length
-    step_x, plane = p.step[2], p.in_c
-    pitch = row_pitch(size[2], low[2], high[2], cell[2], (length[2] + step_x - 1) // step_x)
-    box = (size[0] + high[0] - low[0], size[1] + high[1] - low[1], pitch)
+    box, plane = box_of(p, cell, size), p.c.source.c
+    pitch, corner = box[2], cell + p.low
     table = scratch + SEGMENTS_AT
     band = table + 16 * p.all_taps
     data = call.inputs[0]
-    first = n * p.in_n + group * p.ins * plane
+    first = image_of(p.c.source, n, group * p.c.s)
     direct = _in_place(p, cell, box)
     if direct:
-        in_z, in_y, _ = p.in_stride
-        band = data + 4 * (first + (cell[0] + low[0]) * in_z + (cell[1] + low[1]) * in_y + cell[2])
+        band = data + 4 * (first + dot(corner, p.c.source.cells))
     else:
-        plane = box[0] * box[1] * pitch + high[2] - low[2] + COLUMNS
+        plane = volume(box) + p.high[2] - p.low[2] + COLUMNS
         plane = (plane + 15) // 16 * 16
         plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
-        copy_planes(p, data, first, band, (cell[0] + low[0], cell[1] + low[1], cell[2] + low[2]), box, plane)
+        copy_planes(p, data, first, band, corner, box, plane)
     _shifts(p, table, plane, box[1], pitch)
     copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane, int(direct))
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
@@ -140,7 +139,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
     a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
     channel, and whether nothing behind the last cell may be read.
     """
-    kind, channels, outs = p.kind, p.ins, p.outs
+    kind, channels, outs = p.kind, p.c.s, p.c.d
     rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
@@ -153,7 +152,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
             taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)
-            target = at + m * ROWS * p.out_c
+            target = at + m * ROWS * p.c.destination.c
             product = (panel, rows, taps, segments)
             _tiles(call, p, target, step, own, lines, product, copy, scratch, values if bias else 0)
             segments += 16 * taps
@@ -162,7 +161,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
 @inner
 def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
-    kind, channels, channel = p.kind, p.ins, p.out_c
+    kind, channels, channel = p.kind, p.c.s, p.c.destination.c
     out = call.output
     panel, rows, taps, segments = product
     band, row, from_plane, from_tile, from_channel, exact = copy

@@ -17,8 +17,19 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, copy_box_planes, turn_box
+from onnx_backprop.ort_ops.vector.boxes import (
+    copy_box_cells,
+    copy_box_planes,
+    dense,
+    dot,
+    nth,
+    read_by,
+    turn_box,
+    volume,
+    within,
+)
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
@@ -28,66 +39,45 @@ _square = stack(VECTOR * VECTOR // 2)
 
 
 @inner
-def _cells(size):
-    return size[0] * size[1] * size[2]
-
-
-@inner
-def _inside(low, size, length):
-    """Whether a box does not leave the image."""
-    return (
-        low[0] >= 0
-        and low[1] >= 0
-        and low[2] >= 0
-        and low[0] + size[0] <= length[0]
-        and low[1] + size[1] <= length[1]
-        and low[2] + size[2] <= length[2]
-    )
-
-
-@inner
 def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
     """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be."""
     kind = p.kind
-    if kind == F32 and _inside(low, size, length) and 4 * channel % _PAGE != 0:
-        start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
-        return data + 4 * start, channel, stride
-    if p.last:
+    if kind == F32 and within(low, size, length) and 4 * channel % _PAGE != 0:
+        return data + 4 * (first + dot(low, stride)), channel, stride
+    if p.c.last:
         copy_box_cells(kind, copy, channels, data, first, channels, stride, low, size, length)
-        return copy, 1, (size[1] * size[2] * channels, size[2] * channels, channels)
-    plane = _cells(size)
+        return copy, 1, dense(size, channels)
+    plane = volume(size)
     plane += 16 - plane % 16
     plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
     copy_box_planes(kind, copy, plane, data, first, channels, channel, stride, low, size, length)
-    return copy, plane, (size[1] * size[2], size[2], 1)
+    return copy, plane, dense(size, 1)
 
 
 @inner
 def _columns(p, data, first, channels, channel, stride, low, size, length, columns, copy):
     """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
     kind = p.kind
-    if p.last:
-        if kind == F32 and channels == columns and _inside(low, size, length):
-            start = first + low[0] * stride[0] + low[1] * stride[1] + low[2] * stride[2]
-            return data + 4 * start, stride
+    if p.c.last:
+        if kind == F32 and channels == columns and within(low, size, length):
+            return data + 4 * (first + dot(low, stride)), stride
         copy_box_cells(kind, copy, columns, data, first, channels, stride, low, size, length)
     else:
         turn_box(kind, copy, columns, data, first, channels, channel, stride, low, size, length)
-    return copy, (size[1] * size[2] * columns, size[2] * columns, columns)
+    return copy, dense(size, columns)
 
 
 @inner
-def _tile_rows(p, base, channel, stride, begin, count, rows):
+def _tile_rows(p, channel, stride, count, rows):
     """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
-    taps = p.taps
-    low = p.low
     for row in range(count):
-        tap = view(par.CellsTap, p + par.TAPS_AT, ((begin + row) % taps))
-        at = (begin + row) // taps * channel + base
-        at += (tap.shift[0] - low[0]) * stride[0]
-        at += (tap.shift[1] - low[1]) * stride[1]
-        at += (tap.shift[2] - low[2]) * stride[2]
-        store_i64(rows, row, 4 * at)
+        store_i64(rows, row, 4 * (row // p.taps * channel + _shift(p, row % p.taps, stride)))
+
+
+@inner
+def _shift(p, tap, stride):
+    """How far behind a band's first cell a tap starts."""
+    return dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift - p.low, stride)
 
 
 @inner
@@ -96,8 +86,8 @@ def _segments(size, a_stride, a_step, b_stride, b_step, table):
     for z in range(size[0]):
         for y in range(size[1]):
             entry = 2 * (z * size[1] + y)
-            store_i64(table, entry, 4 * (z * a_step[0] * a_stride[0] + y * a_step[1] * a_stride[1]))
-            store_i64(table, entry + 1, 4 * (z * b_step[0] * b_stride[0] + y * b_step[1] * b_stride[1]))
+            store_i64(table, entry, 4 * dot((z, y, 0) * a_step, a_stride))
+            store_i64(table, entry + 1, 4 * dot((z, y, 0) * b_step, b_stride))
 
 
 @inner
@@ -118,9 +108,9 @@ def _item(call, p, item, scratch):
     block, item = first_block + item % at_once, item // at_once
     part, number = item % parts, item // parts
     group = call.group + number
-    if block >= blocks or group >= p.groups:
+    if block >= blocks or group >= p.c.groups:
         return
-    channels = p.d if turned else p.s
+    channels = p.c.d if turned else p.c.s
     begin, end = block * channels // blocks, (block + 1) * channels // blocks
     taps, columns = p.taps, p.columns
     per_row = columns * taps if turned else columns
@@ -128,73 +118,51 @@ def _item(call, p, item, scratch):
     first_row = (first_row if turned else first_row * taps) + (block - first_block) * SPARE_ROWS
     c = call.shared
     c += 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
-    units = p.units
-    unit, stop, add = part * units // parts, (part + 1) * units // parts, 0
-    if unit == stop:  # no image
+    first, stop = part * p.units // parts, (part + 1) * p.units // parts
+    if first == stop:  # no image
         clear(c, 0, (end - begin) * (1 if turned else taps) * per_row)
-    while unit < stop:
-        _unit(p, call, unit, group, begin, end, c, per_row, add, scratch)
-        add = 1
-        unit += 1
+    for unit in range(first, stop):
+        _unit(p, call, unit, group, begin, end, c, per_row, unit > first, scratch)
 
 
 @inner
 def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     """One band of one image."""
-    bands, size_of = p.bands, p.band
-    out, step = p.out, p.step
-    n, band = unit // _cells(bands), unit % _cells(bands)
-    at = (
-        band // (bands[1] * bands[2]) * size_of[0],
-        band // bands[2] % bands[1] * size_of[1],
-        band % bands[2] * size_of[2],
-    )
-    size = (min(size_of[0], out[0] - at[0]), min(size_of[1], out[1] - at[1]), min(size_of[2], out[2] - at[2]))
-    low, high = p.low, p.high
-    x_low = (at[0] * step[0] + low[0], at[1] * step[1] + low[1], at[2] * step[2] + low[2])
-    x_size = (
-        (size[0] - 1) * step[0] + high[0] - low[0] + 1,
-        (size[1] - 1) * step[1] + high[1] - low[1] + 1,
-        (size[2] - 1) * step[2] + high[2] - low[2] + 1,
-    )
+    n, at = unit // volume(p.bands), nth(p.bands, unit % volume(p.bands)) * p.band
+    out, length, step = p.c.out_length, p.c.source_length, p.c.strides
+    size = min(p.band, out - at)
+    x_low, x_size = at * step + p.low, read_by(size, step, p.low, p.high)
     taps, columns, turned = p.taps, p.columns, p.turned
-    s, d, length = p.s, p.d, p.length
-    x = call.inputs[p.source]
-    dy = call.inputs[p.dest]
-    s_channel, d_channel = p.s_c, p.d_c
-    s_stride, d_stride = p.s_stride, p.d_stride
-    x_first = n * p.s_n + group * s * s_channel
-    dy_first = n * p.d_n + group * d * d_channel
+    s, d, x, dy = p.c.s, p.c.d, call.inputs[p.source], call.inputs[p.dest]
+    s_channel, d_channel, s_stride, d_stride = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
+    x_first, dy_first = image_of(p.c.source, n, group * s), image_of(p.c.destination, n, group * d)
     count = (end - begin) if turned else (end - begin) * taps
     rows = scratch
     table = rows + 8 * (count + ROWS)
     copies = (table + 16 * size[0] * size[1] + 63) & -64
-    dense = (1, 1, 1)
+    every = (1, 1, 1)
     lines = size[0] * size[1]
     if turned:
         b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, copies)
-        copies += 4 * _cells(x_size) * columns
+        copies += 4 * volume(x_size) * columns
         dy_first += begin * d_channel
         a, channel, a_stride = _scalars(p, dy, dy_first, end - begin, d_channel, d_stride, at, size, out, copies)
         for row in range(count):
             store_i64(rows, row, 4 * row * channel)
         _repeat_last(rows, count)
-        _segments(size, a_stride, dense, b_stride, step, table)
+        _segments(size, a_stride, every, b_stride, step, table)
         for t in range(taps):
-            tap = view(par.CellsTap, p + par.TAPS_AT, t)
-            shift = (tap.shift[0] - low[0]) * b_stride[0]
-            shift += (tap.shift[1] - low[1]) * b_stride[1]
-            shift += (tap.shift[2] - low[2]) * b_stride[2]
-            target, right = (c + 4 * t * columns, 4 * per_row), (b + 4 * shift, 4 * step[2] * b_stride[2])
+            right = b + 4 * _shift(p, t, b_stride), 4 * step[2] * b_stride[2]
+            target = c + 4 * t * columns, 4 * per_row
             _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, (table, lines), size[2], add)
         return
     b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, copies)
-    copies += 4 * _cells(size) * columns
+    copies += 4 * volume(size) * columns
     x_first += begin * s_channel
     a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, copies)
-    _tile_rows(p, 0, channel, a_stride, 0, count, rows)
+    _tile_rows(p, channel, a_stride, count, rows)
     _repeat_last(rows, count)
-    _segments(size, a_stride, step, b_stride, dense, table)
+    _segments(size, a_stride, step, b_stride, every, table)
     left, right = (a, rows, 4 * step[2] * a_stride[2]), (b, 4 * b_stride[2])
     _product((c, 4 * per_row), count, columns, left, right, (table, lines), size[2], add)
 
@@ -212,33 +180,31 @@ def _repeat_last(rows, count):
 def _reduce(call, p, index, _scratch):
     """One channel of one group: add up the parts and write all its weights."""
     kind, turned, blocks = p.kind, p.turned, p.blocks
-    s, d, taps, columns = p.s, p.d, p.taps, p.columns
+    s, d, taps, columns = p.c.s, p.c.d, p.taps, p.columns
     channels, first_block = d if turned else s, call.part
     number, row = index // p.round_channels, index % p.round_channels
     group, channel = call.group + number, first_block * channels // blocks + row
     end = min(blocks, first_block + p.round_blocks) * channels // blocks
-    if channel >= end or group >= p.groups:
+    if channel >= end or group >= p.c.groups:
         return
     block = ((channel + 1) * blocks - 1) // channels - first_block
     row = (row if turned else row * taps) + block * SPARE_ROWS
     per_row = columns * taps if turned else columns
     groups, rows = p.round_groups, p.rows
     first = call.shared + 4 * (number * rows + row) * per_row
-    w_d, w_s = p.w_d, p.w_s
+    w_d, w_s = p.c.w_d, p.c.w_s
     for part in range(1, p.parts):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
     out = call.output
     if not turned and p.dense:
         _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
         return
+    start, step, count = group * d * w_d + channel * w_s, w_d, d
+    if turned:
+        start, step, count = (group * d + channel) * w_d, w_s, s
     for t in range(taps):
-        place = view(par.CellsTap, p + par.TAPS_AT, t).weight
-        if turned:
-            place += (group * d + channel) * w_d
-            write_run(kind, out, place, w_s, first, t * columns, s)
-        else:
-            place += group * d * w_d + channel * w_s
-            write_run(kind, out, place, w_d, first, t * columns, d)
+        place = start + view(par.CellsTap, p + par.TAPS_AT, t).weight
+        write_run(kind, out, place, step, first, t * columns, count)
 
 
 @inner

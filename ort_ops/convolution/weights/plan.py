@@ -57,7 +57,7 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
     head, taps = _head(c, kind, inputs)
-    if not (c.s == c.d == 1 and c.groups > 1):
+    if not c.depthwise:
         return _product(c, head, taps)
     return _depthwise_cells(c, head, taps) if c.last or fill_lanes(c.groups) else _depthwise(c, head, taps)
 
@@ -67,13 +67,10 @@ def _table(taps: Sequence[par.CellsTap]) -> list[int]:
 
 
 def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.CellsTap]]:
-    """What every plan states, types, sizes and strides; and the table of taps."""
+    """What every plan states; and the table of taps."""
     shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     head = par.Cells(
-        kind=kind, batch=c.batch, groups=c.groups, s=c.s, d=c.d, last=c.last, source=inputs[0], dest=inputs[1],
-        s_n=c.source.n, s_c=c.source.c, s_stride=c.source.cells,
-        d_n=c.destination.n, d_c=c.destination.c, d_stride=c.destination.cells,
-        w_d=c.w_d, w_s=c.w_s, length=c.source_length, out=c.out_length, step=c.strides, kernel=c.kernel,
+        kind=kind, c=c, source=inputs[0], dest=inputs[1],
         taps=math.prod(c.kernel), low=three([s[0] for s in shifts], 0), high=three([s[-1] for s in shifts], 0),
     )  # fmt: skip
     taps = [

@@ -20,9 +20,12 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of
+from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import copy_line
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
-from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
     ELEMENTS,
     transform_result,
@@ -42,43 +45,23 @@ LANE_HEAD = _TABLES + 2 * (ROWS + 2)
 
 @dataclass(frozen=True, kw_only=True)
 class Winograd(Record):
-    """The numbers of a plan; strides in elements. Data and weights are inputs 0 and 1."""
+    """The numbers of a plan. Data and weights are inputs 0 and 1; the kernel's first cell lies at `w_first`."""
 
     kind: int
-    batch: int
-    groups: int
-    outs: int  # channels of a group that are written, and read
-    ins: int
+    c: Correlation  # of a data gradient the adjoint
     bias: int  # an input, 0: none
-    in_n: int
-    in_c: int
-    in_y: int
-    out_n: int
-    out_c: int
-    out_y: int
-    length_y: int
-    length_x: int
-    out_length_y: int
-    out_length_x: int
-    pad_y: int
-    pad_x: int
     w_first: int
-    w_out: int
-    w_in: int
-    w_group: int
-    w_y: int
-    w_x: int
     tiles_y: int
     tiles_x: int
-    band: int  # rows of tiles of an item
-    split: int  # items that share a band's output channels
     panel: int  # floats of one of the 16 panels of a tile of weights
-    columns: int  # floats of a channel of transformed tiles
     pitch: int  # floats of a row of the source
     round_groups: int
     round_tiles: int  # of output channels, where the weights are shared
-    round_rows: int  # of tiles, where the images are shared
-    lines: int  # rows of tiles made at a time
+    round_rows: int = 0  # of tiles, where the images are shared
+    band: int = 0  # rows of tiles of an item
+    lines: int = 0  # rows of tiles made at a time
+    split: int = 1  # items that share a band's output channels
+    columns: int = 0  # floats of a channel of transformed tiles
 
 
 _kernels = stack(9 * WIDE)
@@ -89,15 +72,15 @@ _bias = stack(COLUMNS)
 def _pack_tile(call, p, group, tile, target):
     """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
     kind, source = p.kind, call.inputs[1]
-    w_out, w_in, w_y, w_x = p.w_out, p.w_in, p.w_y, p.w_x
-    first = p.w_first + group * p.w_group + tile * ROWS * w_out
-    count, panel = min(ROWS, p.outs - tile * ROWS), 4 * p.panel
+    w_out, (_, w_y, w_x) = p.c.w_d, p.c.w_kernel
+    first = p.w_first + group * p.c.w_group + tile * ROWS * w_out
+    count, panel = min(ROWS, p.c.d - tile * ROWS), 4 * p.panel
     kernels = _kernels()
     clear(kernels, 0, 9 * WIDE)
-    for c in range(p.ins):
+    for c in range(p.c.s):
         for i in range(3):
             for j in range(3):
-                start = first + c * w_in + i * w_y + j * w_x
+                start = first + c * p.c.w_s + i * w_y + j * w_x
                 scatter_run(kind, kernels, (3 * i + j) * WIDE, 1, source, start, w_out, count)
         for part in range(WIDE // VECTOR):
             # what a register holds beyond ROWS is overwritten by the next channel
@@ -108,7 +91,7 @@ def _pack_tile(call, p, group, tile, target):
 @inner
 def _tiles(p):
     """Tiles of output channels."""
-    return (p.outs + ROWS - 1) // ROWS
+    return (p.c.d + ROWS - 1) // ROWS
 
 
 @inner
@@ -116,21 +99,21 @@ def _pack(call, p, unit, _scratch):
     """The weights of one tile, for all threads."""
     group = call.group + unit // p.round_tiles
     tile = call.part + unit % p.round_tiles
-    if group < p.groups and tile < _tiles(p):  # the last round may have fewer
+    if group < p.c.groups and tile < _tiles(p):  # the last round may have fewer
         _pack_tile(call, p, group, tile, call.shared + 4 * ELEMENTS * unit * p.panel)
 
 
 @inner
-def _copy_row(p, data, image, y, row):
-    """Row y of a channel with its pads; `image` is the element index of the channel."""
-    pitch, length, pad = p.pitch, p.length_x, p.pad_x
-    begin, end = max(0, pad), min(pitch, length + pad)
-    if y < 0 or y >= p.length_y or begin >= end:
-        clear(row, 0, pitch)
-    else:
-        clear(row, 0, begin)
-        read_run(p.kind, row, begin, data, image + y * p.in_y + begin - pad, 1, end - begin)
-        clear(row, end, pitch - end)
+def all_rows(p):
+    """Rows of tiles, of all images."""
+    return p.c.batch * p.tiles_y
+
+
+@inner
+def source_row(p, data, n, channel, y, row):
+    """Row y of a channel of the source, with its pads."""
+    cell, source = (0, y, -p.c.pads[2]), p.c.source
+    copy_line(p.kind, row, 0, data, image_of(source, n, channel), source.cells, cell, p.pitch, p.c.source_length)
 
 
 @inner
@@ -142,14 +125,13 @@ def _transform(p, data, channel, count, first, last, rows, v, element):
     tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
     columns = p.columns
     for c in range(count):
-        plane = (channel + c) * p.in_c
         at = first
         while at < last:
             n, tile_y = at // tiles_y, at % tiles_y
             lines = min(last - at, tiles_y - tile_y, p.lines)
-            y = 2 * tile_y - p.pad_y
+            y = 2 * tile_y - p.c.pads[1]
             for i in range(2 * lines + 2):
-                _copy_row(p, data, n * p.in_n + plane, y + i, rows + 4 * i * pitch)
+                source_row(p, data, n, channel + c, y + i, rows + 4 * i * pitch)
             for i in range(lines):
                 target = v + 4 * (c * columns + (at + i - first) * tiles_x)
                 for x in range(0, tiles_x, VECTOR):
@@ -165,11 +147,11 @@ def _item(call, p, item, scratch):
     split, item = item % splits, item // splits
     number, item = item % groups, item // groups
     group, part = call.group + number, call.part
-    if group >= p.groups:
+    if group >= p.c.groups:
         return
-    band, channels = p.band, p.ins
+    band, channels = p.band, p.c.s
     first = item * band
-    last = min(first + band, p.batch * p.tiles_y)
+    last = min(first + band, all_rows(p))
     rows = scratch + 4 * LANE_HEAD
     v = rows + 4 * (2 * band + 2) * p.pitch
     v = (v + 63) // 64 * 64
@@ -184,12 +166,12 @@ def _item(call, p, item, scratch):
 @inner
 def _source_item(call, p, item, scratch):
     """Images shared: one channel of the round."""
-    channels, size = p.ins, 4 * p.columns
+    channels, size = p.c.s, 4 * p.columns
     number, c = item // channels, item % channels
     group, first = call.group + number, call.part
-    if group >= p.groups:
+    if group >= p.c.groups:
         return
-    last = min(first + p.round_rows, p.batch * p.tiles_y)
+    last = min(first + p.round_rows, all_rows(p))
     v = call.shared + size * (number * ELEMENTS * channels + c)
     data = call.inputs[0]
     _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * LANE_HEAD, v, size * channels)
@@ -200,10 +182,10 @@ def _weights_item(call, p, item, scratch):
     """Images shared: one tile of output channels, over the rows of the round."""
     number, m = item // _tiles(p), item % _tiles(p)
     group, first = call.group + number, call.part
-    if group >= p.groups:
+    if group >= p.c.groups:
         return
-    last = min(first + p.round_rows, p.batch * p.tiles_y)
-    v = call.shared + 4 * number * ELEMENTS * p.ins * p.columns
+    last = min(first + p.round_rows, all_rows(p))
+    v = call.shared + 4 * number * ELEMENTS * p.c.s * p.columns
     packed = (scratch + 4 * LANE_HEAD + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
     _outputs(call, p, group, m, packed, v, first, last, scratch)
@@ -212,7 +194,7 @@ def _weights_item(call, p, item, scratch):
 @inner
 def _outputs(call, p, group, m, packed, v, first, last, scratch):
     """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
-    outs, channels, columns = p.outs, p.ins, p.columns
+    outs, channels, columns = p.c.d, p.c.s, p.columns
     table, panel = scratch + 4 * _TABLES, 4 * p.panel
     rows_apart(table, 4)
     bias, values = bias_address(call, p), _bias()
@@ -231,15 +213,14 @@ def _outputs(call, p, group, m, packed, v, first, last, scratch):
                 at = scratch + 4 * (COLUMNS * i + VECTOR * part)
                 top = line + 8 * VECTOR * part
                 transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
-        channel = (group * outs + m * ROWS) * p.out_c
-        _write(p, out, channel, first, place, min(COLUMNS, count_all - place), count, scratch)
+        _write(p, out, group * outs + m * ROWS, first, place, min(COLUMNS, count_all - place), count, scratch)
 
 
 @inner
 def _write(p, out, channel, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
     kind, tiles_y, tiles_x = p.kind, p.tiles_y, p.tiles_x
-    length_y, length_x = p.out_length_y, p.out_length_x
+    destination, (_, length_y, length_x) = p.c.destination, p.c.out_length
     done = 0
     while done < tiles:
         row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
@@ -247,11 +228,11 @@ def _write(p, out, channel, first, place, tiles, count, scratch):
         n, y = row // tiles_y, 2 * (row % tiles_y)
         width = min(2 * run, length_x - 2 * x)
         for i in range(count):
-            at = n * p.out_n + channel + i * p.out_c + y * p.out_y + 2 * x
+            at = image_of(destination, n, channel + i) + y * destination.cells[1] + 2 * x
             line = scratch + 4 * (_LINES + 2 * _LINE * i)
             write_run(kind, out, at, 1, line, 2 * done, width)
             if y + 1 < length_y:
-                write_run(kind, out, at + p.out_y, 1, line, _LINE + 2 * done, width)
+                write_run(kind, out, at + destination.cells[1], 1, line, _LINE + 2 * done, width)
         done += run
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
@@ -55,133 +55,79 @@ def _panel(ins: int) -> int:
     return math.ceil((ins * ROWS + at.WIDE) / 16) * 16
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How a sum is cut. `round_rows` is 0 where the weights are shared, else the rows of tiles that are."""
+def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
+    """The correlation, or its data gradient; inputs 0 and 1 are data and weights, `bias` is an input or 0.
 
-    groups: int  # of a round
-    tiles: int  # of output channels, of a round
-    round_rows: int
-    band: int  # rows of tiles of an item
-    lines: int
-    columns: int  # floats of a channel of transformed tiles
-    units: int
-    items: int
-    split: int
-    shared_bytes: int
-    lane_bytes: int
-
-
-def _cut(c: Correlation, kind: int, outs: int, ins: int, tiles_y: int, tiles_x: int) -> _Cut:
-    """Weights are shared unless they need several rounds and sharing the images makes less to transform."""
-    rows, tiles, limit = c.batch * tiles_y, math.ceil(outs / ROWS), shared_limit(c, kind)
-    of_tile = 4 * 16 * _panel(ins)
+    Weights are shared unless they need several rounds and sharing the images makes less to transform.
+    """
+    first = 0
+    if adjoint:
+        z, y, x = (2 - pad for pad in c.pads)
+        _, w_y, w_x = c.w_kernel
+        c, first = replace(c.adjoint, pads=(z, y, x), w_kernel=(0, -w_y, -w_x)), 2 * (w_y + w_x)
+    tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
+    rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
+    of_tile = 4 * 16 * _panel(c.s)
     groups, at_once = rounds(c.groups, tiles, of_tile, limit)
-    repeats = math.ceil(tiles / at_once)
+    parameters = at.Winograd(
+        kind=kind, c=c, bias=bias, w_first=first, tiles_y=tiles_y, tiles_x=tiles_x, panel=_panel(c.s),
+        pitch=_pitch(tiles_x), round_groups=groups, round_tiles=at_once,
+    )  # fmt: skip
+    if at_once < tiles:
+        other = _images_shared(parameters, limit, math.ceil(tiles / at_once))
+        if other is not None:
+            return other
+    band = max(1, min(rows, max(COLUMNS, V_FLOATS // (16 * c.s)) // tiles_x))
+    blocks = math.ceil(rows / band) * groups
+    split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
+    parameters = replace(parameters, band=band, lines=band, split=split, columns=_columns(band, tiles_x))
+    stages = (at.PACK, groups * at_once), (at.MULTIPLY, blocks * split)
+    lane = _lane_bytes(c.s, band, tiles_x)
+    return Plan(parameters, stages, groups * at_once * of_tile, lane, (c.groups, groups), (tiles, at_once))
+
+
+def _images_shared(p: at.Winograd, limit: int, repeats: int) -> Plan | None:
+    """None where that does not fit, or costs more than transforming all images so many times."""
+    c, tiles_y, tiles_x = p.c, p.tiles_y, p.tiles_x
+    rows, tiles, of_tile = c.batch * tiles_y, math.ceil(c.d / ROWS), 4 * 16 * p.panel
     images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * at.WIDE  # for each channel and group
 
     def image_bytes(count: int) -> int:
-        return 4 * 16 * ins * _columns(count, tiles_x)
+        return 4 * 16 * c.s * _columns(count, tiles_x)
 
-    row_groups, round_rows = rounds(c.groups, 1, image_bytes(rows), limit)[0], rows
+    groups, at_once = rounds(c.groups, 1, image_bytes(rows), limit)[0], rows
     if image_bytes(rows) > limit:
-        spare = 4 * 16 * ins * (COLUMNS + VECTOR + 32)
-        row_groups, round_rows = 1, rounds(1, rows, 4 * 16 * ins * tiles_x, limit - spare)[1]
-    row_repeats = math.ceil(rows / round_rows)
-    images_fit = row_groups * image_bytes(round_rows) + 8 * VECTOR <= limit
+        spare = 4 * 16 * c.s * (COLUMNS + VECTOR + 32)
+        groups, at_once = 1, rounds(1, rows, 4 * 16 * c.s * tiles_x, limit - spare)[1]
+    shared = groups * image_bytes(at_once) + 8 * VECTOR
     tile_fits = 4 * at.LANE_HEAD + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
-    if repeats > 1 and images_fit and tile_fits and row_repeats * weights + images < repeats * images + weights:
-        columns, lines = _columns(round_rows, tiles_x), max(1, min(tiles_y, LINE_FLOATS // _pitch(tiles_x)))
-        lane = 4 * at.LANE_HEAD + max(of_tile + 64, 4 * (2 * lines + 2) * _pitch(tiles_x)) + 8 * VECTOR
-        return _Cut(
-            groups=row_groups,
-            tiles=tiles,
-            round_rows=round_rows,
-            band=round_rows,
-            lines=lines,
-            columns=columns,
-            units=row_groups * ins,
-            items=row_groups * tiles,
-            split=1,
-            shared_bytes=row_groups * image_bytes(round_rows) + 8 * VECTOR,
-            lane_bytes=lane,
-        )
-    band = max(1, min(rows, max(COLUMNS, V_FLOATS // (16 * ins)) // tiles_x))
-    blocks = math.ceil(rows / band) * groups
-    split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
-    return _Cut(
-        groups=groups,
-        tiles=at_once,
-        round_rows=0,
-        band=band,
-        lines=band,
-        columns=_columns(band, tiles_x),
-        units=groups * at_once,
-        items=blocks * split,
-        split=split,
-        shared_bytes=groups * at_once * of_tile,
-        lane_bytes=_lane_bytes(ins, band, tiles_x),
-    )
-
-
-def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
-    """The correlation, or its data gradient; inputs 0 and 1 are data and weights, `bias` is an input or 0."""
-    data, out = (c.destination, c.source) if adjoint else (c.source, c.destination)
-    length, out_length = (c.out_length, c.source_length) if adjoint else (c.source_length, c.out_length)
-    outs, ins = (c.s, c.d) if adjoint else (c.d, c.s)
-    pads = tuple(2 - p for p in c.pads) if adjoint else c.pads
-    _, w_y, w_x = c.w_kernel
-    tiles_y, tiles_x = (math.ceil(n / 2) for n in out_length[1:])
-    cut = _cut(c, kind, outs, ins, tiles_y, tiles_x)
-    parameters = at.Winograd(
-        kind=kind, batch=c.batch, groups=c.groups, outs=outs, ins=ins, bias=bias,
-        in_n=data.n, in_c=data.c, in_y=data.cells[1], out_n=out.n, out_c=out.c, out_y=out.cells[1],
-        length_y=length[1], length_x=length[2], out_length_y=out_length[1], out_length_x=out_length[2],
-        pad_y=pads[1], pad_x=pads[2],
-        w_first=2 * (w_y + w_x) if adjoint else 0, w_out=c.w_s if adjoint else c.w_d,
-        w_in=c.w_d if adjoint else c.w_s, w_group=c.d * c.w_d,
-        w_y=-w_y if adjoint else w_y, w_x=-w_x if adjoint else w_x,
-        tiles_y=tiles_y, tiles_x=tiles_x, band=cut.band, split=cut.split, panel=_panel(ins), columns=cut.columns,
-        pitch=_pitch(tiles_x), round_groups=cut.groups, round_tiles=cut.tiles, round_rows=cut.round_rows,
-        lines=cut.lines,
+    pays = math.ceil(rows / at_once) * weights + images < repeats * images + weights
+    if not (shared <= limit and tile_fits and pays):
+        return None
+    lines = max(1, min(tiles_y, LINE_FLOATS // p.pitch))
+    parameters = replace(
+        p, band=at_once, lines=lines, columns=_columns(at_once, tiles_x), round_groups=groups, round_tiles=tiles,
+        round_rows=at_once,
     )  # fmt: skip
-    stages, parts = ((at.PACK, cut.units), (at.MULTIPLY, cut.items)), (math.ceil(outs / ROWS), cut.tiles)
-    if cut.round_rows:
-        stages = (at.TRANSFORM, cut.units), (at.MULTIPLY_IMAGES, cut.items)
-        parts = c.batch * tiles_y, cut.round_rows
-    return Plan(parameters, stages, cut.shared_bytes, cut.lane_bytes, (c.groups, cut.groups), parts)
+    lane = 4 * at.LANE_HEAD + max(of_tile + 64, 4 * (2 * lines + 2) * p.pitch) + 8 * VECTOR
+    stages = (at.TRANSFORM, groups * c.s), (at.MULTIPLY_IMAGES, groups * tiles)
+    return Plan(parameters, stages, shared, lane, (c.groups, groups), (rows, at_once))
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """How a weight gradient is cut. `round_channels`: of the source, which is shared; 0 where sums are."""
+def weights_plan(c: Correlation, kind: int) -> Plan:
+    """The weight gradient; inputs 0 and 1 are source and destination.
 
-    columns: int  # the source's channels of a round, in whole tiles
-    parts: int
-    groups: int  # of a round
-    tiles: int  # of the destination's channels, of a round
-    split: int
-    channels: int  # of the destination, of an item
-    band: int  # rows of tiles
-    d_columns: int
-    turned: int
-    items: int
-    shared_bytes: int
-    lane_bytes: int
-    round_channels: int = 0
-    source_band: int = 1
-
-
-def _weights(c: Correlation, kind: int) -> _Weights:
-    """Sums are shared unless they need several rounds and the source, some of its channels at least, fits."""
+    Sums are shared unless they need several rounds and the source, some of its channels at least, fits.
+    """
     tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
     rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
-    columns = math.ceil(c.s / COLUMNS) * COLUMNS
+    columns, pitch = math.ceil(c.s / COLUMNS) * COLUMNS, _d_pitch(tiles_x)
+    parameters = of.WinogradWeights(kind=kind, c=c, tiles_y=tiles_y, tiles_x=tiles_x, pitch=pitch)
     sums = 16 * c.groups * (tiles * ROWS) * columns
     if 4 * sums > limit:
-        cut = _source_shared(c, limit, tiles_y, tiles_x)
-        if cut is not None:
-            return cut
+        other = _source_shared(parameters, limit)
+        if other is not None:
+            return other
     parts = max(1, min(SUM_FLOATS // sums, MAX_PARTS, rows, limit // (4 * sums)))
     groups, at_once = rounds(c.groups, tiles, 4 * 16 * parts * ROWS * columns, limit)
     split = min(at_once, math.ceil(processors() / (parts * groups)))  # each transforms the source anew
@@ -191,24 +137,17 @@ def _weights(c: Correlation, kind: int) -> _Weights:
         band = max(1, min(math.ceil(rows / parts), band))
         d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(band, tiles_y) + 2
         tiles_of_band = 16 * (band * tiles_x * columns + channels * d_columns)
-        lane = 4 * (VECTOR * _d_pitch(tiles_x) + turned * _d_pitch(tiles_x) * columns + tiles_of_band + VECTOR)
+        lane = 4 * (VECTOR * pitch + turned * pitch * columns + tiles_of_band + VECTOR)
         if lane <= POOL_BYTES or split == at_once:
             break
         split += 1
-    return _Weights(
-        columns=columns,
-        parts=parts,
-        groups=groups,
-        tiles=at_once,
-        split=split,
-        channels=channels,
-        band=band,
-        d_columns=d_columns,
-        turned=turned,
-        items=parts * groups * split,
-        shared_bytes=4 * 16 * parts * groups * at_once * ROWS * columns,
-        lane_bytes=lane,
-    )
+    parameters = replace(
+        parameters, band=band, parts=parts, split=split, s_columns=columns, d_columns=d_columns, d_rows=channels,
+        turned_rows=turned, u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once,
+    )  # fmt: skip
+    stages = (of.SUM, parts * groups * split), (of.REDUCE, groups * at_once * ROWS)
+    shared = 4 * 16 * parts * groups * at_once * ROWS * columns
+    return Plan(parameters, stages, shared, lane, (c.groups, groups), (tiles, at_once))
 
 
 def _d_pitch(tiles_x: int) -> int:
@@ -216,9 +155,10 @@ def _d_pitch(tiles_x: int) -> int:
     return 2 * math.ceil((tiles_x + 1) / VECTOR) * VECTOR + VECTOR
 
 
-def _source_shared(c: Correlation, limit: int, tiles_y: int, tiles_x: int) -> _Weights | None:
+def _source_shared(p: of.WinogradWeights, limit: int) -> Plan | None:
     """None where not even a tile of channels fits, or a row of tiles is no pooled block."""
-    rows, tiles = c.batch * tiles_y, math.ceil(c.d / ROWS)
+    c, tiles_x, pitch = p.c, p.tiles_x, p.pitch
+    rows, tiles = c.batch * p.tiles_y, math.ceil(c.d / ROWS)
     blocks, of_block = math.ceil(c.s / COLUMNS), 4 * 16 * rows * tiles_x * COLUMNS
     if of_block > limit:
         return None
@@ -226,57 +166,21 @@ def _source_shared(c: Correlation, limit: int, tiles_y: int, tiles_x: int) -> _W
     columns = at_once * COLUMNS
     band = max(1, min(rows, V_FLOATS // (16 * ROWS) // tiles_x))
     source_band = max(1, min(math.ceil(rows / (4 * processors())), MIN_TILES // tiles_x))
-    d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(source_band, tiles_y) + 2
-    pitch = _d_pitch(tiles_x)
+    d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(source_band, p.tiles_y) + 2
     own = max(turned * pitch * columns, 9 * VECTOR + 16 * ROWS * (columns + d_columns))
     lane = 4 * (VECTOR * pitch + own + VECTOR)
     if lane > POOL_BYTES:
         return None
-    return _Weights(
-        columns=columns,
-        parts=1,
-        groups=groups,
-        tiles=tiles,
-        split=1,
-        channels=ROWS,
-        band=band,
-        d_columns=d_columns,
-        turned=turned,
-        items=groups * tiles,
-        shared_bytes=groups * at_once * of_block,
-        lane_bytes=lane,
-        round_channels=columns,
-        source_band=source_band,
+    parameters = replace(
+        p, band=band, s_columns=columns, d_columns=d_columns, d_rows=ROWS, turned_rows=turned, source_band=source_band
     )
+    stages = (of.TRANSFORM, groups * math.ceil(rows / source_band)), (of.MULTIPLY, groups * tiles)
+    return Plan(parameters, stages, groups * at_once * of_block, lane, (c.groups, groups), (c.s, columns))
 
 
 def suits_weights(c: Correlation) -> bool:
     """The same, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    return suits(c) and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS and _weights(c, F32).lane_bytes <= POOL_BYTES
-
-
-def weights_plan(c: Correlation, kind: int) -> Plan:
-    """The weight gradient; inputs 0 and 1 are source and destination."""
-    cut = _weights(c, kind)
-    tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
-    _, w_y, w_x = c.w_kernel
-    parameters = of.WinogradWeights(
-        kind=kind, batch=c.batch, groups=c.groups, d=c.d, s=c.s,
-        s_n=c.source.n, s_c=c.source.c, s_y=c.source.cells[1],
-        d_n=c.destination.n, d_c=c.destination.c, d_y=c.destination.cells[1],
-        length_y=c.source_length[1], length_x=c.source_length[2],
-        out_length_y=c.out_length[1], out_length_x=c.out_length[2], pad_y=c.pads[1], pad_x=c.pads[2],
-        w_d=c.w_d, w_s=c.w_s, w_y=w_y, w_x=w_x, tiles_y=tiles_y, tiles_x=tiles_x,
-        band=cut.band, parts=cut.parts, split=cut.split, pitch=_d_pitch(tiles_x),
-        s_columns=cut.columns, d_columns=cut.d_columns, d_rows=cut.channels, turned_rows=cut.turned,
-        u_rows=cut.tiles * ROWS, round_groups=cut.groups, round_tiles=cut.tiles, source_band=cut.source_band,
-    )  # fmt: skip
-    stages = (of.SUM, cut.items), (of.REDUCE, cut.groups * cut.tiles * ROWS)
-    parts = math.ceil(c.d / ROWS), cut.tiles
-    if cut.round_channels:
-        source_items = cut.groups * math.ceil(c.batch * tiles_y / cut.source_band)
-        stages, parts = ((of.TRANSFORM, source_items), (of.MULTIPLY, cut.items)), (c.s, cut.round_channels)
-    return Plan(parameters, stages, cut.shared_bytes, cut.lane_bytes, (c.groups, cut.groups), parts)
+    return suits(c) and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS and weights_plan(c, F32).lane <= POOL_BYTES
 
 
 def _odd_lines(floats: int) -> int:

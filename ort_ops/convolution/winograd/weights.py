@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of
+from onnx_backprop.ort_ops.convolution.problem import Correlation
+from onnx_backprop.ort_ops.convolution.winograd.kernel import all_rows, source_row
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dot
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import transpose_tile
-from onnx_backprop.ort_ops.vector.rows import add_run, clear, read_run, write_run
+from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
     ELEMENTS,
     transform_cells,
@@ -32,59 +36,28 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
 
 @dataclass(frozen=True, kw_only=True)
 class WinogradWeights(Record):
-    """The numbers of a plan; strides in elements. Source and destination are inputs 0 and 1."""
+    """The numbers of a plan. Source and destination are inputs 0 and 1."""
 
     kind: int
-    batch: int
-    groups: int
-    d: int
-    s: int
-    s_n: int
-    s_c: int
-    s_y: int
-    d_n: int
-    d_c: int
-    d_y: int
-    length_y: int
-    length_x: int
-    out_length_y: int
-    out_length_x: int
-    pad_y: int
-    pad_x: int
-    w_d: int
-    w_s: int
-    w_y: int
-    w_x: int
+    c: Correlation
     tiles_y: int
     tiles_x: int
-    band: int  # rows of tiles
-    parts: int
-    split: int
     pitch: int  # floats of a row of either image
-    s_columns: int  # the source's channels of a round, in whole tiles
-    d_columns: int  # floats of a channel of the destination's transformed tiles
-    d_rows: int  # the destination's channels of an item
-    turned_rows: int
-    u_rows: int  # the destination's channels of a round, where sums are shared
-    round_groups: int
-    round_tiles: int
-    source_band: int  # rows transformed at a time, where the source is shared
+    band: int = 0  # rows of tiles
+    parts: int = 1
+    split: int = 1
+    s_columns: int = 0  # the source's channels of a round, in whole tiles
+    d_columns: int = 0  # floats of a channel of the destination's transformed tiles
+    d_rows: int = 0  # the destination's channels of an item
+    turned_rows: int = 0
+    u_rows: int = 0  # the destination's channels of a round, where sums are shared
+    round_groups: int = 0
+    round_tiles: int = 0
+    source_band: int = 1  # rows transformed at a time, where the source is shared
 
 
 _tables = stack(ROWS + 2)
 _sums = stack((ELEMENTS + 9) * VECTOR)
-
-
-@inner
-def _copy_row(kind, data, image, y, step, lengths, pad, pitch, row):
-    """Row y of a channel with its pads, zeros outside; `image` is the element index of the channel."""
-    begin, end = max(0, pad), min(pitch, lengths[1] + pad)
-    if y < 0 or y >= lengths[0] or begin >= end:
-        clear(row, 0, pitch)
-    else:
-        clear(row, 0, begin)
-        read_run(kind, row, begin, data, image + y * step + begin - pad, 1, end - begin)
-        clear(row, end, pitch - end)
 
 
 @inner
@@ -95,22 +68,18 @@ def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element
     """
     tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
     columns = p.s_columns
-    channels = min(p.s - channel, columns)
-    lengths = p.length_y, p.length_x
-    kind, step = p.kind, p.s_y
+    channels = min(p.c.s - channel, columns)
     at = first
     while at < last:
         n, tile_y = at // tiles_y, at % tiles_y
         count = min(last - at, tiles_y - tile_y)
-        y = 2 * tile_y - p.pad_y
-        image = n * p.s_n + (group * p.s + channel) * p.s_c
+        y, start = 2 * tile_y - p.c.pads[1], group * p.c.s + channel
         for c in range(0, channels, VECTOR):
             for i in range(2 * count + 2):
                 for lane in range(VECTOR):
                     row = rows + 4 * lane * pitch
                     if c + lane < channels:
-                        plane = image + (c + lane) * p.s_c
-                        _copy_row(kind, data, plane, y + i, step, lengths, p.pad_x, pitch, row)
+                        source_row(p, data, n, start + c + lane, y + i, row)
                     else:
                         clear(row, 0, pitch)
                 for x in range(0, 2 * tiles_x + 2, VECTOR):
@@ -129,15 +98,14 @@ def _source_tiles(p, data, group, channel, first, last, rows, turned, v, element
 def _gradient_tiles(p, data, channel, count, first, last, rows, u):
     """A dY Aᵀ of the tiles of some rows, `count` channels from `channel` on: u[e][channel][tile]."""
     tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
-    columns, kind, step = p.d_columns, p.kind, p.d_y
-    lengths = p.out_length_y, p.out_length_x
+    columns, lengths, tensor = p.d_columns, p.c.out_length, p.c.destination
     element = 4 * p.d_rows * columns
     for i in range(count):
         for at in range(first, last):
             n, y = at // tiles_y, 2 * (at % tiles_y)
-            plane = n * p.d_n + (channel + i) * p.d_c
-            _copy_row(kind, data, plane, y, step, lengths, 0, pitch, rows)
-            _copy_row(kind, data, plane, y + 1, step, lengths, 0, pitch, rows + 4 * pitch)
+            for line in range(2):
+                to, cell, plane = line * pitch, (0, y + line, 0), image_of(tensor, n, channel + i)
+                copy_line(p.kind, rows, to, data, plane, tensor.cells, cell, pitch, lengths)
             target = u + 4 * (i * columns + (at - first) * tiles_x)
             for x in range(0, tiles_x, VECTOR):
                 # lanes beyond the row are overwritten by the next one
@@ -150,26 +118,24 @@ def _item(call, p, item, scratch):
     split, item = item % splits, item // splits
     number, part = item % groups, item // groups
     group, tile = call.group + number, call.part
-    if group >= p.groups:
+    if group >= p.c.groups:
         return
-    d, columns = p.d, p.s_columns
+    d, columns = p.c.d, p.s_columns
     tiles = min(p.round_tiles, (d + ROWS - 1) // ROWS - tile)
     begin, end = (tile + split * tiles // splits) * ROWS, min((tile + (split + 1) * tiles // splits) * ROWS, d)
-    all_rows = p.batch * p.tiles_y
-    first, last = part * all_rows // parts, (part + 1) * all_rows // parts
+    first, last = part * all_rows(p) // parts, (part + 1) * all_rows(p) // parts
     tiles_x, band, pitch = p.tiles_x, p.band, p.pitch
     rows = scratch
     turned = rows + 4 * VECTOR * pitch
     v = turned + 4 * p.turned_rows * pitch * columns
     u = v + 4 * ELEMENTS * band * tiles_x * columns
-    channels = p.s
+    channels = p.c.s
     d_columns, d_rows, u_rows = p.d_columns, p.d_rows, p.u_rows
     sums = call.shared + 4 * (part * groups + number) * ELEMENTS * u_rows * columns
     source, dest = call.inputs[0], call.inputs[1]
     table = _tables()
     rows_apart(table, 4 * p.d_columns)
-    at = first
-    while at < last:
+    for at in range(first, last, band):
         stop = min(at + band, last)
         _source_tiles(p, source, group, 0, at, stop, rows, turned, v, 4 * band * tiles_x * columns)
         _gradient_tiles(p, dest, group * d + begin, end - begin, at, stop, rows, u)
@@ -180,7 +146,6 @@ def _item(call, p, item, scratch):
                 left = u + 4 * (e * d_rows + m - begin) * d_columns
                 right = v + 4 * e * band * tiles_x * columns
                 _multiply(line, columns, channels, left, table, min(ROWS, end - m), right, tiles_here, at != first)
-        at = stop
 
 
 @inner
@@ -194,10 +159,10 @@ def _multiply(sums, columns, channels, left, table, rows, right, tiles, add):
 @inner
 def _reduce(call, p, unit, _scratch):
     """Add the parts up for one destination channel, transform back, write."""
-    d, s, groups, columns = p.d, p.s, p.round_groups, p.s_columns
+    d, s, groups, columns = p.c.d, p.c.s, p.round_groups, p.s_columns
     number, row = unit // p.u_rows, unit % p.u_rows
     group, m = call.group + number, call.part * ROWS + row
-    if group >= p.groups or m >= d:
+    if group >= p.c.groups or m >= d:
         return
     element = p.u_rows * columns
     total, out = _sums(), call.output
@@ -215,12 +180,12 @@ def _reduce(call, p, unit, _scratch):
 def _write(p, out, group, m, c, source, step, lines):
     """The weights of a destination's channel and a vector of the source's from 16 vectors, `step` bytes apart."""
     transform_kernel(source, step, lines, 4 * VECTOR)
-    start = (group * p.d + m) * p.w_d + c * p.w_s
-    count = min(VECTOR, p.s - c)
+    start = (group * p.c.d + m) * p.c.w_d + c * p.c.w_s
+    count = min(VECTOR, p.c.s - c)
     for i in range(3):
         for j in range(3):
-            to = start + i * p.w_y + j * p.w_x
-            write_run(p.kind, out, to, p.w_s, lines, (3 * i + j) * VECTOR, count)
+            to = start + dot((0, i, j), p.c.w_kernel)
+            write_run(p.kind, out, to, p.c.w_s, lines, (3 * i + j) * VECTOR, count)
 
 
 # ----- the source transformed for all threads ------
@@ -228,17 +193,17 @@ def _write(p, out, group, m, c, source, step, lines):
 
 @inner
 def _all_tiles(p):
-    return p.batch * p.tiles_y * p.tiles_x
+    return all_rows(p) * p.tiles_x
 
 
 @inner
 def _source_item(call, p, item, scratch):
     """One band of one group of the round."""
-    band, columns, all_rows = p.source_band, p.s_columns, p.batch * p.tiles_y
-    bands = (all_rows + band - 1) // band
+    band, columns, rows = p.source_band, p.s_columns, all_rows(p)
+    bands = (rows + band - 1) // band
     number, first = item // bands, item % bands * band
-    group, last = call.group + number, min(first + band, all_rows)
-    if group >= p.groups:
+    group, last = call.group + number, min(first + band, rows)
+    if group >= p.c.groups:
         return
     element = 4 * _all_tiles(p) * columns
     v = call.shared + number * ELEMENTS * element + 4 * first * p.tiles_x * columns
@@ -250,15 +215,15 @@ def _source_item(call, p, item, scratch):
 @inner
 def _tile_item(call, p, item, scratch):
     """ROWS of the destination's channels: all their weights for the source's channels of the round."""
-    d, columns, c0 = p.d, p.s_columns, call.part
+    d, columns, c0 = p.c.d, p.s_columns, call.part
     tiles = (d + ROWS - 1) // ROWS
     number, begin = item // tiles, item % tiles * ROWS
     group, count = call.group + number, min(ROWS, d - begin)
-    if group >= p.groups:
+    if group >= p.c.groups:
         return
     tiles_x, band, d_columns = p.tiles_x, p.band, p.d_columns
     dest, out = call.inputs[1], call.output
-    channels, all_rows = min(columns, p.s - c0), p.batch * p.tiles_y
+    channels = min(columns, p.c.s - c0)
     rows = scratch
     lines = rows + 4 * VECTOR * p.pitch
     sums = lines + 4 * 9 * VECTOR
@@ -266,8 +231,8 @@ def _tile_item(call, p, item, scratch):
     element = 4 * _all_tiles(p) * columns
     v, table = call.shared + number * ELEMENTS * element, _tables()
     rows_apart(table, 4 * p.d_columns)
-    for at in range(0, all_rows, band):
-        stop = min(at + band, all_rows)
+    for at in range(0, all_rows(p), band):
+        stop = min(at + band, all_rows(p))
         _gradient_tiles(p, dest, group * d + begin, count, at, stop, rows, u)
         for e in range(ELEMENTS):
             line, left = sums + 4 * e * ROWS * columns, u + 4 * e * ROWS * d_columns
