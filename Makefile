@@ -33,7 +33,7 @@ processors: $(INSTALLED) ## the kernels with AVX2, AVX-512 and, emulated, NEON (
 	$(BIN)/python -m tests.processors $(ARGS)
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
-	KILLS=50 $(BIN)/python -m pytest tests/test_kill.py
+	KILLS=50 $(BIN)/python -m pytest tests/onnx_backprop/training/test_kill.py
 
 interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilation and a run (some ten minutes)
 	$(BIN)/python -m tests.interrupted $(ARGS)
