@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Callable
 
@@ -12,7 +13,12 @@ from onnx_backprop.ort_ops import default_options
 
 
 def pytest_configure() -> None:
-    """No busy waiting in sessions without options of their own: it takes the cores from the other processes."""
+    """Ctrl-C interrupts, though a shell has started this in the background. No session waits busily.
+
+    Waiting takes the cores from the other processes; sessions with options of their own are their tests' business.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     of_a_session, of_a_trainer = {}, {"memory_patterns": False}
     for more in (of_a_session, of_a_trainer):
         default_options(python_operators=False, **more).add_session_config_entry("session.intra_op.allow_spinning", "0")
