@@ -12,13 +12,14 @@ from tests.processors import limited
 from tests.processors.emulated import ROOT
 
 TILE = """
-import re
+import functools, re
 from llvmlite import ir
-from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.compiler import llvm, machine
 from onnx_backprop.ort_ops.vector import gemm_tile
 module = ir.Module()
 module.triple = machine.TRIPLE
-gemm_tile._tile(module, gemm_tile.ROWS, gemm_tile.VECTORS)
+tile = functools.partial(gemm_tile._tile, rows=gemm_tile.ROWS, vectors=gemm_tile.VECTORS)
+llvm.function_of(module, "tile", 11, tile)
 text = machine.assembly(str(module))
 registers = {int(number) for number in re.findall(r"%[xyz]mm([0-9]+)", text)}
 kept = [line for line in text.splitlines() if re.search(r"mm[0-9]+, -?[0-9]*[(]%rsp[)]", line)]
