@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from onnx import GraphProto, ModelProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnx_backprop.opset.core.files import remove_rest
+from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
@@ -34,7 +36,9 @@ from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 logger = logging.getLogger("onnx_backprop")
 WORKER = "onnx_backprop.ort_ops.workers"
 _MANY = 3  # functions that another process is started for
-_TWICE = ("Bernoulli", "Dropout", "Loop", "Multinomial", "RandomNormal", "RandomUniform")
+# Parts of the names of operators with a state of their own, or that may not end; and domains that have no others.
+_TWICE = ("Bernoulli", "Dropout", "Loop", "Multinomial", "Random")
+_KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
 watchers: list[Callable[[int, int], None]] = []
@@ -102,15 +106,22 @@ def repeatable(model: object) -> bool:
     if not isinstance(model, ModelProto):
         return False
 
-    def nodes(graph: GraphProto) -> Iterator[str]:
-        for node in graph.node:
-            yield node.op_type
+    def nodes(owner: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+        for node in owner.node:
+            yield node
             for attribute in node.attribute:
                 for inside in (attribute.g, *attribute.graphs):
                     yield from nodes(inside)
 
-    types = [*nodes(model.graph), *(node.op_type for function in model.functions for node in function.node)]
-    return not any(name.startswith(_TWICE) for name in types)
+    functions = {(function.domain, function.name) for function in model.functions}
+    return all(
+        not any(word in node.op_type for word in _TWICE)
+        and (
+            node.domain in _KNOWN or (node.domain, node.op_type) in functions or node.op_type.startswith(NATIVE_PREFIX)
+        )
+        for owner in (model.graph, *model.functions)
+        for node in nodes(owner)
+    )
 
 
 # ----- compilation ------

@@ -164,4 +164,13 @@ def test_what_may_run_twice(nodes: str, expected: bool) -> None:
         f'<ir_version: 10, opset_import: ["" : 18]> g (float[N] x) => (float[N] y) {{ {nodes} }}'
     )
     assert ahead.repeatable(model) is expected
+    model.graph.node[0].op_type, model.graph.node[0].domain = "TheirOwn", "somebody"
+    assert not ahead.repeatable(model), "what it does is not known"
+    model.functions.add(domain="somebody", name="TheirOwn")
+    assert ahead.repeatable(model) is (expected or len(model.graph.node) == 1)
+    inside = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {{ {nodes} }}'
+    )
+    model.functions[0].node.extend(inside.graph.node)
+    assert ahead.repeatable(model) is expected
     assert not ahead.repeatable("model.onnx")
