@@ -30,12 +30,6 @@ FLOAT, UINT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 6, 7, 10, 16
 REQUIRED, OPTIONAL = 0, 1  # OrtCustomOpInputOutputCharacteristic
 
 
-class OrtApiBase(Structure):
-    """`OrtGetApiBase()`'s answer."""
-
-    _fields_ = (("get_api", CFUNCTYPE(c_void_p, c_uint32)), ("get_version", CFUNCTYPE(c_char_p)))
-
-
 class Api:
     """The functions used here, by their position in `OrtApi`."""
 
