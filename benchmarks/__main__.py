@@ -1,7 +1,8 @@
 """`make bench`: our kernels and the peers' side by side, `benchmarks/results/` written anew.
 
 The contenders take turns within every shape, so a machine that slows down slows all of them; medians and ratios are
-what to read. `--against CHECKOUT` adds the native kernels of another checkout of this project, "before".
+what to read. `--against CHECKOUT` adds the native kernels of another checkout of this project, "before",
+run with that checkout's .venv where it has one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from benchmarks.roofline import copy_bandwidth, multiply_add_rate
 from onnx_backprop.ort_ops.compiler.machine import processors
 
 RESULTS = Path(__file__).parent / "results"
-LIBRARIES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "numba", "numpy", "torch", "onnxsim")
+LIBRARIES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "llvmlite", "numpy", "torch", "onnxsim")
 
 
 class Worker:
     """A contender's process; `times` is None for what it cannot do."""
 
     def __init__(self, contender: str, threads: int, checkout: Path | None = None) -> None:
-        command = [sys.executable, "-m", "benchmarks.worker", contender, "--threads", str(threads)]
+        own = (checkout or Path()) / ".venv" / "bin" / "python"  # a checkout may need other libraries than we do
+        python = str(own.absolute()) if checkout and own.exists() else sys.executable
+        command = [python, "-m", "benchmarks.worker", contender, "--threads", str(threads)]
         self._process = subprocess.Popen(
             command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
