@@ -62,12 +62,14 @@ def choice(name: str, choices: dict[int, Make]) -> Make:
     return make
 
 
-def function_of(module: ir.Module, name: str, arguments: int, make: Make) -> ir.Function:
+def function_of(
+    module: ir.Module, name: str, arguments: int, make: Make, inlining: str = "noinline"
+) -> ir.Function:
     """The module's function of that name, made if it is new: int64 arguments and no result."""
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
         function.linkage = "internal"
-        function.attributes.add("noinline")
+        function.attributes.add(inlining)
         make(function)
     return module.globals[name]
 

@@ -7,6 +7,7 @@ element beyond the ends is read or written. Arguments are int64: addresses, step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -126,15 +127,16 @@ def vectors(function: ir.Function, count: Value, body: Callable[[ir.IRBuilder, V
     return entry.block
 
 
-def _copy(function: ir.Function) -> None:
+def _copy(function: ir.Function, *, ahead: bool = True) -> None:
     target, source, count = function.args
 
     def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, offset), b.add(source, offset)
         # Rows mostly follow one another, and the next ones are too far in the instructions to be fetched by themselves.
-        prefetch(b, b.add(at, I64(_AHEAD)), level=2)
-        prefetch(b, b.add(to, I64(_AHEAD)), writing=True)
+        if ahead:
+            prefetch(b, b.add(at, I64(_AHEAD)), level=2)
+            prefetch(b, b.add(to, I64(_AHEAD)), writing=True)
         store(b, load(b, at, left), to, left)
 
     vectors(function, count, body)
@@ -205,7 +207,8 @@ def _spread_even(function: ir.Function) -> None:
 
 def _copy_rows(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, count = function.args
-    row_of = function_of(function.module, "onnx_backprop_copy_run", 3, _copy)
+    one = partial(_copy, ahead=False)  # they are short, and in caches on one side
+    row_of = function_of(function.module, "onnx_backprop_copy_row", 3, one, "alwaysinline")
     entry, row, leave = blocks(function, "entry row leave")
     entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)
     left, to, at = (row.phi(I64) for _ in range(3))

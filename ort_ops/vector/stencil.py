@@ -43,8 +43,8 @@ _AHEAD = 3072  # bytes
 def _stencil(size: int) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, target_row, rows, starts, weights, count, lines, length = function.args
-        entry, block, line, sums, finish, step, further, leave = blocks(
-            function, "entry block line sums finish step further leave"
+        entry, block, line, sums, finish, whole, part, step, further, leave = blocks(
+            function, "entry block line sums finish whole part step further leave"
         )
         ends = splat(entry, entry.trunc(length, I32), LANES)
         firsts = [entry.load(pointer(entry, entry.add(starts, I64(8 * j)), I64)) for j in range(size)]
@@ -77,12 +77,16 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
                 total = sums.fmul(weight, value) if j == 0 else fma(sums, weight, value, total)
             totals.append(sums.fadd(running[i - 1], total) if i else total)
         sums.cbranch(sums.icmp_signed(">=", y, I64(size - 1)), finish.block, step.block)
-        store(finish, totals[-1], finish.add(to, along), writable)
-        after = finish.add(to, target_row)
-        finish.branch(step.block)
+        at, after = finish.add(to, along), finish.add(to, target_row)
+        finish.cbranch(finish.icmp_signed(">=", writable, I64(VECTOR)), whole.block, part.block)
+        store(whole, totals[-1], at)  # AMD's masked stores are slow
+        store(part, totals[-1], at, writable)
 
         to_next = step.phi(I64)
-        carry([(to_next, to, after)], sums, finish)
+        to_next.add_incoming(to, sums.block)
+        for stored in (whole, part):
+            stored.branch(step.block)
+            to_next.add_incoming(after, stored.block)
         y_next = step.add(y, I64(1))
         phis = [(phi, ZERO, total) for phi, total in zip(running, totals[:-1], strict=True)]
         carry([(y, I64(0), y_next), (to, target, to_next), *phis], block, step)
