@@ -1,7 +1,5 @@
 """Converters: a forward ONNX model in, a training graph out."""
 
-from __future__ import annotations
-
 from onnx_backprop.converters import rules  # noqa: F401 - registers the gradient rules
 from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients

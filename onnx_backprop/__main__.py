@@ -1,7 +1,5 @@
 """`python -m onnx_backprop` is the command `onnx-backprop`."""
 
-from __future__ import annotations
-
 import sys
 
 from onnx_backprop.command.main import main

@@ -3,8 +3,6 @@
 Importing this package registers the schemas with onnx. One operator is one module; `OPS` lists them.
 """
 
-from __future__ import annotations
-
 from onnx.reference.op_run import OpRun
 
 from onnx_backprop.opset.core.errors import (

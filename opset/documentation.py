@@ -3,8 +3,6 @@
 ``python -m onnx_backprop.opset.documentation`` (or ``make docs``) in the root of a checkout writes the file.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence

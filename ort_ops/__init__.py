@@ -1,7 +1,5 @@
 """Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops.sessions import default_options, native_kernels_work, register_ops, run_bound, session
 

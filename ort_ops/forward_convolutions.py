@@ -4,8 +4,6 @@ A file keeps Conv, which every tool knows. Where onnxruntime cannot arrange the 
 graph, our native kernel for 3×3 cells runs in about half the time (docs/performance.md); for others it saves nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper

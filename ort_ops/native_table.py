@@ -1,7 +1,5 @@
 """The operators that have compiled kernels."""
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
 from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, relu_backward

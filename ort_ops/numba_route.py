@@ -4,8 +4,6 @@ Whether the route can work is found out once per process, before anything of it 
 the libraries, the exported symbol, and one small session whose answer is known. `reason_against` says why not.
 """
 
-from __future__ import annotations
-
 import platform
 import sys
 from functools import cache

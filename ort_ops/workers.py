@@ -3,8 +3,6 @@
 python -m onnx_backprop.ort_ops.workers FOLDER writes machine code for the processor that NUMBA_CPU_NAME says.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`check`: are the gradients of a model right? The whole model first, then node by node where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

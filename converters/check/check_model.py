@@ -3,8 +3,6 @@
 Nothing here runs a model itself: the caller hands over a function that opens sessions.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

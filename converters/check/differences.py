@@ -14,8 +14,6 @@ short steps, curvature and kinks (Relu, MaxPool) long ones. So several steps are
 and nothing when they do neither.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

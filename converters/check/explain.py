@@ -1,7 +1,5 @@
 """`explain_gradients`: which rule serves each node, and where and why a gradient path stops. It builds no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inputs to check a model at: drawn at random from the types and shapes that it declares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a check of gradients found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ pads and output_padding says to both what onnxruntime runs. Where the numbers fo
 shape is hidden from inference. What the node computes does not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper

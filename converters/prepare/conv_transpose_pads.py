@@ -6,8 +6,6 @@ followed where texts differ: extra is part of the total, a negative total counts
 beginning unless auto_pad is SAME_UPPER, in every version of the operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Writing models: the file is complete or it is not there."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import BinaryIO

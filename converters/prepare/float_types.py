@@ -1,7 +1,5 @@
 """The same model in another float type, for a forward that is computed more exactly than the model's own."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 

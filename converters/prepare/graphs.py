@@ -1,7 +1,5 @@
 """Walking models: the graphs inside nodes, what nodes read, names that are free, and copies of messages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 

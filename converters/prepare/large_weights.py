@@ -4,8 +4,6 @@ onnx's tools work on serialised copies of a model; for hundreds of megabytes of 
 everything else together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

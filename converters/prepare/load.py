@@ -1,7 +1,5 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ an initializer listed as an input, for what the run will have. Such scales and s
 knew them, so that the length counts as unknown. What the node computes does not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

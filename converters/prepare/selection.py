@@ -1,7 +1,5 @@
 """Choosing initializers: by name, by glob (`layer1.*`), or by regular expression (`re:…` or a compiled pattern)."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence

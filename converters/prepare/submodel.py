@@ -1,7 +1,5 @@
 """A few nodes of a model as a model of their own, at the values that reach them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 

@@ -6,8 +6,6 @@ onnx's adapter turns them into a Resize with the newer defaults, which is anothe
 under a name of ours and written back as a Resize that says what they do.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

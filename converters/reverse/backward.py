@@ -1,7 +1,5 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the gradient reads of that copy is computed again in the backward part; the rest
 outputs are its own too: a rule may compare an output with an input bit by bit, as that of Max does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a gradient rule sees of the forward node it serves."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, overload
 

@@ -1,7 +1,5 @@
 """What conversion knows of a value: its type, its lengths, and its numbers where no run can change them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -5,8 +5,6 @@ input the value alone will do. It states the versions of the operator it serves,
 nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How an operator's schema relates the element types of its inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 

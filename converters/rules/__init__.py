@@ -1,7 +1,5 @@
 """Importing this package registers every gradient rule; one module a family."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

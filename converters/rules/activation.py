@@ -1,7 +1,5 @@
 """Gradients of activation functions and of the operators that are the identity outside training."""
 
-from __future__ import annotations
-
 from math import pi, sqrt
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Attention, which like RotaryEmbedding has no rule: it is differentiated through its function body."""
 
-from __future__ import annotations
-
 import onnx
 import onnx_ir as ir
 from onnx import helper, parser

@@ -4,8 +4,6 @@ Names and defaults are those of RNN, GRU and LSTM. activation_alpha and activati
 functions that take one, in order, and skip the others, as onnxruntime reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Gradients of normalisations with a scale and a bias per channel: Batch-, Group- and InstanceNormalization."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

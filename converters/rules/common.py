@@ -1,7 +1,5 @@
 """Compositions of a few nodes that rules of several families emit."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

@@ -5,8 +5,6 @@ or SAME with a kernel of unknown length), and onnxruntime runs negative pads whe
 are met by moving padding from the operator to its data, which is the same sum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

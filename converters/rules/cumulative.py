@@ -1,7 +1,5 @@
 """Gradients along a sequence: the cumulative product, and the cache that TensorScatter writes to."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient

@@ -1,7 +1,5 @@
 """Gradient of Einsum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters

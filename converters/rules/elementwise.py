@@ -1,7 +1,5 @@
 """Gradients of arithmetic that works element by element, with broadcasting."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type

@@ -1,7 +1,5 @@
 """Smooth functions of one input, element by element: a table of derivatives. Angles are in radians."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import pi, sqrt
 

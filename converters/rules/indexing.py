@@ -1,7 +1,5 @@
 """Gradients of operators that pick, pad or place elements."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -1,7 +1,5 @@
 """Gradients of losses that are operators of their own, and of the Cast that widens half precision before them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

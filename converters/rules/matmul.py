@@ -1,7 +1,5 @@
 """Gradients of matrix products and determinants."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims, element_type

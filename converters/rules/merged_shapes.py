@@ -1,7 +1,5 @@
 """Lengths and shapes for seeing a tensor with some of its axes merged, whatever its rank."""
 
-from __future__ import annotations
-
 from math import prod
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ Only operators whose derivative is zero almost everywhere, or which have none, b
 has no rule yet does not: it must be refused, not passed over.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.converters.reverse.registry import no_gradient
 
 no_gradient("its output depends on the shape of its input only, not on the values", "Shape", "Size", "EyeLike")

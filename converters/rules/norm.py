@@ -1,7 +1,5 @@
 """Gradients of softmax, and of normalisations along axes or over neighbouring channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of pooling, and of putting windows back together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ another function's gradient, so it must be asked for: `straight_through=True`. B
 integer tensor is a float tensor.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims, element_type

@@ -9,8 +9,6 @@ Shapes, per direction: x (T, B, I), W (n H, I), R (n H, H), states (B, H), with 
 float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The inputs, outputs and gradients of RNN, GRU and LSTM, taken apart by direction and put together again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

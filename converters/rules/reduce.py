@@ -1,7 +1,5 @@
 """Gradients of reductions. The axes may be a constant, an input of the run, or absent."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type

@@ -4,8 +4,6 @@ Resize has more modes than the two published gradient operators, but where one o
 is emitted: InterpolateBackward first, then ResampleGrad. Everything else is ResizeGrad, which says all that Resize can.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 hold for every length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Gradients of pooling over regions of interest."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type

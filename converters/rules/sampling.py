@@ -1,7 +1,5 @@
 """Gradients of operators that sample an image at given points."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

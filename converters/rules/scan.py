@@ -1,7 +1,5 @@
 """Emitting a Scan: the only loop of a backward graph, for what runs along time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir

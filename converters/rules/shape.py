@@ -1,7 +1,5 @@
 """Gradients of operators that move elements between shapes: each is undone by another of its kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

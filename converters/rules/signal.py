@@ -4,8 +4,6 @@ Real and imaginary parts lie along the last axis, so <a, b> is the sum over both
 with e^(-iθ) is the product with e^(iθ). With N the length of the transform, F_kn = e^(-2πi kn / N).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

@@ -1,7 +1,5 @@
 """Standardising x over some axes, the part that Batch-, Group-, Instance- and LayerNormalization share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -4,8 +4,6 @@ Y(x, y) = Σ_j Σ_i v_j(y) w_i(x) X[j, i]: along each axis a point reads one (ne
 neighbours. Points lie at numbers of pixels, in float32 or float64, one (N, P) tensor for each axis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

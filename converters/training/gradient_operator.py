@@ -7,8 +7,6 @@ y. The node's inputs are the values that this part is evaluated at. Where they a
 values of the forward pass serve; for each other one the part is computed again from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

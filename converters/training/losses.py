@@ -8,8 +8,6 @@ float16 and bfloat16 predictions are cast to float32 first: one rounding back to
 of the prediction, and a mean over more than 65504 elements stays finite.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

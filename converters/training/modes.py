@@ -1,7 +1,5 @@
 """Dropout and BatchNormalization in training and in inference, and what they carry from one step to the next."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ gradient and its state, these two in the type to work in; its outputs are the ne
 Numbers are 0-D float64. They are turned into what the formulas need once, in float64, and cast to the tensors' type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ in the model is what it runs instead. The number of tensors that a node updates,
 overload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -7,8 +7,6 @@ number of the step, counted from 1. The formulas are those of torch.optim; `Lion
 the parameter's type, float32 for float16 and bfloat16; what depends on t is worked out in float64.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

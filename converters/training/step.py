@@ -1,7 +1,5 @@
 """The update of a training step: clipping, accumulation, the optimizer's functions, running means of the weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

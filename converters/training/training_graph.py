@@ -1,7 +1,5 @@
 """`training_graph`: a forward model in, one graph that computes its loss, its gradients and the update out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@
 Source: ONNX, onnx.proto, message TrainingInfoProto.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import GraphProto, ModelProto, TrainingInfoProto, helper, numpy_helper
 

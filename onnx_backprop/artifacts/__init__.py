@@ -4,8 +4,6 @@ from onnx_backprop import artifacts
 from onnx_backprop.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer
 """
 
-from __future__ import annotations
-
 from onnx_backprop.artifacts.generate import LossType, OptimType, generate_artifacts
 from onnx_backprop.artifacts.module import LinearLRScheduler, Module, Optimizer
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, Parameter

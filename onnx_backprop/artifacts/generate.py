@@ -1,7 +1,5 @@
 """`generate_artifacts`: onnxruntime-training's way from a model to the graphs of a training."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

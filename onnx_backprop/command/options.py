@@ -1,7 +1,5 @@
 """What several commands have in common: options, each declared once, arrays from files, progress bars."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """The command `onnx-backprop train`: a model and data in, the trained model out."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

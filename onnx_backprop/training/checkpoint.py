@@ -5,8 +5,6 @@ the previous checkpoint or the new one, never a part. Any reader of safetensors 
 "onnx_backprop" of its metadata.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Batches of arrays that lie in memory, in an order that is a function of a seed and the epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a training has been like: a record for every step, as a table in a file and as a plot."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Where the time of training steps goes: onnxruntime's profile of a few of them, added up by operator."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A training as one HTML file that needs nothing else: curves, gradient norms, learning rate, timings."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Mapping, Sequence

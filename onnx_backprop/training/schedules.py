@@ -5,8 +5,6 @@
 They are plain values: `described` writes one down for a checkpoint, `restored` reads it back.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

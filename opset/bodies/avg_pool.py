@@ -3,8 +3,6 @@
 A share that all windows have stands in the kernel instead. Images and channels are merged before.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

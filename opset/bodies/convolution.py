@@ -8,8 +8,6 @@ runs, and a tensor of another shape fails the run. Everything here is NCX and (D
     backward weights  one matrix product over all pixels (`bodies.convolution_weights`)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import lt

@@ -1,7 +1,5 @@
 """A convolution operator in standard ONNX operators, from the roles that its tensors have in a correlation."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.convolution_weights import backward_weights

@@ -12,8 +12,6 @@ the sum may run over the pixels i = o + k·D - P of the source as well, and then
 For a kernel of 3 × 3 positions that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

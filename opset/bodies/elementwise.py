@@ -1,7 +1,5 @@
 """Operators on tensors of one shape: what is known of it, and its proof inside a body."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ Images and channels are merged before, for onnxruntime's MaxPool refuses a tenso
 positions in the whole tensor, so merging does not change them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any

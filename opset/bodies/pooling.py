@@ -1,7 +1,5 @@
 """Windows of a pool inside a body: how they are padded, and the proof that both tensors fit them."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.bodies.expressions import Vector

@@ -13,8 +13,6 @@
 A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``.
 """
 
-from __future__ import annotations
-
 
 class OnnxBackpropError(Exception):
     """Base of all errors raised on purpose; `op_type` and `node` name the culprit where there is one."""

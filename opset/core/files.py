@@ -1,7 +1,5 @@
 """Writing files: one is complete or it is not there, whatever ends the writing."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

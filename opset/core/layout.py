@@ -11,8 +11,6 @@ destination and S of its source. A transposed convolution is the adjoint of a co
 its input, so there D = I and S = O.
 """
 
-from __future__ import annotations
-
 Order = tuple[int, ...]
 
 

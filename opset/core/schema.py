@@ -1,7 +1,5 @@
 """From an `Op` to what ONNX tools understand: a registered schema with inference, a reference-evaluator class."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A dimension (`Dim`) is an int, a symbol's name (str) or None when nothing is kno
 return None for what they cannot tell and raise only on a true contradiction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx_backprop.opset.core.errors import ShapeError

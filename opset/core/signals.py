@@ -1,7 +1,5 @@
 """Blocks of code in which no signal handler of Python runs, such as the one that raises KeyboardInterrupt."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

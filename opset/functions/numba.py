@@ -1,7 +1,5 @@
 """The body of route "numba": one native operator that has the specification's own attributes and inputs."""
 
-from __future__ import annotations
-
 from onnx import FunctionProto, helper
 
 from onnx_backprop.opset.core.op import Op

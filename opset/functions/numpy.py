@@ -1,7 +1,5 @@
 """The body of route "numpy": one Python operator that computes the float64 reference."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper
 

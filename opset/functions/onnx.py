@@ -1,7 +1,5 @@
 """The body of route "onnx": standard ONNX operators only, written for the attributes and shapes of one node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx import FunctionProto

@@ -4,8 +4,6 @@ A function has no optional inputs, so each pattern of absent ones is an overload
 be absent needs a default that nobody can mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper

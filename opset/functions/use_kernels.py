@@ -5,8 +5,6 @@ the model, which onnxruntime inlines when it creates the session. Exchanging the
 the graph stays the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -16,8 +16,6 @@ With g groups, group q pairs the q-th of g equal parts of the source channels wi
 destination channels. All arrays here are NCX and (D, S/g, k…); a transposed convolution is `backward data`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -3,8 +3,6 @@
 Attribute names, defaults and values are those of the oneDNN Graph specification.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx_backprop.opset.core.errors import ShapeError

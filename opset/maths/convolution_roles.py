@@ -1,7 +1,5 @@
 """The convolution operators as one: a correlation of which two tensors are given and the third is the result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -8,8 +8,6 @@ Here I is the source length, O the destination length, o a destination index and
 in source pixels; pixel centres lie on integers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ what the forward operator was told to round: down, or up but for windows that be
 before it. A gradient sees it from its diff_dst, so it takes either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

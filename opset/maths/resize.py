@@ -9,8 +9,6 @@ a half, and where float32 falls on the other side of a tie than exact arithmetic
 that ran.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

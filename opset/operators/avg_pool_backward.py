@@ -1,7 +1,5 @@
 """AvgPoolBackward: the gradient of average pooling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BatchNormTrainingBackward: the gradient of batch normalisation by the statistics of the batch itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BiasAddBackward: the gradient of an added bias."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor

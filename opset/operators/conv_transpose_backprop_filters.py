@@ -1,7 +1,5 @@
 """ConvTransposeBackpropFilters: ConvTransposeBackwardWeights under the names of the older specification."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.bodies.convolution_roles import body

@@ -1,7 +1,5 @@
 """ConvTransposeBackwardData: the gradient of a transposed convolution with respect to its input."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.bodies.convolution_roles import body

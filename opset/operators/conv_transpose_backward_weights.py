@@ -1,7 +1,5 @@
 """ConvTransposeBackwardWeights: the gradient of a transposed convolution with respect to its weights."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.bodies.convolution_roles import body

@@ -1,7 +1,5 @@
 """Convolution: the operator whose gradients the others are, for weights that change from run to run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

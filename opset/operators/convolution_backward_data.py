@@ -1,7 +1,5 @@
 """ConvolutionBackwardData: the gradient of a convolution with respect to its source."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.bodies.convolution_roles import body

@@ -1,7 +1,5 @@
 """InterpolateBackprop: InterpolateBackward under the names of the older specification."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.core.op import Op, Output
 from onnx_backprop.opset.operators.interpolate_backward import ATTRIBUTES, Names
 

@@ -1,7 +1,5 @@
 """InterpolateBackward: the gradient of oneDNN's Interpolate with respect to its source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """LayerNormBackward: the gradient of layer normalisation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 

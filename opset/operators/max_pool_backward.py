@@ -1,7 +1,5 @@
 """MaxPoolBackward: the gradient of max pooling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The list of operators; adding one here is all that the rest of the package needs to know of it."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.operators import (
     avg_pool_backward,

@@ -1,7 +1,5 @@
 """ReLUBackward: the gradient of the rectified linear unit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ResampleGrad: the gradient of DirectML's RESAMPLE with respect to its input."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ResizeGrad: the gradient of ONNX's Resize, with all its attributes, with respect to X."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

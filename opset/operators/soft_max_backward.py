@@ -1,7 +1,5 @@
 """SoftMaxBackward: the gradient of softmax, from its destination."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor

@@ -1,7 +1,5 @@
 """The decorators of compiled functions. What these may contain, and how they are compiled, is in `language`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -17,8 +17,6 @@ Much of a kernel is small functions, so each becomes a function of LLVM for each
 to the module, and LLVM inlines them.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 from collections.abc import Sequence

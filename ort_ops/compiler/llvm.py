@@ -4,8 +4,6 @@ Addresses are int64 throughout, so that compiled code holds no address of this p
 `load` and `store` take an element type (F32, F16, BF16), compute in float32 and round to nearest, ties to even.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -62,9 +60,7 @@ def choice(name: str, choices: dict[int, Make]) -> Make:
     return make
 
 
-def function_of(
-    module: ir.Module, name: str, arguments: int, make: Make, inlining: str = "noinline"
-) -> ir.Function:
+def function_of(module: ir.Module, name: str, arguments: int, make: Make, inlining: str = "noinline") -> ir.Function:
     """The module's function of that name, made if it is new: int64 arguments and no result."""
     if name not in module.globals:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)

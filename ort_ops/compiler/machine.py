@@ -4,8 +4,6 @@ The processor that code is generated for is the host, or what NUMBA_CPU_NAME and
 capabilities are nobody's business beside it. Nothing else in this package asks the system.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

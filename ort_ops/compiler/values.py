@@ -1,7 +1,5 @@
 """Types and values of the language that kernels are written in (see `language`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard

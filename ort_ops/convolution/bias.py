@@ -1,7 +1,5 @@
 """What happens to a tile of a convolution between the product and the tensor: the bias. Compiled."""
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import load_f32, store_f32
 from onnx_backprop.ort_ops.vector.rows import clear, read_run

@@ -1,7 +1,5 @@
 """The operators of convolutions: each from its shapes to the plan of a correlation or of one of its gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.core.layout import Order, conv_transpose_weights_to_canonical, conv_weights_to_canonical

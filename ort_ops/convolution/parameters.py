@@ -5,8 +5,6 @@ elements, tables lie so many bytes behind the record. "in" is what a kernel read
 those of a group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, size

@@ -8,8 +8,6 @@ vectors across the elements behind a column or, where there are too few, across 
 float32 throughout; every sum runs in the order of dy's indices, whatever the threads do.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner

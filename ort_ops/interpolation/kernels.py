@@ -1,7 +1,5 @@
 """The operators of interpolation and average pooling: each from its attributes to the taps of every axis."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.maths.interpolation import Taps, resample_taps, spec_taps
 from onnx_backprop.opset.maths.resize import resize_taps
 from onnx_backprop.opset.operators import (

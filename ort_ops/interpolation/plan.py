@@ -1,7 +1,5 @@
 """Plans for `interpolation.gather` from the taps of every axis. Plain Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

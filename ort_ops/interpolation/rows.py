@@ -1,7 +1,5 @@
 """A row of transposed interpolation before its columns are gathered: the weighted sum of rows of dy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tables of `gather_windows` for one axis: which elements of a row of dy make which element of dx. Plain Python."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BiasAddBackward, compiled: channel sums in two levels of float32 partial sums whose order the shape alone decides."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

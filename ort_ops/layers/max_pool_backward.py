@@ -6,8 +6,6 @@ of them write the same cell, and each cell is summed in the order of the windows
 throughout; where no windows overlap, each cell of a half type has at most one summand, which is written as it is.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

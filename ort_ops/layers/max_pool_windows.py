@@ -3,8 +3,6 @@
 The parameters of a call lie here too, for the loops that go from window to window (`max_pool_backward`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ReLUBackward, compiled: one pass, cut into pieces for the threads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From a channel's sums to the factors of its gradient: dx = dy·slope + (x - mean)·along + level."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx_backprop.ort_ops.compiler.decorators import inner

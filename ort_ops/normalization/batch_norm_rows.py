@@ -7,8 +7,6 @@ at once. Few channels would make short loops: some rows that follow one another 
 one channel is joined at the end. Shapes alone decide the order of all sums.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

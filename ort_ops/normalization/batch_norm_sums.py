@@ -4,8 +4,6 @@ Sums are about means of their own. Where one mean is given for all, joining is a
 in float64. No order of sums depends on the length of a vector.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnx_backprop.ort_ops.compiler.decorators import fast, inner

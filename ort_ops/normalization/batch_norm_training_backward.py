@@ -5,8 +5,6 @@ fits a cache, so memory is read once. Sums of up to CHUNK elements are taken in 
 shape alone decides their order. Rows of channels (NXC) are in batch_norm_rows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

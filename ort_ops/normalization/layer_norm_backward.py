@@ -5,8 +5,6 @@ twice instead: first for what is the same for a whole row, then in blocks of col
 elements, and of up to FLUSH rows, are taken in float32 and added up in float64; shapes alone decide their order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

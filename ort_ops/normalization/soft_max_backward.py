@@ -1,7 +1,5 @@
 """SoftMaxBackward, compiled: two passes over a line while it is in a cache, or over a block of lines side by side."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

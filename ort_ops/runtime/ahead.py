@@ -6,8 +6,6 @@ process and by others, and the run is repeated. Shapes are those of a run; only 
 may not end on zeros, has to do without (`repeatable`), and compiles one kernel after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -6,8 +6,6 @@ the attributes of a node are read and validated; when a shape is new `prepare` v
 compiled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

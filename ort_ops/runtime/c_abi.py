@@ -6,8 +6,6 @@ afterwards. `OrtCustomOp` is a struct of function pointers in a fixed order, `Or
 positions never change. Everything that could crash is checked before it is used: the symbol, the API version.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p

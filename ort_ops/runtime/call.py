@@ -6,8 +6,6 @@ else, before any memory is touched, and answers with a plan or with a status. Of
 was not used for the longest time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import exported, inner

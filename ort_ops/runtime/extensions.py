@@ -4,8 +4,6 @@ PyTorch would cost a second and 200 MB, and only a converter of Whisper models n
 onnxruntime_extensions itself, before or after, gets all of it, on the same library.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec

@@ -6,8 +6,6 @@ therefore calls Python's C interface itself. What a Python function raises is ra
 as that is back in Python, which is where signals are handled anyway; meanwhile onnxruntime hears of a failure.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

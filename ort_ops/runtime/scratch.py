@@ -1,7 +1,5 @@
 """Scratch memory of calls, counted; blocks of the usual size wait for their next use. Compiled, but for the sizes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import inner

@@ -4,8 +4,6 @@ Where scratch for everything at once would be too much, the stages are run in ro
 a group. What the items are and how they are cut depends on shapes alone, so results do not depend on the threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ An image is an address and the element index of its first cell, with a stride pe
 `size` are three first cells and lengths of the box, `length` the lengths of the image.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile

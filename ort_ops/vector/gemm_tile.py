@@ -6,8 +6,6 @@ segment over k with a constant step in either. Written as LLVM IR, since LLVM tu
 Nothing is reassociated: the order of each sum is that of the table, one fused multiply-add after the other.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ A permutation of two registers takes any lane from either in one instruction, wh
 on). `machine.PERMUTES` says whether that is so; nothing here may be compiled elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

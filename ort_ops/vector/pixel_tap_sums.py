@@ -6,8 +6,6 @@ Several cells j share every weight that is loaded, and vectors go along the chan
 written next lies behind what was, however many channels a cell has. Taps are added up in their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Windows lie side by side, `step` elements apart, and all have the same cells, re
 their cells stay in registers until all taps have competed. Written as LLVM IR: LLVM turns no loop into this.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Written as LLVM IR, since loops that LLVM turns into vectors spend the time of s
 element beyond the ends is read or written. Arguments are int64: addresses, steps in bytes and numbers of elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

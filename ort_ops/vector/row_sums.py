@@ -1,7 +1,5 @@
 """Weighted sums of rows, as vector code: target[i] = Σ_t weight(t) · row(t)[i]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

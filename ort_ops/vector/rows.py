@@ -4,8 +4,6 @@ A run is an address, a first index, a step between elements and a count. Steps o
 vectorise.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import apart, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
 from onnx_backprop.ort_ops.vector.registers import clear_run, copy_even, copy_run, spread_even

@@ -6,8 +6,6 @@ Down a block of columns, every row of the source is loaded once and added to all
 whose sums stay in registers. A row's products are summed first, from the left; then its sum is added, rows in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ Every element is a vector: cells of a row or channels of a cell, of which the la
 As many taps as registers hold are done at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from llvmlite import ir

@@ -7,8 +7,6 @@ rows 1 0 0, ½ ½ ½, ½ -½ ½, 0 0 1; Aᵀ the rows 1 1 1 0, 0 1 -1 -1. Lanes 
 channels of the weights. Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from llvmlite import ir

@@ -10,8 +10,6 @@ Where the axis is the last, or little is behind it, the band is applied to the t
 have long rows and windows are copied in long runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd

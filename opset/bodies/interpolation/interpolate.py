@@ -1,7 +1,5 @@
 """The body of InterpolateBackward and InterpolateBackprop: what a run must prove, then one matrix per spatial axis."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnx_backprop.opset.bodies.builder import DOUBLE, INT64, Body, Tensor

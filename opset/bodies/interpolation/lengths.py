@@ -1,7 +1,5 @@
 """What a run must prove of lengths in the bodies of the interpolation gradients."""
 
-from __future__ import annotations
-
 from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor
 from onnx_backprop.opset.bodies.expressions import Vector, shape
 

@@ -1,7 +1,5 @@
 """The body of ResampleGrad: what a run must prove, then one matrix per axis."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 

@@ -1,7 +1,5 @@
 """The body of ResizeGrad: what a run must prove, the scale of every axis, then one matrix per axis that changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce

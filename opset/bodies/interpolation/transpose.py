@@ -4,8 +4,6 @@ What is known when the body is written decides its form. Between two lengths tha
 other axis gets its taps, and from them its matrix, when the model runs (`TapRule.place`), by the same arithmetic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ along all rows of a band, in a padded float32 copy as in `gather.planes`.
 Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `depthwise.data_transposed`.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

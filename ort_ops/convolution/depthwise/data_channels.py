@@ -7,8 +7,6 @@ where it lies, other types through float32 copies of whole rows. No zeros stand 
 cell has the list of the taps that reach it, and those of a row that all columns of taps reach have one list.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

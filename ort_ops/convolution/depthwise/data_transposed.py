@@ -7,8 +7,6 @@ turned back. This pays where rows are short or vectors along them would not be d
 written as whole rows.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import store_i64
 from onnx_backprop.ort_ops.compiler.records import view

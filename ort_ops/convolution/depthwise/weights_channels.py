@@ -12,8 +12,6 @@ the order of memory and the parts are added up in order, so that threads change 
 block of channels. What does not fit the scratch is done in rounds of some blocks.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

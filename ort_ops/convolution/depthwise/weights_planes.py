@@ -7,8 +7,6 @@ modulo the stride side by side; the lanes of a sum are added up in the end, in a
 their own, `depthwise.weights_channels`.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import load_f32, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

@@ -1,7 +1,5 @@
 """How the cells of a gather are cut into bands, and what of a band is copied into a thread's scratch. Plain Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ weights are packed, and the product is added to the sums of a few cells by COLUM
 thread does all of that for itself; copies are made anew for every tile of channels.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import view

@@ -13,8 +13,6 @@ some of them and computes the output channels they are for. One channel per grou
 (`depthwise.data`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from onnx_backprop.ort_ops.compiler.decorators import compiled, inner

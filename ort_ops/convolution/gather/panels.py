@@ -4,8 +4,6 @@ The product has cells as columns, as in `gather.planes`, but no tap shifts them.
 tile of cells, what its sum reads in the order in which it is read: no tile touches a page for every channel.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

@@ -1,7 +1,5 @@
 """What `gather.kernel` sums: phases, the taps of each, and how far they reach. Plain Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

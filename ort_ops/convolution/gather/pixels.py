@@ -4,8 +4,6 @@ The channels of a cell lie together: NXC data, in place or copied with zeros aro
 which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

@@ -1,7 +1,5 @@
 """Plans of sums over taps, for `gather.kernel`: a correlation, or the data gradient of one. Plain Python."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

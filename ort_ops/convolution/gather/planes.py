@@ -4,8 +4,6 @@ The copy of a band holds planes of one pitch, so that all its cells are one long
 there is a plane for every residue of the cells modulo the stride, so that its cells lie side by side.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

@@ -11,8 +11,6 @@ order of memory and the parts are added up in order, so that threads change noth
 the images, a round makes those of some channels.
 """
 
-from __future__ import annotations
-
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view

@@ -1,7 +1,5 @@
 """Plans of the weight gradient of a correlation, for `weights.kernel` and the depthwise ones. Plain Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ rows of tiles, or, where the weights are large, the images, and an item is a til
 is done in rounds: some groups at a time, or one group and some of its output channels or of its rows of tiles.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner

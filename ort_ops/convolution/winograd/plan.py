@@ -1,7 +1,5 @@
 """Parameters of `winograd.kernel` and `winograd.weights`, and which correlations they serve. Plain Python."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

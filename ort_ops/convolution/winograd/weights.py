@@ -11,8 +11,6 @@ the destination's channels: its sums stay with the thread, which transforms them
 is done in rounds: some groups at a time, or one group and some of its source's (else, destination's) channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
