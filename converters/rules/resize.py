@@ -12,15 +12,8 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
+from onnx_backprop.converters.rules import resize_equivalence as equivalence
 from onnx_backprop.converters.rules.conv import wanted_shape
-from onnx_backprop.converters.rules.resize_equivalence import (
-    AxisScale,
-    Mode,
-    Offsets,
-    meanings,
-    spec_coordinates,
-    why_neither,
-)
 from onnx_backprop.opset.core.shapes import Dim, Dims
 from onnx_backprop.opset.maths.resize import (
     COORDINATES,
@@ -54,14 +47,16 @@ def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return _published(op, node, dy, mode, axes)
 
 
-def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Sequence[AxisScale]) -> ir.Value:
+def _published(
+    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]
+) -> ir.Value:
     """By the first operator that means the same."""
     if mode.unpublished:
         return _resize_grad(op, node, dy, mode, f"neither has {mode.unpublished}")
     if any(0 in (axis.length, axis.out) for axis in axes):
         return _resize_grad(op, node, dy, mode, "a length of 0")
-    found = meanings(mode, axes)
-    common = spec_coordinates(axes, found)
+    found = equivalence.meanings(mode, axes)
+    common = equivalence.spec_coordinates(axes, found)
     if common:
         _log(node, "InterpolateBackward", mode)
         return _interpolate_backward(op, node, dy, mode, common, axes)
@@ -69,15 +64,15 @@ def _published(op: Builder, node: Forward, dy: ir.Value, mode: Mode, axes: Seque
     if len(offsets) == len(axes):
         _log(node, "ResampleGrad", mode)
         return _resample_grad(op, node, dy, mode, offsets)
-    return _resize_grad(op, node, dy, mode, why_neither(axes, found))
+    return _resize_grad(op, node, dy, mode, equivalence.why_neither(axes, found))
 
 
-def _log(node: Forward, chosen: str, mode: Mode) -> None:
+def _log(node: Forward, chosen: str, mode: equivalence.Mode) -> None:
     logger.info("Resize '%s' (%s): %s means exactly the same", node.name, mode, chosen)
 
 
 def _interpolate_backward(
-    op: Builder, node: Forward, dy: ir.Value, mode: Mode, common: str, axes: Sequence[AxisScale]
+    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, common: str, axes: Sequence[equivalence.AxisScale]
 ) -> ir.Value:
     outs = [a.out for a in axes[2:]]
     sizes = [o for o in outs if isinstance(o, int)]
@@ -97,7 +92,9 @@ def _interpolate_backward(
     return op.domain.InterpolateBackward(node.input(0), dy, *inputs, **attributes)
 
 
-def _resample_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, offsets: Sequence[Offsets]) -> ir.Value:
+def _resample_grad(
+    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, offsets: Sequence[equivalence.Offsets]
+) -> ir.Value:
     shape, shape_input = wanted_shape(op, node.input(0))
     return op.domain.ResampleGrad(
         dy,
@@ -111,7 +108,7 @@ def _resample_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, offsets
     )
 
 
-def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: Mode, reason: str) -> ir.Value:
+def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, reason: str) -> ir.Value:
     """The node's own attributes and inputs, as they are."""
     logger.info(
         "Resize '%s' (%s): ResizeGrad, since neither InterpolateBackward nor ResampleGrad means the same (%s)",
@@ -132,8 +129,8 @@ def _is_empty(node: Forward, index: int) -> bool:
     return not node.has(index) or (value is not None and value.size == 0)
 
 
-def _mode(node: Forward) -> Mode:
-    mode = Mode(
+def _mode(node: Forward) -> equivalence.Mode:
+    mode = equivalence.Mode(
         node.one_of("mode", "nearest", MODES),
         node.one_of("coordinate_transformation_mode", "half_pixel", COORDINATES),
         node.one_of("nearest_mode", "round_prefer_floor", NEAREST_MODES),
@@ -146,7 +143,7 @@ def _mode(node: Forward) -> Mode:
     return mode
 
 
-def _axes(node: Forward) -> list[AxisScale] | str:
+def _axes(node: Forward) -> list[equivalence.AxisScale] | str:
     """Lengths and scale of every axis, those that the node does not list keep their length; or why not known."""
     lengths = dims(node.input(0))
     ask_scales, ask_sizes = not _is_empty(node, SCALES), not _is_empty(node, SIZES)
@@ -161,7 +158,7 @@ def _axes(node: Forward) -> list[AxisScale] | str:
         what = "scales" if ask_scales else "sizes"
         raise node.invalid(f"{what}: expected {len(listed)} values, got {values.tolist()}")
     outs = dims(node.output()) or (None,) * len(lengths)
-    result = [AxisScale(length, length, 1.0, given=True) for length in lengths]
+    result = [equivalence.AxisScale(length, length, 1.0, given=True) for length in lengths]
     if node.string("keep_aspect_ratio_policy", "stretch") != "stretch" and ask_sizes:
         if any(axis < 0 for axis in node.ints("axes") or ()):
             raise node.unsupported(
@@ -175,7 +172,7 @@ def _axes(node: Forward) -> list[AxisScale] | str:
             result[axis] = _by_scale(node, length, None if scales is None else float(scales[position]), outs[axis])
         else:
             size = outs[axis] if sizes is None else int(sizes[position])
-            result[axis] = AxisScale(length, size, _ratio(length, size), given=False)
+            result[axis] = equivalence.AxisScale(length, size, _ratio(length, size), given=False)
     return result
 
 
@@ -188,17 +185,17 @@ def _listed(node: Forward, rank: int) -> list[int]:
     return listed
 
 
-def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> AxisScale:
+def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> equivalence.AxisScale:
     """out = floor(length · scale) in float32, as onnxruntime computes it."""
     if scale is None or not isinstance(length, int):
-        return AxisScale(length, None, scale, given=True)
+        return equivalence.AxisScale(length, None, scale, given=True)
     out = int(np.float32(length) * np.float32(scale))
     if isinstance(inferred, int) and out != inferred:
         raise node.invalid(
             f"a scale of {scale:.9g} makes {out} pixels of {length} in onnxruntime, the model states {inferred}. "
             "Correct the stated shape"
         )
-    return AxisScale(length, out, scale, given=True)
+    return equivalence.AxisScale(length, out, scale, given=True)
 
 
 def _ratio(length: Dim, size: Dim) -> float | None:
@@ -208,8 +205,8 @@ def _ratio(length: Dim, size: Dim) -> float | None:
 
 
 def _keep_aspect_ratio(
-    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[AxisScale]
-) -> list[AxisScale] | str:
+    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[equivalence.AxisScale]
+) -> list[equivalence.AxisScale] | str:
     """One scale for all listed axes, the smallest or largest of sizes / lengths; lengths rounded, halves up."""
     policy = node.string("keep_aspect_ratio_policy", "stretch")
     known = [length for length in (lengths[axis] for axis in listed) if isinstance(length, int) and length > 0]
@@ -217,11 +214,11 @@ def _keep_aspect_ratio(
         return f"{policy} takes its scale from lengths that are unknown at conversion"
     scale = scales_of_sizes(policy, known, [int(size) for size in sizes])[0]
     for axis, length in zip(listed, known, strict=True):
-        axes[axis] = AxisScale(length, policy_length(scale, length), scale, given=True)
+        axes[axis] = equivalence.AxisScale(length, policy_length(scale, length), scale, given=True)
     return axes
 
 
-def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[AxisScale]) -> None:
+def _refuse_overwritten(node: Forward, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]) -> None:
     """Onnxruntime's own forward is wrong here, so there is nothing that a gradient could be right for."""
     if len(axes) != 4 or axes[1].identity or mode.coordinates != "tf_crop_and_resize":
         return
@@ -234,7 +231,7 @@ def _refuse_overwritten(node: Forward, mode: Mode, axes: Sequence[AxisScale]) ->
     )
 
 
-def _inside(node: Forward, mode: Mode, axes: Sequence[AxisScale]) -> bool:
+def _inside(node: Forward, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]) -> bool:
     """Whether no pixel lies outside the roi, for certain."""
     if not node.has(ROI):
         return True

@@ -15,15 +15,7 @@ from onnx_backprop.opset.core.layout import (
 )
 from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array
 from onnx_backprop.opset.core.shapes import Dims, permute
-from onnx_backprop.opset.maths.convolution import (
-    Resolved,
-    backward_data,
-    backward_weights,
-    forward,
-    geometry,
-    require_output_padding,
-    resolve,
-)
+from onnx_backprop.opset.maths import convolution
 from onnx_backprop.opset.maths.convolution_attributes import dims_of, wanted_shape
 
 Role = Literal["source", "destination", "weights"]
@@ -58,12 +50,12 @@ class Roles:
         canonical = conv_transpose_weights_to_canonical if self.transposed else conv_weights_to_canonical
         return canonical(attrs[self.weights_format], rank)
 
-    def resolve(self, attrs: Attributes, dims: Mapping[Role, Dims | None]) -> Resolved | None:
+    def resolve(self, attrs: Attributes, dims: Mapping[Role, Dims | None]) -> convolution.Resolved | None:
         """What the dimensions in the operator's axis orders lead to; None while the rank is unknown."""
         canonical: dict[str, Dims | None] = {
             role: None if d is None else permute(d, self.order(attrs, role, len(d))) for role, d in dims.items()
         }
-        resolved = resolve(
+        resolved = convolution.resolve(
             attrs,
             source=canonical["source"],
             destination=canonical["destination"],
@@ -74,7 +66,7 @@ class Roles:
         )
         padding = attrs.get("output_padding")
         if resolved is not None and padding is not None and (self.transposed or any(padding)):
-            require_output_padding(attrs, resolved, self.names["source"])
+            convolution.require_output_padding(attrs, resolved, self.names["source"])
         return resolved
 
     def shape(self, attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
@@ -98,11 +90,15 @@ class Roles:
         result, arrays = self.result, dict(zip(self.names, (first, second), strict=False))
         resolved = self.resolve(attrs, {**{role: x.shape for role, x in arrays.items()}, result: out})
         assert resolved is not None
-        geo = geometry(attrs, resolved)
+        geo = convolution.geometry(attrs, resolved)
         ordered = {role: x.transpose(self.order(attrs, role, x.ndim)) for role, x in arrays.items()}
         # contiguous, so that the products run at full speed
         a, b = (np.ascontiguousarray(ordered[role]) for role in ("source", "destination", "weights") if role in ordered)
         order = self.order(attrs, result, len(out))
         lengths = [out[axis] for axis in order[2:]]
-        product = {"source": backward_data, "destination": forward, "weights": backward_weights}[result]
+        product = {
+            "source": convolution.backward_data,
+            "destination": convolution.forward,
+            "weights": convolution.backward_weights,
+        }[result]
         return product(a, b, lengths, geo).transpose(inverse(order))

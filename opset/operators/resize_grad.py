@@ -10,18 +10,8 @@ from onnx_backprop.opset.bodies.interpolation.resize_grad import ResizeBody
 from onnx_backprop.opset.core.errors import KernelError, ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
+from onnx_backprop.opset.maths import resize
 from onnx_backprop.opset.maths.interpolation import apply_transpose
-from onnx_backprop.opset.maths.resize import (
-    COORDINATES,
-    MODES,
-    NEAREST_MODES,
-    POLICIES,
-    ResizeAxis,
-    axis_of,
-    policy_length,
-    policy_scale,
-    resize_taps,
-)
 
 DOC = """
 dX = W_0ᵀ · W_1ᵀ · … · dY, one matrix W (O rows, I columns) per axis, Resize being Y = W_0 · W_1 · … · X
@@ -129,7 +119,7 @@ def reference(
     dx = dy.copy()
     for axis, resized in enumerate(resized_axes(attrs, out, dy.shape, roi=roi, scales=scales, sizes=sizes)):
         if resized is not None:
-            dx = apply_transpose(resize_taps(resized), dx, axis)
+            dx = apply_transpose(resize.resize_taps(resized), dx, axis)
     return dx
 
 
@@ -141,12 +131,12 @@ def resized_axes(
     roi: Sequence[float] | None,
     scales: Sequence[float] | None,
     sizes: Sequence[int] | None,
-) -> list[ResizeAxis | None]:
+) -> list[resize.ResizeAxis | None]:
     """What happens to each axis of X, None for one that is copied: dX = Wᵀ·… with `resize_taps` of each.
 
     `lengths` are X's, `outs` dY's; roi, scales and sizes have entries for the listed axes, empty counts as absent.
     """
-    result: list[ResizeAxis | None] = [None] * len(lengths)
+    result: list[resize.ResizeAxis | None] = [None] * len(lengths)
     if tuple(lengths) == tuple(outs):  # onnxruntime copies then
         return result
     listed = _listed(attrs, len(lengths))
@@ -154,7 +144,7 @@ def resized_axes(
         assert sizes
         scales = scales_of_sizes(attrs["keep_aspect_ratio_policy"], [lengths[a] for a in listed], sizes)
     pairs = list(zip(listed, scales, strict=True))
-    common = axis_of(attrs)
+    common = resize.axis_of(attrs)
     regions = _regions(listed, len(lengths), roi)
     # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
     channels_last = common.mode == "cubic" and len(lengths) == 4 and any(a == 1 and s != 1 for a, s in pairs)
@@ -180,7 +170,7 @@ def scales_of_sizes(policy: str, lengths: Sequence[int], sizes: Sequence[int]) -
     ratios = [np.float32(size) / np.float32(length) for length, size in zip(lengths, sizes, strict=True)]
     if policy == "stretch":
         return [float(r) for r in ratios]
-    return [float(policy_scale(policy, ratios))] * len(ratios)
+    return [float(resize.policy_scale(policy, ratios))] * len(ratios)
 
 
 def _listed(attrs: Attributes, rank: int) -> tuple[int, ...]:
@@ -282,7 +272,7 @@ def _wanted(
         elif len(numbers) == len(wanted) == len(listed):
             scale = scales_of_sizes(policy, numbers, wanted)[0]
             for axis, length in zip(listed, numbers, strict=True):
-                result[axis] = {policy_length(scale, length)}
+                result[axis] = {resize.policy_length(scale, length)}
     return result
 
 
@@ -321,9 +311,9 @@ OP = Op(
         Attribute(
             "coordinate_transformation_mode",
             "string",
-            f"{', '.join(COORDINATES[:-1])} or {COORDINATES[-1]}.",
+            f"{', '.join(resize.COORDINATES[:-1])} or {resize.COORDINATES[-1]}.",
             default="half_pixel",
-            choices=COORDINATES,
+            choices=resize.COORDINATES,
         ),
         Attribute("cubic_coeff_a", "float", "Parameter of the cubic kernel.", default=-0.75),
         Attribute("exclude_outside", "int", "1: drop taps beyond the borders (cubic, or with antialias).", default=0),
@@ -333,15 +323,15 @@ OP = Op(
             "string",
             "stretch, not_larger or not_smaller: how sizes are read.",
             default="stretch",
-            choices=POLICIES,
+            choices=resize.POLICIES,
         ),
-        Attribute("mode", "string", "nearest, linear or cubic.", default="nearest", choices=MODES),
+        Attribute("mode", "string", "nearest, linear or cubic.", default="nearest", choices=resize.MODES),
         Attribute(
             "nearest_mode",
             "string",
             "round_prefer_floor, round_prefer_ceil, floor or ceil.",
             default="round_prefer_floor",
-            choices=NEAREST_MODES,
+            choices=resize.NEAREST_MODES,
         ),
     ),
     inputs=(

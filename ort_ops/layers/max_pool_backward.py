@@ -16,17 +16,7 @@ from onnx_backprop.opset.operators.max_pool_backward import OP
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i32, store_i32
 from onnx_backprop.ort_ops.compiler.records import Triple
-from onnx_backprop.ort_ops.layers.max_pool_windows import (
-    Pool,
-    add_one,
-    clear_sums,
-    end_until,
-    first_from,
-    list_taps,
-    taps_inside,
-    windows_of_band,
-    winner_of,
-)
+from onnx_backprop.ort_ops.layers import max_pool_windows as windows
 from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.pool_windows import winners
@@ -58,18 +48,18 @@ def _planes(p, call, item, scratch):
     owner = table + 16 * p.listed
     grads = owner + 4 * WINDOWS
     sums = call.output + size * plane * cells if direct else grads + 4 * WINDOWS - 4 * low
-    clear_sums(kind if direct else F32, sums, low, high - low)
+    windows.clear_sums(kind if direct else F32, sums, low, high - low)
     w_first, w_last = 0, p.out[2]
     if p.cut:
-        w_first, w_last = windows_of_band(p, 2, low, high)
-    first, last = windows_of_band(p, 0, a0, a1)
+        w_first, w_last = windows.windows_of_band(p, 2, low, high)
+    first, last = windows.windows_of_band(p, 0, a0, a1)
     listed = (-1, -1, -1, -1, 0)
     for oa in range(first, last):
         a_start = oa * p.stride[0] - p.pad[0]
-        a_taps = taps_inside(p, 0, a_start)
+        a_taps = windows.taps_inside(p, 0, a_start)
         for ob in range(p.out[1]):
             b_start = ob * p.stride[1] - p.pad[1]
-            b_taps = taps_inside(p, 1, b_start)
+            b_taps = windows.taps_inside(p, 1, b_start)
             if a_taps[0] >= a_taps[1] or b_taps[0] >= b_taps[1]:
                 continue
             row = (a_start * depth + b_start) * width - p.pad[2]  # where the row's first window begins
@@ -93,23 +83,23 @@ def _winners_of_row(p, call, row, a_taps, b_taps, first, count, table, owner, li
     """
     kind, stride, pad = p.kind, p.stride[2], p.pad[2]
     width, kernel, x = p.length[2], p.taps[2], call.inputs[0]
-    begin = min(first + count, max(first, first_from(pad, stride)))
+    begin = min(first + count, max(first, windows.first_from(pad, stride)))
     inside = width - 1 + pad - (kernel - 1) * p.dilation[2]
-    end = max(begin, end_until(inside, stride, first + count))
+    end = max(begin, windows.end_until(inside, stride, first + count))
     if p.listed == 0:
         end = begin
     if begin < end:
         if listed[:4] != (a_taps[0], a_taps[1], b_taps[0], b_taps[1]):
-            taps = list_taps(p, table, a_taps[0], a_taps[1], b_taps[0], b_taps[1], 0, kernel, 1)
+            taps = windows.list_taps(p, table, a_taps[0], a_taps[1], b_taps[0], b_taps[1], 0, kernel, 1)
             listed = (a_taps[0], a_taps[1], b_taps[0], b_taps[1], taps)
         place = x + (4 if kind == F32 else 2) * (row + begin * stride)
         winners(kind, owner + 4 * (begin - first), place, table, listed[4], stride, 0, end - begin)
     before = begin - first
     for edge in range(count - (end - begin)):
         ow = first + edge if edge < before else end + edge - before
-        w_first, w_last = taps_inside(p, 2, ow * stride - pad)
+        w_first, w_last = windows.taps_inside(p, 2, ow * stride - pad)
         base = row + ow * stride
-        winner = winner_of(p, kind, x, base, 1, a_taps[0], a_taps[1], b_taps[0], b_taps[1], w_first, w_last)
+        winner = windows.winner_of(p, kind, x, base, 1, a_taps[0], a_taps[1], b_taps[0], b_taps[1], w_first, w_last)
         store_i32(owner, ow - first, winner)
     return listed
 
@@ -125,7 +115,7 @@ def _add(p, call, sums, owner, at, count, start, low, high, grads):
         cell = np.int64(load_i32(owner, i))
         place = start + i * stride + cell
         if cell >= 0 and low <= place < high:
-            add_one(kind if p.apart else F32, sums, place, load_f32(dy, at + i))
+            windows.add_one(kind if p.apart else F32, sums, place, load_f32(dy, at + i))
 
 
 @inner
@@ -149,18 +139,18 @@ def _blocks(p, call, item, scratch):
     if direct:
         sums, pitch, held = out + size * (origin * channels + c0), channels, kind
     for cell in range(low, high):
-        clear_sums(held, sums, cell * pitch, count)
+        windows.clear_sums(held, sums, cell * pitch, count)
     taps, listed = 0, (-1, -1, -1, -1, -1, -1)
-    first, last = windows_of_band(p, 0, a0, a1)
+    first, last = windows.windows_of_band(p, 0, a0, a1)
     for oa in range(first, last):
         a_start = oa * p.stride[0] - p.pad[0]
-        a_first, a_last = taps_inside(p, 0, a_start)
+        a_first, a_last = windows.taps_inside(p, 0, a_start)
         for ob in range(out_depth):
             b_start = ob * p.stride[1] - p.pad[1]
-            b_first, b_last = taps_inside(p, 1, b_start)
+            b_first, b_last = windows.taps_inside(p, 1, b_start)
             for ow in range(out_width):
                 w_start = ow * p.stride[2] - p.pad[2]
-                w_first, w_last = taps_inside(p, 2, w_start)
+                w_first, w_last = windows.taps_inside(p, 2, w_start)
                 if a_first >= a_last or b_first >= b_last or w_first >= w_last:
                     continue
                 start = (a_start * depth + b_start) * width + w_start
@@ -168,12 +158,12 @@ def _blocks(p, call, item, scratch):
                 key = (a_first, a_last, b_first, b_last, w_first, w_last)
                 if p.listed == 0:
                     for c in range(count):
-                        winner = winner_of(
+                        winner = windows.winner_of(
                             p, kind, x, base + c, channels, a_first, a_last, b_first, b_last, w_first, w_last
                         )
                         store_i32(owner, c, winner)
                 elif key != listed:
-                    taps = list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, channels)
+                    taps = windows.list_taps(p, table, a_first, a_last, b_first, b_last, w_first, w_last, channels)
                     listed = key
                 if p.listed:
                     winners(kind, owner, x + size * base, table, taps, 1, 0, count)
@@ -182,7 +172,7 @@ def _blocks(p, call, item, scratch):
                 for c in range(count):
                     cell = start + load_i32(owner, c)
                     if low <= cell < high:
-                        add_one(held, sums, cell * pitch + c, load_f32(grads, c))
+                        windows.add_one(held, sums, cell * pitch + c, load_f32(grads, c))
     if not direct:
         for cell in range(low, high):
             write_run(kind, out, (origin + cell) * channels + c0, 1, sums, cell * pitch, count)
@@ -196,7 +186,7 @@ def _item(call, p, item, scratch):
         _planes(p, call, item, scratch)
 
 
-_WORK = stage("max_pool", Pool, _item)
+_WORK = stage("max_pool", windows.Pool, _item)
 
 
 def _plan(call: Call) -> Plan:
@@ -235,7 +225,7 @@ def _plan(call: Call) -> Plan:
     def triple(name: str) -> Triple:
         return getattr(a, name), getattr(b, name), getattr(w, name)
 
-    parameters = Pool(
+    parameters = windows.Pool(
         kind=call.element_type, bands=bands, blocks=blocks, channels=channels, listed=listed, cut=cut, apart=apart,
         length=triple("length"), out=triple("out"), taps=triple("kernel"), stride=triple("stride"),
         dilation=triple("dilation"), pad=triple("begin"),

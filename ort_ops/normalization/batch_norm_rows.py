@@ -14,29 +14,8 @@ import numpy as np
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import load_f32, load_f64, store_f32, store_f64
 from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.normalization import batch_norm_sums as norm
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
-from onnx_backprop.ort_ops.normalization.batch_norm_sums import (
-    C_REST,
-    F_ALONG,
-    F_LEVEL,
-    F_MEAN,
-    F_SLOPE,
-    FACTORS,
-    GROUP,
-    SUMS,
-    T_ALONG,
-    T_MEAN,
-    T_SQUARE,
-    T_WHOLE,
-    TOTALS,
-    add_lines,
-    add_moments,
-    differentiate_line,
-    divide,
-    flush,
-    flush_given,
-    join_totals,
-)
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.registers import copy_run
 from onnx_backprop.ort_ops.vector.rows import clear
@@ -94,16 +73,16 @@ def _chunk(call, p, sums, totals, start, before, lines, count):
     pitch, given = p.fold * p.channels, call.inputs[MEAN]
     if given == 0:
         clear(sums, 0, count)
-        for line in range(0, lines, GROUP):
-            add_lines(kind, sums, x, start + line * pitch, pitch, min(GROUP, lines - line), count)
-        divide(sums, count, np.float64(lines))
-    clear(sums, C_REST * span, (SUMS - C_REST) * span)
-    for line in range(0, lines, GROUP):
-        add_moments(kind, sums, span, x, dy, start + line * pitch, pitch, min(GROUP, lines - line), count)
+        for line in range(0, lines, norm.GROUP):
+            norm.add_lines(kind, sums, x, start + line * pitch, pitch, min(norm.GROUP, lines - line), count)
+        norm.divide(sums, count, np.float64(lines))
+    clear(sums, norm.C_REST * span, (norm.SUMS - norm.C_REST) * span)
+    for line in range(0, lines, norm.GROUP):
+        norm.add_moments(kind, sums, span, x, dy, start + line * pitch, pitch, min(norm.GROUP, lines - line), count)
     if given:
-        flush_given(totals, sums, span, count)
+        norm.flush_given(totals, sums, span, count)
     else:
-        flush(totals, sums, span, count, np.float64(before), np.float64(lines))
+        norm.flush(totals, sums, span, count, np.float64(before), np.float64(lines))
 
 
 @inner
@@ -111,8 +90,8 @@ def _measure(call, p, item, scratch):
     """The totals of a part of a block; where in the scratch they are, SPAN to an array."""
     span, chunk, fold = p.span, p.chunk, p.fold
     channel, count, first, whole, rest = _place(p, item)
-    sums, totals, given, pitch = scratch, scratch + 4 * SUMS * span, call.inputs[MEAN], fold * p.channels
-    for i in range(TOTALS * span):
+    sums, totals, given, pitch = scratch, scratch + 4 * norm.SUMS * span, call.inputs[MEAN], fold * p.channels
+    for i in range(norm.TOTALS * span):
         store_f64(totals, i, 0.0)
     if given:
         copy_run(sums, given + 4 * channel, count)
@@ -126,7 +105,7 @@ def _measure(call, p, item, scratch):
         store_f64(totals, i, np.float64(whole - first) + (1.0 if i < rest else 0.0))
     while fold > 1:
         fold //= 2
-        join_totals(call, totals, span, totals + 8 * fold * count, span, fold * count)
+        norm.join_totals(call, totals, span, totals + 8 * fold * count, span, fold * count)
     return totals
 
 
@@ -136,15 +115,15 @@ def _finish(call, p, channel, count, totals, span, factors, factors_span):
     given = call.inputs[MEAN]
     rows, epsilon = np.float64(max(1, p.rows)), p.epsilon
     for i in range(count):
-        mean = np.float64(load_f32(given, channel + i)) if given else load_f64(totals, T_MEAN * span + i)
-        square, whole = load_f64(totals, T_SQUARE * span + i), load_f64(totals, T_WHOLE * span + i)
-        along = load_f64(totals, T_ALONG * span + i)
+        mean = np.float64(load_f32(given, channel + i)) if given else load_f64(totals, norm.T_MEAN * span + i)
+        square, whole = load_f64(totals, norm.T_SQUARE * span + i), load_f64(totals, norm.T_WHOLE * span + i)
+        along = load_f64(totals, norm.T_ALONG * span + i)
         slope, along, level = factors_of(call, channel + i, rows, epsilon, square, whole, along)
         rounded = np.float32(mean)
-        store_f32(factors, F_MEAN * factors_span + i, rounded)
-        store_f32(factors, F_SLOPE * factors_span + i, np.float32(slope))
-        store_f32(factors, F_ALONG * factors_span + i, np.float32(along))
-        store_f32(factors, F_LEVEL * factors_span + i, np.float32(level + along * (np.float64(rounded) - mean)))
+        store_f32(factors, norm.F_MEAN * factors_span + i, rounded)
+        store_f32(factors, norm.F_SLOPE * factors_span + i, np.float32(slope))
+        store_f32(factors, norm.F_ALONG * factors_span + i, np.float32(along))
+        store_f32(factors, norm.F_LEVEL * factors_span + i, np.float32(level + along * (np.float64(rounded) - mean)))
 
 
 @inner
@@ -157,19 +136,19 @@ def _differentiate(call, p, item, factors):
     channel, count, first, whole, rest = _place(p, item)
     if dx == 0:
         return
-    for n in range(FACTORS):
+    for n in range(norm.FACTORS):
         _repeat(factors + 4 * n * span, count, fold)
     pitch = fold * p.channels
     for line in range(first, whole):
-        differentiate_line(kind, dx, x, dy, line * pitch + channel, count * fold, factors, span)
+        norm.differentiate_line(kind, dx, x, dy, line * pitch + channel, count * fold, factors, span)
     if rest:
-        differentiate_line(kind, dx, x, dy, whole * pitch, rest, factors, span)
+        norm.differentiate_line(kind, dx, x, dy, whole * pitch, rest, factors, span)
 
 
 @inner
 def _factors(p, scratch):
     """Where a thread's factors are."""
-    return scratch + (4 * SUMS + 8 * TOTALS) * p.span
+    return scratch + (4 * norm.SUMS + 8 * norm.TOTALS) * p.span
 
 
 @inner
@@ -183,8 +162,8 @@ def _item(call, p, item, scratch):
         _finish(call, p, channel, count, totals, span, factors, span)
         _differentiate(call, p, item, factors)
         return
-    own = shared + 8 * (item // p.blocks * TOTALS * channels + channel)
-    for n in range(TOTALS):
+    own = shared + 8 * (item // p.blocks * norm.TOTALS * channels + channel)
+    for n in range(norm.TOTALS):
         for i in range(count):
             store_f64(own, n * channels + i, load_f64(totals, n * span + i))
 
@@ -197,8 +176,8 @@ def _joined(call, p, block, _scratch):
     channel, count = _place(p, block)[:2]
     totals = shared + 8 * channel
     for part in range(1, parts):
-        join_totals(call, totals, channels, totals + 8 * part * TOTALS * channels, channels, count)
-    factors = shared + 8 * parts * TOTALS * channels + 4 * channel
+        norm.join_totals(call, totals, channels, totals + 8 * part * norm.TOTALS * channels, channels, count)
+    factors = shared + 8 * parts * norm.TOTALS * channels + 4 * channel
     _finish(call, p, channel, count, totals, channels, factors, channels)
 
 
@@ -210,8 +189,8 @@ def _graded(call, p, item, scratch):
         return
     span, channels, item = p.span, p.channels, p.parts * p.blocks - 1 - item
     channel, count = _place(p, item)[:2]
-    factors, source = _factors(p, scratch), shared + 8 * p.parts * TOTALS * channels + 4 * channel
-    for n in range(FACTORS):
+    factors, source = _factors(p, scratch), shared + 8 * p.parts * norm.TOTALS * channels + 4 * channel
+    for n in range(norm.FACTORS):
         copy_run(factors + 4 * n * span, source + 4 * n * channels, count)
     _differentiate(call, p, item, factors)
 
@@ -247,8 +226,8 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
         chunk=max(1, min(MAX_CHUNK, CACHED // (fold * width))),
         epsilon=epsilon,
     )
-    lane, items = (4 * SUMS + 8 * TOTALS + 4 * FACTORS) * span, parts * blocks
+    lane, items = (4 * norm.SUMS + 8 * norm.TOTALS + 4 * norm.FACTORS) * span, parts * blocks
     if parts == 1:
         return Plan(parameters, ((_ITEMS, items),), lane=lane)
     stages = (_ITEMS, items), (_JOIN, blocks), (_GRADE, items)
-    return Plan(parameters, stages, (8 * TOTALS * parts + 4 * FACTORS) * channels, lane)
+    return Plan(parameters, stages, (8 * norm.TOTALS * parts + 4 * norm.FACTORS) * channels, lane)

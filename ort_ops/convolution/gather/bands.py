@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Reach, Sums, cells_of
 from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
-from onnx_backprop.ort_ops.convolution.problem import (
-    BAND_FLOATS,
-    LANE_FLOATS,
-    Correlation,
-    Triple,
-    band_of,
-    fill_lanes,
-    three,
-)
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
-DENSE: Triple = (1, 1, 1)
+DENSE: problem.Triple = (1, 1, 1)
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
 _TURNED_FLOATS = 48 << 10
@@ -41,7 +33,7 @@ class Copy:
 
     floats: Floats
     limit: int
-    least: Triple
+    least: problem.Triple
     pitch: int
     panels: bool = False
     block: int = VECTOR
@@ -61,8 +53,8 @@ def copy_of(sums: Sums) -> Copy:
         return Copy(_depthwise_floats(sums.reach), limit, least, pitch)
     if not sums.cells and _panels_pay(sums):
         floats = _panels_floats(sums.reach, sums.c.s)
-        return Copy(floats, BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
-    limit = BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= FEW_CHANNELS else BAND_FLOATS
+        return Copy(floats, problem.BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
+    limit = problem.BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= FEW_CHANNELS else problem.BAND_FLOATS
     if sums.cells:
         return Copy(_cells_floats(sums.reach, sums.c.s, turned=sums.turned), limit, least, pitch)
     return Copy(_planes_floats(sums.reach, sums.c.s), limit, least, pitch)
@@ -73,34 +65,34 @@ def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
     least, block = (1, 1, min(sums.count[2], VECTOR)), _block(sums)
     if sums.turned:
         return Copy(_turned_floats(sums), _TURNED_FLOATS, least, pitch)
-    while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > BAND_FLOATS:
+    while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > problem.BAND_FLOATS:
         block = VECTOR * math.ceil(block / (2 * VECTOR))
-    return Copy(_blocks_floats(sums, block), BAND_FLOATS, least, pitch, block=block)
+    return Copy(_blocks_floats(sums, block), problem.BAND_FLOATS, least, pitch, block=block)
 
 
-def cut(sums: Sums, copy: Copy) -> Triple:
+def cut(sums: Sums, copy: Copy) -> problem.Triple:
     """The lengths of a band."""
-    band, size = band_of(sums.count, copy.floats, copy.limit, copy.least)
-    if size > LANE_FLOATS:
-        band, _ = band_of(sums.count, copy.floats, LANE_FLOATS, DENSE)
+    band, size = problem.band_of(sums.count, copy.floats, copy.limit, copy.least)
+    if size > problem.LANE_FLOATS:
+        band, _ = problem.band_of(sums.count, copy.floats, problem.LANE_FLOATS, DENSE)
     return _cut_for_threads(band, sums.count, sums.c.batch * copy.groups(sums))
 
 
-def bands_of(count: Triple, band: Triple) -> Triple:
+def bands_of(count: problem.Triple, band: problem.Triple) -> problem.Triple:
     """How many bands there are along each axis."""
-    return three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
+    return problem.three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
 
 
-def _cut_for_threads(band: Triple, count: Triple, images: int) -> Triple:
+def _cut_for_threads(band: problem.Triple, count: problem.Triple, images: int) -> problem.Triple:
     """Smaller bands along the first axis that has several cells, so that every thread has some."""
     axis = next((axis for axis in range(3) if band[axis] > 1), 2)
     wanted = math.ceil(4 * processors() / max(images * math.prod(bands_of(count, band)), 1))
     most = max(1, math.prod(band) // _LEAST_CELLS)
     length = math.ceil(band[axis] / min(wanted, most))
-    return three([length if n == axis else band[n] for n in range(3)], 1)
+    return problem.three([length if n == axis else band[n] for n in range(3)], 1)
 
 
-def lane_bytes(sums: Sums, copy: Copy, band: Triple) -> int:
+def lane_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
     """Scratch of a thread: a tile and its rows, tables or weights of the taps, a row of a block, the copy."""
     for_taps = (24 + 4 * copy.block if sums.depthwise else 32) * sums.all_taps
     floats = 0 if sums.in_place else copy.floats(band)
@@ -110,7 +102,7 @@ def lane_bytes(sums: Sums, copy: Copy, band: Triple) -> int:
 # ----- which copy pays ------
 
 
-def turning_pays(phases: Sequence[Phase], c: Correlation, steps: Triple) -> bool:
+def turning_pays(phases: Sequence[Phase], c: problem.Correlation, steps: problem.Triple) -> bool:
     """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
     outs, ins = c.d, c.s
     taps, count = sum(len(phase.taps) for phase in phases), cells_of(phases)
@@ -127,13 +119,13 @@ def turning_pays(phases: Sequence[Phase], c: Correlation, steps: Triple) -> bool
 
 def lanes_pay(sums: Sums) -> bool:
     """Whether a depthwise convolution of NCX data has channels as lanes: there are enough, and no long dense rows."""
-    return fill_lanes(sums.c.groups) and not (sums.stencil and 2 * sums.count[2] >= 3 * VECTOR)
+    return problem.fill_lanes(sums.c.groups) and not (sums.stencil and 2 * sums.count[2] >= 3 * VECTOR)
 
 
 def _panels_pay(sums: Sums) -> bool:
     """Whether a band is copied tile by tile: no tap shifts, several tiles fit, and it is not read in place instead."""
     reach = sums.reach
-    fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= BAND_FLOATS
+    fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= problem.BAND_FLOATS
     dense = sums.head.kind == F32 and sums.c.source.cells[2] == 1 and reach.steps == DENSE
     return fits and not (dense and sums.c.s > FEW_CHANNELS)
 

@@ -7,25 +7,10 @@ from onnx_backprop.ort_ops.compiler.machine import VECTOR, last_level_cache, pro
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution import problem
+from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather import kernel as gather_kernel
-from onnx_backprop.ort_ops.convolution.gather.bands import (
-    DENSE,
-    bands_of,
-    copy_of,
-    cut,
-    lane_bytes,
-    lanes_pay,
-    turning_pays,
-)
 from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Sums, data_phases, forward_phase, shifts
-from onnx_backprop.ort_ops.convolution.problem import (
-    Correlation,
-    Triple,
-    band_of,
-    rounds,
-    shared_limit,
-    three,
-)
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -33,34 +18,34 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
 
 
-def data_gradient(c: Correlation, kind: int) -> Plan:
+def data_gradient(c: problem.Correlation, kind: int) -> Plan:
     """The gradient with respect to the source; inputs 0 and 1 are data and weights."""
-    head = par.Gather(kind=kind, c=c.adjoint, step=DENSE, out_step=c.strides)
+    head = par.Gather(kind=kind, c=c.adjoint, step=bands.DENSE, out_step=c.strides)
     return _gather(_sums(head, data_phases(c)))
 
 
-def forward(c: Correlation, kind: int, *, bias: int = 0) -> Plan:
+def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
     """The correlation itself; `bias` is the input that is added to it, 0: none."""
-    head = par.Gather(kind=kind, c=c, step=c.strides, out_step=DENSE, bias=bias)
+    head = par.Gather(kind=kind, c=c, step=c.strides, out_step=bands.DENSE, bias=bias)
     return _gather(_sums(head, [forward_phase(c)]))
 
 
 def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
     sums = Sums(head, phases, turned=False)
-    turned = lanes_pay(sums) if sums.depthwise else turning_pays(phases, sums.c, head.step)
+    turned = bands.lanes_pay(sums) if sums.depthwise else bands.turning_pays(phases, sums.c, head.step)
     return replace(sums, turned=turned and not sums.c.last)
 
 
 def _gather(sums: Sums) -> Plan:
-    copy = copy_of(sums)
-    band = cut(sums, copy)
-    lane = lane_bytes(sums, copy, band)
+    copy = bands.copy_of(sums)
+    band = bands.cut(sums, copy)
+    lane = bands.lane_bytes(sums, copy, band)
     if lane > POOL_BYTES or not _panel_fits(sums):
         return _far(sums)
     c = sums.c
     groups, tiles = _at_once(sums, copy.groups(sums))
     # threads take the bands of all images and, where these are few, parts of their tiles
-    items = c.batch * groups * math.prod(bands_of(sums.count, band))
+    items = c.batch * groups * math.prod(bands.bands_of(sums.count, band))
     split = 1 if items >= 2 * processors() else min(tiles, math.ceil(4 * processors() / max(items, 1)))
     head = replace(
         sums.head,
@@ -95,7 +80,7 @@ def _gather(sums: Sums) -> Plan:
 
 def _panel_fits(sums: Sums) -> bool:
     """Whether threads may share the packed weights of a tile; those of a depthwise convolution are not packed."""
-    return sums.depthwise or sums.panel_bytes <= shared_limit(sums.c, sums.head.kind)
+    return sums.depthwise or sums.panel_bytes <= problem.shared_limit(sums.c, sums.head.kind)
 
 
 def _at_once(sums: Sums, groups: int) -> tuple[int, int]:
@@ -103,7 +88,7 @@ def _at_once(sums: Sums, groups: int) -> tuple[int, int]:
     tiles = math.ceil(sums.c.d / sums.tile)
     if sums.depthwise:
         return groups, tiles
-    return rounds(groups, tiles, sums.panel_bytes, shared_limit(sums.c, sums.head.kind))
+    return problem.rounds(groups, tiles, sums.panel_bytes, problem.shared_limit(sums.c, sums.head.kind))
 
 
 def _strategy(sums: Sums, *, panels: bool) -> Exported:
@@ -117,11 +102,11 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
 
 def _far(sums: Sums) -> Plan:
     """For `gather.fallback`: bands of a few cells, all by themselves."""
-    band, cells = band_of(sums.count, math.prod, FAR_CELLS, DENSE)
+    band, cells = problem.band_of(sums.count, math.prod, FAR_CELLS, bands.DENSE)
     groups, tiles = sums.c.groups, math.ceil(sums.c.d / COLUMNS)
     pitch = min(FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
     shifted = [shifts(phase, sums.steps, quotients=False) for phase in sums.phases]
-    items = sums.c.batch * groups * math.prod(bands_of(sums.count, band)) * tiles
+    items = sums.c.batch * groups * math.prod(bands.bands_of(sums.count, band)) * tiles
     lane = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
     head = replace(
         sums.head, groups=groups, split=tiles, cells=cells, pitch=pitch, round_groups=groups, round_tiles=tiles
@@ -133,9 +118,9 @@ def _far(sums: Sums) -> Plan:
 def _with_tables(
     sums: Sums,
     head: par.Gather,
-    band: Triple,
-    shifted: list[list[tuple[Triple, Triple]]],
-    residues: list[Triple],
+    band: problem.Triple,
+    shifted: list[list[tuple[problem.Triple, problem.Triple]]],
+    residues: list[problem.Triple],
     panels: int,
 ) -> tuple[par.Gather, list[int]]:
     """The parameters complete, and the tables of phases, taps and residues; `panels` are packed at a time."""
@@ -152,7 +137,7 @@ def _with_tables(
             taps=len(phase.taps),
             tap_table=tap_table + 8 * len(taps),
             pack_at=pack,
-            taps_along=three([len({tap.kernel[axis] for tap in phase.taps}) for axis in range(3)], 0),
+            taps_along=problem.three([len({tap.kernel[axis] for tap in phase.taps}) for axis in range(3)], 0),
         ).words()
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
@@ -161,7 +146,7 @@ def _with_tables(
     head = replace(
         head,
         band=band,
-        bands=bands_of(sums.count, band),
+        bands=bands.bands_of(sums.count, band),
         all_cells=sums.count,
         phases=len(sums.phases),
         phase_table=phase_table,

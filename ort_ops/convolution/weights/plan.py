@@ -7,18 +7,8 @@ from dataclasses import replace
 from onnx_backprop.ort_ops.compiler.llvm import F32, ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
 from onnx_backprop.ort_ops.convolution import parameters as par
+from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.depthwise import weights_channels, weights_planes
-from onnx_backprop.ort_ops.convolution.problem import (
-    BAND_FLOATS,
-    LANE_FLOATS,
-    Correlation,
-    Triple,
-    band_of,
-    fill_lanes,
-    rounds,
-    shared_limit,
-    three,
-)
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
@@ -29,18 +19,18 @@ _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cel
 _CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
 
-def _dense_axes(c: Correlation) -> Correlation:
+def _dense_axes(c: problem.Correlation) -> problem.Correlation:
     """A kernel of one cell without padding takes every S-th cell: the others are no part of the image."""
     strides, lengths, cells = list(c.strides), list(c.source_length), list(c.source.cells)
     for axis in range(3):
         if c.kernel[axis] == 1 and c.pads[axis] == 0 and (c.out_length[axis] - 1) * strides[axis] < lengths[axis]:
             cells[axis] *= strides[axis]
             strides[axis], lengths[axis] = 1, c.out_length[axis]
-    source = replace(c.source, cells=three(cells, 0))
-    return replace(c, strides=three(strides, 1), source_length=three(lengths, 1), source=source)
+    source = replace(c.source, cells=problem.three(cells, 0))
+    return replace(c, strides=problem.three(strides, 1), source_length=problem.three(lengths, 1), source=source)
 
 
-def _turned(c: Correlation) -> bool:
+def _turned(c: problem.Correlation) -> bool:
     """Whether the source's channels become the columns: where more of the columns' lanes would do something."""
 
     def used(channels: int) -> float:
@@ -51,25 +41,26 @@ def _turned(c: Correlation) -> bool:
     return used(c.s) > 1.9 * used(c.d)
 
 
-def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
+def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
     c = _dense_axes(c)
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
         return _product(c, head, taps)
-    return _depthwise_cells(c, head, taps) if c.last or fill_lanes(c.groups) else _depthwise(c, head, taps)
+    return _depthwise_cells(c, head, taps) if c.last or problem.fill_lanes(c.groups) else _depthwise(c, head, taps)
 
 
 def _table(taps: Sequence[par.CellsTap]) -> list[int]:
     return [word for tap in taps for word in tap.words()]
 
 
-def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.CellsTap]]:
+def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.CellsTap]]:
     """What every plan states; and the table of taps."""
     shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     head = par.Cells(
         kind=kind, c=c, source=inputs[0], dest=inputs[1],
-        taps=math.prod(c.kernel), low=three([s[0] for s in shifts], 0), high=three([s[-1] for s in shifts], 0),
+        taps=math.prod(c.kernel),
+        low=problem.three([s[0] for s in shifts], 0), high=problem.three([s[-1] for s in shifts], 0),
     )  # fmt: skip
     taps = [
         par.CellsTap(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
@@ -80,7 +71,7 @@ def _head(c: Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells
     return head, taps
 
 
-def _depthwise(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """NCX data: bands are some rows; an item is a channel."""
     low, high = head.low, head.high
     deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
@@ -90,16 +81,16 @@ def _depthwise(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Pla
         width += VECTOR
         return lines * width + c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
 
-    while lines > 1 and floats(lines, width) > BAND_FLOATS // 4:
+    while lines > 1 and floats(lines, width) > problem.BAND_FLOATS // 4:
         lines = math.ceil(lines / 2)
-    while width > VECTOR and floats(lines, width) > BAND_FLOATS:
+    while width > VECTOR and floats(lines, width) > problem.BAND_FLOATS:
         width = math.ceil(width / 2)
     lane = 4 * len(taps) * (VECTOR + 2) + 64 + 4 * floats(lines, width)
     head = replace(head, band=(1, lines, width))
     return Plan(head, ((weights_planes.WORK, c.groups),), lane=lane, tables=_table(taps))
 
 
-def _depthwise_cells(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
     count, vectors, in_place = len(taps), math.ceil(c.groups / VECTOR), c.last and head.kind == F32
     reach = [h - lo + 1 for lo, h in zip(head.low, head.high, strict=True)]
@@ -122,14 +113,14 @@ def _depthwise_cells(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     parts = max(1, min(MAX_PARTS, units, elements * ITEM_SIZE[head.kind] // (64 * count * c.groups)))
     wanted = math.ceil(vectors / math.ceil(ITEMS_PER_PROCESSOR * processors() / parts))
     block = min(block, max(wanted, _LEAST_VECTORS))
-    limit = shared_limit(c, head.kind)
+    limit = problem.shared_limit(c, head.kind)
     while block > 1 and 4 * parts * count * block * VECTOR > limit:
         block = math.ceil(block / 2)
-    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > LANE_FLOATS:
+    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > problem.LANE_FLOATS:
         block = math.ceil(block / 2)
     blocks = math.ceil(vectors / block)
     of_block = 4 * parts * count * block * VECTOR
-    _, at_once = rounds(1, blocks, of_block, limit)
+    _, at_once = problem.rounds(1, blocks, of_block, limit)
     head = replace(
         head,
         band=(1, lines, width),
@@ -151,31 +142,31 @@ def _depthwise_cells(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     )
 
 
-def _product(c: Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
     turned, count = _turned(c), len(taps)
     band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
-    if turned and of_columns > LANE_FLOATS // 2:
+    if turned and of_columns > problem.LANE_FLOATS // 2:
         turned = False
         band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
     rows, columns = (c.d, c.s) if turned else (c.s, c.d)
     padded = _padded(columns)
-    bands = three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
+    bands = problem.three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
     units = c.batch * math.prod(bands)
     row_lines = rows if turned else rows * count
     per_row = padded * count if turned else padded
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
     parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1))
-    limit, items = shared_limit(c, head.kind), ITEMS_PER_PROCESSOR * processors() / parts
+    limit, items = problem.shared_limit(c, head.kind), ITEMS_PER_PROCESSOR * processors() / parts
     of_group, most = 4 * parts * (row_lines + SPARE_ROWS) * per_row, min(rows, math.ceil(row_lines / ROWS))
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)))
     if not turned:  # a block copies its own channels
-        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (LANE_FLOATS - of_columns) // of_channel))))
+        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (problem.LANE_FLOATS - of_columns) // of_channel))))
     own = math.ceil(rows / blocks)
     lines = own * (1 if turned else count) + SPARE_ROWS
-    groups, at_once = rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
+    groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
     c_rows = (channels if turned else channels * count) + at_once * SPARE_ROWS
     head = replace(
@@ -208,7 +199,9 @@ def _padded(columns: int) -> int:
     return math.ceil(columns / VECTOR) * VECTOR
 
 
-def _band(c: Correlation, low: Triple, high: Triple, *, turned: bool) -> tuple[Triple, tuple[int, int]]:
+def _band(
+    c: problem.Correlation, low: problem.Triple, high: problem.Triple, *, turned: bool
+) -> tuple[problem.Triple, tuple[int, int]]:
     """A box of destination cells, and how many floats the copies have at most: of the columns, of a channel of rows."""
 
     def floats(band: Sequence[int]) -> tuple[int, int]:
@@ -220,7 +213,7 @@ def _band(c: Correlation, low: Triple, high: Triple, *, turned: bool) -> tuple[T
         of_columns, of_channel = floats(band)
         return of_columns + (c.d if turned else c.s) * of_channel
 
-    band, size = band_of(c.out_length, total, BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
-    if size > LANE_FLOATS:
-        band, _ = band_of(c.out_length, total, LANE_FLOATS, (1, 1, 1))
+    band, size = problem.band_of(c.out_length, total, problem.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    if size > problem.LANE_FLOATS:
+        band, _ = problem.band_of(c.out_length, total, problem.LANE_FLOATS, (1, 1, 1))
     return band, floats(band)
