@@ -14,21 +14,7 @@ from llvmlite import ir
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
-from onnx_backprop.ort_ops.vector.registers import (
-    FLOAT,
-    I32,
-    I64,
-    ITEM,
-    VEC,
-    ZERO,
-    blocks,
-    carry,
-    fma,
-    pointer,
-    prefetch,
-    splat,
-    stream,
-)
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I32, I64, ITEM, VEC, ZERO, Block, blocks, carry
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
@@ -39,8 +25,8 @@ _ROW_CHOICES = tuple(r for r in (1, 2, 4, 6, 8, 10, 12) if r <= ROWS)
 Value = Any
 
 
-def _vector(b: ir.IRBuilder, address: Value, j: int) -> Value:
-    return pointer(b, b.add(address, I64(ITEM * VECTOR * j)))
+def _vector(b: Block, address: Value, j: int) -> Value:
+    return b.pointer(b.add(address, I64(ITEM * VECTOR * j)))
 
 
 def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
@@ -49,10 +35,10 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     entry, load, outer, inner, after, leave = blocks(function, "entry load outer inner after leave")
     cells = [(i, j) for i in range(rows) for j in range(vectors)]
 
-    a_at = [entry.add(a, entry.load(pointer(entry, entry.add(a_rows, I64(8 * i)), I64))) for i in range(rows)]
+    a_at = [entry.add(a, entry.word(entry.add(a_rows, I64(8 * i)))) for i in range(rows)]
     c_at = [entry.add(c, entry.mul(c_row, I64(i))) for i in range(rows)]
     for i, j in cells:  # the sum takes longer than it takes to fetch what it is written to
-        prefetch(entry, entry.add(c_at[i], I64(ITEM * VECTOR * j)), writing=True)
+        entry.prefetch(entry.add(c_at[i], I64(ITEM * VECTOR * j)), writing=True)
     entry.cbranch(entry.icmp_signed("!=", add, I64(0)), load.block, outer.block)
 
     before = {(i, j): load.load(_vector(load, c_at[i], j), align=ITEM) for i, j in cells}
@@ -61,8 +47,8 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     segment = outer.phi(I64)
     sums = {cell: outer.phi(VEC) for cell in cells}
     place = outer.add(table, outer.shl(segment, I64(4)))
-    a_start = outer.load(pointer(outer, place, I64))
-    b_start = outer.add(b, outer.load(pointer(outer, outer.add(place, I64(8)), I64)))
+    a_start = outer.word(place)
+    b_start = outer.add(b, outer.word(outer.add(place, I64(8))))
     outer.branch(inner.block)
 
     left, a_index, b_at = inner.phi(I64), inner.phi(I64), inner.phi(I64)
@@ -70,9 +56,9 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     columns = [inner.load(_vector(inner, b_at, j), align=ITEM) for j in range(vectors)]
     result = {}
     for i in range(rows):
-        scalar = splat(inner, inner.load(pointer(inner, inner.add(a_at[i], a_index), FLOAT)))
+        scalar = inner.splat(inner.load(inner.pointer(inner.add(a_at[i], a_index), FLOAT)))
         for j in range(vectors):
-            result[i, j] = fma(inner, scalar, columns[j], running[i, j])
+            result[i, j] = inner.fma(scalar, columns[j], running[i, j])
     fewer = inner.sub(left, I64(1))
     steps = [(left, count, fewer), (a_index, a_start, inner.add(a_index, a_step))]
     steps += [(b_at, b_start, inner.add(b_at, b_step))]
@@ -95,7 +81,7 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
 def _tiles(function: ir.Function) -> None:
     """(rows, vectors, …) -> the function of that size."""
     rows, vectors, *rest = function.args
-    b = ir.IRBuilder(function.append_basic_block("entry"))
+    (b,) = blocks(function, "entry")
     sizes = {
         r * (VECTORS + 1) + v: partial(_tile, rows=r, vectors=v) for r in _ROW_CHOICES for v in range(1, VECTORS + 1)
     }
@@ -153,8 +139,8 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
 
     i, place = column.phi(I64), column.phi(I64)
     start = column.add(starts, column.shl(i, I64(3)))
-    first = column.load(pointer(column, start, I64))
-    last = column.load(pointer(column, column.add(start, I64(8)), I64))
+    first = column.word(start)
+    last = column.word(column.add(start, I64(8)))
     some = column.icmp_signed("<", first, last)
     column.branch(vector.block)
 
@@ -164,10 +150,10 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
 
     t, total = tap.phi(I64), tap.phi(VEC)
     at = tap.add(taps, tap.shl(t, I64(3)))
-    index = tap.sext(tap.load(pointer(tap, at, I32)), I64)
-    weight = splat(tap, tap.load(pointer(tap, tap.add(at, I64(4)), FLOAT)))
-    value = tap.load(pointer(tap, tap.add(begin, tap.mul(index, scale)), VEC), align=ITEM)
-    more = fma(tap, weight, value, total)
+    index = tap.sext(tap.load(tap.pointer(at, I32)), I64)
+    weight = tap.splat(tap.load(tap.pointer(tap.add(at, I64(4)), FLOAT)))
+    value = tap.load(tap.pointer(tap.add(begin, tap.mul(index, scale)), VEC), align=ITEM)
+    more = tap.fma(weight, value, total)
     following = tap.add(t, I64(1))
     carry([(t, first, following), (total, ZERO, more)], vector, tap)
     tap.cbranch(tap.icmp_signed("<", following, last), tap.block, store.block)
@@ -176,9 +162,9 @@ def _gather(function: ir.Function, *, streaming: bool) -> None:
     carry([(result, ZERO, more)], vector, tap)
     to = store.add(place, offset)
     if streaming:
-        stream(store, result, to)
+        store.stream(result, to)
     else:
-        store.store(result, pointer(store, to, VEC), align=ITEM)
+        store.store(result, store.pointer(to, VEC), align=ITEM)
     behind = store.add(offset, I64(ITEM * VECTOR))
     behind = store.select(store.icmp_signed("<", behind, final), behind, final)
     carry([(offset, I64(0), behind)], column, store)

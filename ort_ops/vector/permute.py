@@ -11,25 +11,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import routine
-from onnx_backprop.ort_ops.vector.registers import (
-    BYTES,
-    I32,
-    I64,
-    ITEM,
-    LANES,
-    VEC,
-    ZERO,
-    Value,
-    blocks,
-    carry,
-    fma,
-    library,
-    load,
-    pointer,
-    prefetch,
-    store,
-    stream,
-)
+from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, ITEM, LANES, VEC, ZERO, Block, Value, blocks, carry
 
 WINDOW = 2 * VECTOR  # elements that one permutation chooses from
 ROWS = 4  # gathered by one reading of the tables
@@ -38,11 +20,11 @@ PATTERN_BYTES = 5 * VECTOR
 _PLACES = ir.VectorType(ir.IntType(8), VECTOR)
 
 
-def _permuted(b: ir.IRBuilder, low: Value, high: Value, places: Value) -> Value:
+def _permuted(b: Block, low: Value, high: Value, places: Value) -> Value:
     """Lane i is element places[i] of low and high, side by side."""
     if VECTOR == 16:
-        return b.call(library(b, "llvm.x86.avx512.vpermi2var.ps.512", VEC, VEC, LANES, VEC), [low, places, high])
-    permute = library(b, "llvm.x86.avx2.permps", VEC, VEC, LANES)
+        return b.call(b.library("llvm.x86.avx512.vpermi2var.ps.512", VEC, VEC, LANES, VEC), [low, places, high])
+    permute = b.library("llvm.x86.avx2.permps", VEC, VEC, LANES)
     above = b.icmp_signed(">=", places, ir.Constant(LANES, [VECTOR] * VECTOR))
     return b.select(above, b.call(permute, [high, places]), b.call(permute, [low, places]))
 
@@ -56,28 +38,28 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
         to_rows = [head.add(target, head.mul(target_row, I64(r))) for r in range(rows)]
         from_rows = [head.add(source, head.mul(source_row, I64(r))) for r in range(rows)]
         ahead = head.mul(target_row, I64(ROWS))
-        first = head.load(pointer(head, ends, I64))
+        first = head.word(ends)
         head.cbranch(head.icmp_signed(">", count, I64(0)), block.block, leave.block)
 
         k, left, e_first = block.phi(I64), block.phi(I64), block.phi(I64)
-        e_last = block.load(pointer(block, block.add(ends, block.mul(block.add(k, I64(1)), I64(8))), I64))
+        e_last = block.word(block.add(ends, block.mul(block.add(k, I64(1)), I64(8))))
         block.cbranch(block.icmp_signed("<", e_first, e_last), entry.block, done.block)
 
         e = entry.phi(I64)
         totals = [entry.phi(VEC) for _ in range(rows)]
         place = entry.add(entries, entry.shl(e, I64(3)))
-        offset = entry.mul(entry.sext(entry.load(pointer(entry, place, I32)), I64), I64(ITEM))
-        number = entry.sext(entry.load(pointer(entry, entry.add(place, I64(4)), I32)), I64)
+        offset = entry.mul(entry.sext(entry.load(entry.pointer(place, I32)), I64), I64(ITEM))
+        number = entry.sext(entry.load(entry.pointer(entry.add(place, I64(4)), I32)), I64)
         pattern = entry.add(patterns, entry.mul(number, I64(PATTERN_BYTES)))
-        places = entry.zext(entry.load(pointer(entry, pattern, _PLACES), align=1), LANES)
-        weights = entry.load(pointer(entry, entry.add(pattern, I64(VECTOR))), align=1)
+        places = entry.zext(entry.load(entry.pointer(pattern, _PLACES), align=1), LANES)
+        weights = entry.load(entry.pointer(entry.add(pattern, I64(VECTOR))), align=1)
         used = entry.fcmp_unordered("!=", weights, ZERO)
         more = []
         for row, total in zip(from_rows, totals, strict=True):
             at = entry.add(row, offset)
-            value = _permuted(entry, load(entry, at), load(entry, entry.add(at, I64(BYTES))), places)
+            value = _permuted(entry, entry.vector(at), entry.vector(entry.add(at, I64(BYTES))), places)
             # A lane that this entry has nothing for keeps its sum: 0 times an infinity would not.
-            more.append(entry.select(used, fma(entry, weights, value, total), total))
+            more.append(entry.select(used, entry.fma(weights, value, total), total))
         further = entry.add(e, I64(1))
         carry([(e, e_first, further)], block, entry)
         carry([(total, ZERO, sum_) for total, sum_ in zip(totals, more, strict=True)], block, entry)
@@ -90,13 +72,13 @@ def _windows(rows: int, streaming: bool) -> Callable[[ir.Function], None]:
         for to, result in zip(to_rows, results, strict=True):
             at = whole.add(to, column)
             if streaming:
-                stream(whole, result, at)
+                whole.stream(result, at)
             else:
-                prefetch(whole, whole.add(at, ahead), writing=True)
-                store(whole, result, at)
+                whole.prefetch(whole.add(at, ahead), writing=True)
+                whole.put(result, at)
         whole.branch(following.block)
         for to, result in zip(to_rows, results, strict=True):
-            store(part, result, part.add(to, column), left)
+            part.put(result, part.add(to, column), left)
         part.branch(following.block)
 
         next_k, fewer = following.add(k, I64(1)), following.sub(left, I64(VECTOR))

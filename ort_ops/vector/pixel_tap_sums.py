@@ -13,20 +13,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import routine
-from onnx_backprop.ort_ops.vector.registers import (
-    I64,
-    VEC,
-    ZERO,
-    Value,
-    blocks,
-    carry,
-    fma,
-    load,
-    pointer,
-    prefetch,
-    store,
-    stream,
-)
+from onnx_backprop.ort_ops.vector.emit import I64, VEC, ZERO, Value, blocks, carry
 
 TAP_BYTES = 16  # of an entry: int64 bytes to what a tap reads and to its weights
 _CELLS = 4  # that share a weight
@@ -49,20 +36,20 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
 
         left, target, source, factors, bias = (vector.phi(I64) for _ in range(5))
         for from_cell, offset in zip(from_cells, to_cells, strict=True):
-            prefetch(vector, vector.add(vector.add(source, ahead), from_cell), level=2)
+            vector.prefetch(vector.add(vector.add(source, ahead), from_cell), level=2)
             if not streaming:
-                prefetch(vector, vector.add(vector.add(target, to_ahead), offset), writing=True, level=2)
-        initial = vector.select(biased, load(vector, vector.select(biased, bias, factors)), ZERO)
+                vector.prefetch(vector.add(vector.add(target, to_ahead), offset), writing=True, level=2)
+        initial = vector.select(biased, vector.vector(vector.select(biased, bias, factors)), ZERO)
         vector.cbranch(vector.icmp_signed(">", taps, I64(0)), tap.block, done.block)
 
         t = tap.phi(I64)
         totals = [tap.phi(VEC) for _ in range(cells)]
         place = tap.add(entries, tap.mul(t, I64(TAP_BYTES)))
-        behind = tap.add(source, tap.load(pointer(tap, place, I64)))
-        factor = load(tap, tap.add(factors, tap.load(pointer(tap, tap.add(place, I64(8)), I64))))
+        behind = tap.add(source, tap.word(place))
+        factor = tap.vector(tap.add(factors, tap.word(tap.add(place, I64(8)))))
         sums: list[Value] = []
         for from_cell, total in zip(from_cells, totals, strict=True):
-            sums.append(fma(tap, factor, load(tap, tap.add(behind, from_cell), some), total))
+            sums.append(tap.fma(factor, tap.vector(tap.add(behind, from_cell), some), total))
         further = tap.add(t, I64(1))
         steps = [(t, I64(0), further), *((total, initial, sum_) for total, sum_ in zip(totals, sums, strict=True))]
         carry(steps, vector, tap)
@@ -73,9 +60,9 @@ def _weigh(cells: int, *, whole: bool, streaming: bool) -> Callable[[ir.Function
         for result, offset in zip(results, to_cells, strict=True):
             address = done.add(target, offset)
             if streaming:
-                stream(done, result, address)
+                done.stream(result, address)
             else:
-                store(done, result, address, some)
+                done.put(result, address, some)
         phis = (left, count, I64(-1)), (target, to, to_step), (source, at, at_step), (factors, weights, step)
         steps = [(phi, first, done.add(phi, more)) for phi, first, more in (*phis, (bias, start, start_step))]
         carry(steps, entry, done)

@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
-from onnx_backprop.ort_ops.vector.registers import blocks, carry, pointer
+from onnx_backprop.ort_ops.vector.emit import Block, blocks, carry
 
 _I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
 _ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
@@ -20,14 +20,14 @@ COUNT = len(WIDTHS)
 Value = Any
 
 
-def _splat(b: ir.IRBuilder, scalar: Value, width: int) -> Value:
+def _splat(b: Block, scalar: Value, width: int) -> Value:
     kind = ir.VectorType(scalar.type, width)
     nothing = ir.Constant(kind, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(_I32, width), [0] * width)
     return b.shuffle_vector(b.insert_element(nothing, scalar, _I32(0)), nothing, lanes)
 
 
-def _widened(b: ir.IRBuilder, value: Value, kind: int, width: int) -> Value:
+def _widened(b: Block, value: Value, kind: int, width: int) -> Value:
     """A vector of elements as float32."""
     if kind == F32:
         return value
@@ -38,21 +38,21 @@ def _widened(b: ir.IRBuilder, value: Value, kind: int, width: int) -> Value:
     return b.bitcast(b.shl(b.zext(value, integers), ir.Constant(integers, [16] * width)), wide)
 
 
-def _load(b: ir.IRBuilder, address: Value, step: int, stride: Value, kind: int, width: int) -> Value:
+def _load(b: Block, address: Value, step: int, stride: Value, kind: int, width: int) -> Value:
     """Elements 0, step, 2·step … from an address; nothing beyond the last one is read. A step of 0 stands for any."""
     element, size = _ELEMENTS[kind]
     vector = ir.VectorType(element, width)
     if step == 1:
-        return b.load(pointer(b, address, vector), align=size)
+        return b.load(b.pointer(address, vector), align=size)
     if step == 2:
-        low = b.load(pointer(b, address, vector), align=size)
-        high = b.load(pointer(b, b.add(address, _I64(size * (width - 1))), vector), align=size)
+        low = b.load(b.pointer(address, vector), align=size)
+        high = b.load(b.pointer(b.add(address, _I64(size * (width - 1))), vector), align=size)
         even = [*range(0, width, 2), *range(width + 1, 2 * width, 2)]
         return b.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, width), even))
     result = ir.Constant(vector, ir.Undefined)
     for lane in range(width):
         place = b.add(address, b.mul(stride, _I64(size * lane)))
-        result = b.insert_element(result, b.load(pointer(b, place, element), align=size), _I32(lane))
+        result = b.insert_element(result, b.load(b.pointer(place, element), align=size), _I32(lane))
     return result
 
 
@@ -70,10 +70,10 @@ def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None
     i = block.phi(_I64)
     begin = block.add(source, block.mul(i, block.mul(stride, _I64(size))))
 
-    def entrant(b: ir.IRBuilder, place: Value) -> tuple[Value, Value]:
+    def entrant(b: Block, place: Value) -> tuple[Value, Value]:
         """The values of a tap, and its cell."""
-        offset = b.load(pointer(b, place, _I64))
-        cell = b.trunc(b.load(pointer(b, b.add(place, _I64(8)), _I64)), _I32)
+        offset = b.load(b.pointer(place, _I64))
+        cell = b.trunc(b.load(b.pointer(b.add(place, _I64(8)), _I64)), _I32)
         values = _load(b, b.add(begin, b.mul(offset, _I64(size))), step, stride, kind, width)
         return _widened(b, values, kind, width), _splat(b, cell, width)
 
@@ -92,7 +92,7 @@ def _winners(function: ir.Function, *, kind: int, step: int, width: int) -> None
     carry([(winner, first_cell, holder)], block, tap)
     shift = _splat(done, done.trunc(done.mul(i, owner_step), _I32), width)
     place = done.add(owner, done.shl(i, _I64(2)))
-    done.store(done.add(winner, done.add(shift, apart)), pointer(done, place, integers), align=4)
+    done.store(done.add(winner, done.add(shift, apart)), done.pointer(place, integers), align=4)
     further = done.add(i, _I64(width))
     short = done.icmp_signed(">", further, last)
     following_i = done.select(short, last, further)

@@ -7,22 +7,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import routine
-from onnx_backprop.ort_ops.vector.registers import (
-    FLOAT,
-    I64,
-    ITEM,
-    MASK,
-    Value,
-    below,
-    fma,
-    load,
-    load_masked,
-    pointer,
-    prefetch,
-    splat,
-    store,
-    vectors,
-)
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I64, ITEM, MASK, Block, Value, blocks, vectors
 
 _AHEAD = 4096  # bytes
 # Short rows lie one behind the other: read one after the other they are one stream, which the processor itself fetches
@@ -33,24 +18,24 @@ SHORT, _FEW = 512, 7  # elements, taps
 def _combine(taps: int, fetching: bool) -> Callable[[ir.Function], None]:
     def make(function: ir.Function) -> None:
         target, source, table, count, add = function.args
-        head = ir.IRBuilder(function.append_basic_block("head"))
+        (head,) = blocks(function, "head")
         rows, weights = [], []
         for t in range(taps):
-            index = head.load(pointer(head, head.add(table, I64(16 * t)), I64))
+            index = head.word(head.add(table, I64(16 * t)))
             rows.append(head.add(source, head.mul(index, I64(ITEM))))
-            weights.append(splat(head, head.load(pointer(head, head.add(table, I64(16 * t + 8)), FLOAT))))
+            weights.append(head.splat(head.load(head.pointer(head.add(table, I64(16 * t + 8)), FLOAT))))
         whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
         before = head.select(head.icmp_signed("!=", add, I64(0)), whole, nothing)
 
-        def body(b: ir.IRBuilder, done: Value, left: Value | None) -> None:
+        def body(b: Block, done: Value, left: Value | None) -> None:
             offset = b.mul(done, I64(ITEM))
-            to, mask = b.add(target, offset), before if left is None else b.and_(before, below(b, left))
-            total = load_masked(b, to, mask)
+            to, mask = b.add(target, offset), before if left is None else b.and_(before, b.below(left))
+            total = b.masked(to, mask)
             for row, weight in zip(rows, weights, strict=True):
-                total = fma(b, weight, load(b, b.add(row, offset), left), total)
+                total = b.fma(weight, b.vector(b.add(row, offset), left), total)
             for row in rows[-2:] if fetching else ():
-                prefetch(b, b.add(b.add(row, offset), I64(_AHEAD)), level=2)
-            store(b, total, to, left)
+                b.prefetch(b.add(b.add(row, offset), I64(_AHEAD)), level=2)
+            b.put(total, to, left)
 
         head.branch(vectors(function, count, body))
 

@@ -13,26 +13,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import routine
-from onnx_backprop.ort_ops.vector.registers import (
-    BYTES,
-    I32,
-    I64,
-    IOTA,
-    ITEM,
-    LANES,
-    VEC,
-    ZERO,
-    Value,
-    blocks,
-    carry,
-    fma,
-    load,
-    load_masked,
-    pointer,
-    prefetch,
-    splat,
-    store,
-)
+from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, IOTA, ITEM, LANES, VEC, ZERO, Value, blocks, carry
 
 SIZES = (3, 5)  # of the kernels, square
 _AHEAD = 3072  # bytes
@@ -44,41 +25,41 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
         entry, block, line, sums, finish, whole, part, step, further, leave = blocks(
             function, "entry block line sums finish whole part step further leave"
         )
-        ends = splat(entry, entry.trunc(length, I32), LANES)
-        firsts = [entry.load(pointer(entry, entry.add(starts, I64(8 * j)), I64)) for j in range(size)]
+        ends = entry.splat(entry.trunc(length, I32), LANES)
+        firsts = [entry.word(entry.add(starts, I64(8 * j))) for j in range(size)]
         offsets = [entry.mul(first, I64(ITEM)) for first in firsts]
         place = [[entry.add(weights, I64(BYTES * (size * i + j))) for j in range(size)] for i in range(size)]
         few = size * size <= 16  # that fit the registers beside all else
-        kept = [[load(entry, at) for at in row] for row in place] if few else []
+        kept = [[entry.vector(at) for at in row] for row in place] if few else []
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), block.block, leave.block)
 
         x = block.phi(I64)
         along = block.mul(x, I64(ITEM))
         masks = []
         for first in firsts:
-            index = block.add(IOTA, splat(block, block.trunc(block.add(first, x), I32), LANES))
+            index = block.add(IOTA, block.splat(block.trunc(block.add(first, x), I32), LANES))
             masks.append(block.icmp_unsigned("<", index, ends))  # a negative index is a huge one
         writable = block.sub(count, x)
         block.branch(line.block)
 
         y, to = line.phi(I64), line.phi(I64)
         running: list[Value] = [line.phi(VEC) for _ in range(size - 1)]
-        row = line.add(line.load(pointer(line, line.add(rows, line.shl(y, I64(3))), I64)), along)
-        values = [load_masked(line, line.add(row, at), mask) for at, mask in zip(offsets, masks, strict=True)]
-        prefetch(line, line.add(row, I64(_AHEAD)), level=2)
+        row = line.add(line.word(line.add(rows, line.shl(y, I64(3)))), along)
+        values = [line.masked(line.add(row, at), mask) for at, mask in zip(offsets, masks, strict=True)]
+        line.prefetch(line.add(row, I64(_AHEAD)), level=2)
         line.branch(sums.block)
         totals = []
         for i in range(size):
             total: Value = None
             for j, value in enumerate(values):
-                weight = kept[i][j] if few else load(sums, place[i][j])
-                total = sums.fmul(weight, value) if j == 0 else fma(sums, weight, value, total)
+                weight = kept[i][j] if few else sums.vector(place[i][j])
+                total = sums.fmul(weight, value) if j == 0 else sums.fma(weight, value, total)
             totals.append(sums.fadd(running[i - 1], total) if i else total)
         sums.cbranch(sums.icmp_signed(">=", y, I64(size - 1)), finish.block, step.block)
         at, after = finish.add(to, along), finish.add(to, target_row)
         finish.cbranch(finish.icmp_signed(">=", writable, I64(VECTOR)), whole.block, part.block)
-        store(whole, totals[-1], at)  # AMD's masked stores are slow
-        store(part, totals[-1], at, writable)
+        whole.put(totals[-1], at)  # AMD's masked stores are slow
+        part.put(totals[-1], at, writable)
 
         to_next = step.phi(I64)
         to_next.add_incoming(to, sums.block)

@@ -13,30 +13,15 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, routine
-from onnx_backprop.ort_ops.vector.registers import (
-    BYTES,
-    I64,
-    MASK,
-    VEC,
-    ZERO,
-    Value,
-    blocks,
-    carry,
-    fma,
-    load,
-    load_masked,
-    pointer,
-    prefetch,
-    store,
-)
+from onnx_backprop.ort_ops.vector.emit import BYTES, I64, MASK, VEC, ZERO, Block, Value, blocks, carry
 
 Make = Callable[[ir.Function], None]
 _AT_ONCE = 9, 3, 1  # taps
 _PART, _FETCHING = 16, 32  # added to these: elements of fewer lanes than a vector's, what comes next is fetched
 
 
-def _places(b: ir.IRBuilder, shifts: Value, taps: int) -> list[Value]:
-    return [b.load(pointer(b, b.add(shifts, I64(8 * t)), I64)) for t in range(taps)]
+def _places(b: Block, shifts: Value, taps: int) -> list[Value]:
+    return [b.word(b.add(shifts, I64(8 * t))) for t in range(taps)]
 
 
 def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
@@ -52,12 +37,12 @@ def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
         outer.branch(inner.block)
         more, a_at, b_at = (inner.phi(I64) for _ in range(3))
         running = [inner.phi(VEC) for _ in range(taps)]
-        value = load(inner, a_at, left)
+        value = inner.vector(a_at, left)
         if fetching:
-            prefetch(inner, inner.add(a_at, a_ahead), level=2)
-            prefetch(inner, inner.add(b_at, b_ahead), level=2)
+            inner.prefetch(inner.add(a_at, a_ahead), level=2)
+            inner.prefetch(inner.add(b_at, b_ahead), level=2)
         result = [
-            fma(inner, value, load(inner, inner.add(b_at, place), left), total)
+            inner.fma(value, inner.vector(inner.add(b_at, place), left), total)
             for place, total in zip(places, running, strict=True)
         ]
         fewer = inner.sub(more, I64(1))
@@ -78,7 +63,7 @@ def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
         after.cbranch(after.icmp_signed(">", rest, I64(0)), outer.block, leave.block)
         for t, total in enumerate(result):
             place = leave.add(sums, I64(BYTES * t))
-            store(leave, leave.fadd(load(leave, place), total), place)
+            leave.put(leave.fadd(leave.vector(place), total), place)
         leave.ret_void()
 
     return make
@@ -91,15 +76,15 @@ def _weigh(taps: int) -> Make:
         target, target_step, source, source_step, shifts, weights, count, add = function.args
         entry, loop, leave = blocks(function, "entry loop leave")
         places = _places(entry, shifts, taps)
-        factors = [load(entry, entry.add(weights, I64(BYTES * t))) for t in range(taps)]
+        factors = [entry.vector(entry.add(weights, I64(BYTES * t))) for t in range(taps)]
         every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
         before = entry.select(entry.icmp_signed("!=", add, I64(0)), every, nothing)
         entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
         left, to, at = (loop.phi(I64) for _ in range(3))
-        total = load_masked(loop, to, before)
+        total = loop.masked(to, before)
         for place, factor in zip(places, factors, strict=True):
-            total = fma(loop, factor, load(loop, loop.add(at, place)), total)
-        store(loop, total, to)
+            total = loop.fma(factor, loop.vector(loop.add(at, place)), total)
+        loop.put(total, to)
         fewer = loop.sub(left, I64(1))
         steps = (to, target, loop.add(to, target_step)), (at, source, loop.add(at, source_step))
         carry([(left, count, fewer), *steps], entry, loop)

@@ -13,18 +13,18 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import Make, routine
-from onnx_backprop.ort_ops.vector.registers import BYTES, FLOAT, I32, I64, VEC, Value, load, pointer, splat, store
+from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, VEC, Block, Value, blocks
 
 ELEMENTS = 16  # products per tile
 
 
-def _behind(b: ir.IRBuilder, start: Value, step: Value, n: int) -> Value:
+def _behind(b: Block, start: Value, step: Value, n: int) -> Value:
     """The n-th of some addresses that are `step` apart."""
     return b.add(start, b.mul(step, I64(n)))
 
 
 def _transformed(
-    b: ir.IRBuilder,
+    b: Block,
     by: Callable[..., list[Value]],
     lines: list[list[Value]],
     target: Value,
@@ -37,10 +37,10 @@ def _transformed(
     step, outer, inner = steps
     for i in range(len(lines[0])):
         for j, value in enumerate(by(b, [line[i] for line in lines])):
-            store(b, value, _behind(b, target, step, outer * i + inner * j))
+            b.put(value, _behind(b, target, step, outer * i + inner * j))
 
 
-def _pick(b: ir.IRBuilder, first: Value, second: Value, lanes: list[int]) -> Value:
+def _pick(b: Block, first: Value, second: Value, lanes: list[int]) -> Value:
     return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, VECTOR), lanes))
 
 
@@ -50,79 +50,79 @@ _LOW = [i // 2 + VECTOR * (i % 2) for i in range(VECTOR)]
 _HIGH = [lane + VECTOR // 2 for lane in _LOW]
 
 
-def _source_row(b: ir.IRBuilder, d: list[Value]) -> list[Value]:
+def _source_row(b: Block, d: list[Value]) -> list[Value]:
     """Bᵀ d."""
     return [b.fsub(d[0], d[2]), b.fadd(d[1], d[2]), b.fsub(d[2], d[1]), b.fsub(d[1], d[3])]
 
 
-def _source(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
+def _source(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
     rows = []
     for j in range(4):
         at = _behind(b, source, row, j)
-        pairs = ([load(b, b.add(at, I64(offset))) for offset in (first, BYTES + first)] for first in (0, 8))
+        pairs = ([b.vector(b.add(at, I64(offset))) for offset in (first, BYTES + first)] for first in (0, 8))
         rows.append(_source_row(b, [_pick(b, *pair, lanes) for pair in pairs for lanes in (_EVEN, _ODD)]))
     _transformed(b, _source_row, rows, target, (step, 1, 4))
 
 
-def _weights_row(b: ir.IRBuilder, g: list[Value]) -> list[Value]:
+def _weights_row(b: Block, g: list[Value]) -> list[Value]:
     """G g."""
     half = ir.Constant(VEC, [0.5] * VECTOR)
     outer, inner = b.fmul(half, b.fadd(g[0], g[2])), b.fmul(half, g[1])
     return [g[0], b.fadd(outer, inner), b.fsub(outer, inner), g[2]]
 
 
-def _weights(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
-    g = [load(b, _behind(b, source, row, n)) for n in range(9)]
+def _weights(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
+    g = [b.vector(_behind(b, source, row, n)) for n in range(9)]
     columns = [_weights_row(b, [g[3 * i + j] for i in range(3)]) for j in range(3)]
     _transformed(b, _weights_row, columns, target, (step, 4, 1))
 
 
-def _result_row(b: ir.IRBuilder, m: list[Value]) -> list[Value]:
+def _result_row(b: Block, m: list[Value]) -> list[Value]:
     """Aᵀ m."""
     return [b.fadd(b.fadd(m[0], m[1]), m[2]), b.fsub(b.fsub(m[1], m[2]), m[3])]
 
 
-def _result(b: ir.IRBuilder, source: Value, step: Value, top: Value, bottom: Value, bias: Value) -> None:
-    m = [load(b, _behind(b, source, step, n)) for n in range(ELEMENTS)]
+def _result(b: Block, source: Value, step: Value, top: Value, bottom: Value, bias: Value) -> None:
+    m = [b.vector(_behind(b, source, step, n)) for n in range(ELEMENTS)]
     columns = [_result_row(b, [m[4 * i + j] for i in range(4)]) for j in range(4)]
-    added = splat(b, b.load(pointer(b, bias, FLOAT)))
+    added = b.splat(b.load(b.pointer(bias, FLOAT)))
     for i, target in enumerate((top, bottom)):
         left, right = (b.fadd(y, added) for y in _result_row(b, [columns[j][i] for j in range(4)]))
-        store(b, _pick(b, left, right, _LOW), target)
-        store(b, _pick(b, left, right, _HIGH), b.add(target, I64(BYTES)))
+        b.put(_pick(b, left, right, _LOW), target)
+        b.put(_pick(b, left, right, _HIGH), b.add(target, I64(BYTES)))
 
 
-def _cells(b: ir.IRBuilder, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
+def _cells(b: Block, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
     rows = []
     for i in range(4):
         at = _behind(b, source, row, i)
-        rows.append(_source_row(b, [load(b, _behind(b, at, cell, j)) for j in range(4)]))
+        rows.append(_source_row(b, [b.vector(_behind(b, at, cell, j)) for j in range(4)]))
     _transformed(b, _source_row, rows, target, (step, 1, 4))
 
 
-def _gradient_row(b: ir.IRBuilder, y: list[Value]) -> list[Value]:
+def _gradient_row(b: Block, y: list[Value]) -> list[Value]:
     """A y."""
     return [y[0], b.fadd(y[0], y[1]), b.fsub(y[0], y[1]), b.fneg(y[1])]
 
 
-def _gradient(b: ir.IRBuilder, source: Value, row: Value, target: Value, step: Value) -> None:
+def _gradient(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
     rows = []
     for i in range(2):
         at = _behind(b, source, row, i)
-        pair = load(b, at), load(b, b.add(at, I64(BYTES)))
+        pair = b.vector(at), b.vector(b.add(at, I64(BYTES)))
         rows.append(_gradient_row(b, [_pick(b, *pair, lanes) for lanes in (_EVEN, _ODD)]))
     _transformed(b, _gradient_row, rows, target, (step, 1, 4))
 
 
-def _kernel_row(b: ir.IRBuilder, u: list[Value]) -> list[Value]:
+def _kernel_row(b: Block, u: list[Value]) -> list[Value]:
     """Gᵀ u."""
     half = ir.Constant(VEC, [0.5] * VECTOR)
     both, difference = b.fmul(half, b.fadd(u[1], u[2])), b.fmul(half, b.fsub(u[1], u[2]))
     return [b.fadd(u[0], both), difference, b.fadd(both, u[3])]
 
 
-def _kernel(b: ir.IRBuilder, source: Value, step: Value, target: Value, row: Value) -> None:
-    u = [load(b, _behind(b, source, step, n)) for n in range(ELEMENTS)]
+def _kernel(b: Block, source: Value, step: Value, target: Value, row: Value) -> None:
+    u = [b.vector(_behind(b, source, step, n)) for n in range(ELEMENTS)]
     columns = [_kernel_row(b, [u[4 * i + j] for i in range(4)]) for j in range(4)]
     _transformed(b, _kernel_row, columns, target, (row, 3, 1))
 
@@ -131,7 +131,7 @@ def _whole(write: Callable[..., None]) -> Make:
     """A function with what is written."""
 
     def make(function: ir.Function) -> None:
-        b = ir.IRBuilder(function.append_basic_block("entry"))
+        (b,) = blocks(function, "entry")
         write(b, *function.args)
         b.ret_void()
 
