@@ -38,12 +38,7 @@ def build(*, channels: int = 3, classes: int = 4, features: int = 8, levels: int
 def _nearest(net: Network, x: Value) -> Value:
     """Every pixel twice along both axes, written as PyTorch exports Upsample(scale_factor=2, mode="nearest")."""
     return net.resize(
-        x,
-        2,
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-        cubic_coeff_a=-0.75,
+        x, 2, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor", cubic_coeff_a=-0.75
     )
 
 

@@ -48,13 +48,7 @@ class Builder:
         return lambda *inputs, **attributes: self.emit(op_type, inputs, attributes)[0]
 
     def emit(
-        self,
-        op_type: str,
-        inputs: Sequence[Operand],
-        attributes: dict[str, Any],
-        *,
-        outputs: int = 1,
-        domain: str = "",
+        self, op_type: str, inputs: Sequence[Operand], attributes: dict[str, Any], *, outputs: int = 1, domain: str = ""
     ) -> Sequence[ir.Value]:
         """Append a node with any number of outputs."""
         types = signature(op_type, domain)

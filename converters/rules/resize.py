@@ -77,11 +77,7 @@ def _interpolate_backward(
     outs = [a.out for a in axes[2:]]
     sizes = [o for o in outs if isinstance(o, int)]
     scales = [a.scale for a in axes[2:] if a.given and a.scale is not None]
-    attributes: dict[str, object] = {
-        "mode": mode.mode,
-        "coordinate_transformation_mode": common,
-        "data_format": "NCX",
-    }
+    attributes: dict[str, object] = {"mode": mode.mode, "coordinate_transformation_mode": common, "data_format": "NCX"}
     inputs: list[ir.Value] = []
     if len(sizes) == len(outs):
         attributes["sizes"] = sizes

@@ -35,12 +35,7 @@ class LossBuilder(Builder):
         self.inputs: list[ir.Value] = []
 
     def input(
-        self,
-        name: str,
-        like: ir.Value | None = None,
-        *,
-        dtype: ir.DataType | None = None,
-        shape: Dims | None = None,
+        self, name: str, like: ir.Value | None = None, *, dtype: ir.DataType | None = None, shape: Dims | None = None
     ) -> ir.Value:
         """A new graph input that every step must feed, of the type and shape of `like` where none is given.
 

@@ -21,10 +21,7 @@ _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--wrt": _NAMES | {"help": "inputs and initializers to differentiate by (default: every float one)"},
     "--of": _NAMES | {"help": "outputs to differentiate (default: every float one)"},
-    "--loss": {
-        "choices": (*LOSSES, NO_LOSS),
-        "help": f"the loss to add; {NO_LOSS}: the model's output is its loss",
-    },
+    "--loss": {"choices": (*LOSSES, NO_LOSS), "help": f"the loss to add; {NO_LOSS}: the model's output is its loss"},
     "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
     "--frozen": _NAMES | {"help": "parameters to leave; globs too"},

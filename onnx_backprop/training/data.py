@@ -15,13 +15,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        whole: bool = False,
+        self, arrays: Mapping[str, np.ndarray], size: int, *, seed: int = 0, shuffle: bool = True, whole: bool = False
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}

@@ -1,12 +1,20 @@
 """A convolution operator in standard ONNX operators, from the roles that its tensors have in a correlation."""
 
+from functools import partial
+from typing import Any
+
 from onnx_backprop.opset.bodies import convolution
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.convolution_weights import backward_weights
 from onnx_backprop.opset.bodies.expressions import shape
 from onnx_backprop.opset.core.layout import inverse
-from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.core.op import Attributes, Op
 from onnx_backprop.opset.maths.convolution_roles import Roles
+
+
+def op_of(roles: Roles, **described: Any) -> Op:
+    """An operator whose shape, reference and body follow from the roles of its tensors."""
+    return Op(shape=roles.shape, reference=roles.reference, body=partial(body, roles), **described)
 
 
 def body(roles: Roles, b: Body, attrs: Attributes, first: Tensor, second: Tensor, third: Tensor | None = None) -> str:

@@ -31,12 +31,7 @@ def conv_weights_to_canonical(weights_format: str, rank: int) -> Order:
 def conv_transpose_weights_to_canonical(weights_format: str, rank: int) -> Order:
     """Permutation from IOX, XOI, OIX or XIO (transposed convolution) to (D, S/g, k…)."""
     spatial = range(2, rank) if weights_format in ("IOX", "OIX") else range(rank - 2)
-    i, o = {
-        "IOX": (0, 1),
-        "OIX": (1, 0),
-        "XOI": (rank - 1, rank - 2),
-        "XIO": (rank - 2, rank - 1),
-    }[weights_format]
+    i, o = {"IOX": (0, 1), "OIX": (1, 0), "XOI": (rank - 1, rank - 2), "XIO": (rank - 2, rank - 1)}[weights_format]
     return (i, o, *spatial)
 
 

@@ -118,9 +118,7 @@ def check_node(node: NodeProto) -> Op:
     op = BY_NAME.get(node.op_type)
     if op is None:
         raise InvalidModelError(
-            f"no such operator in domain {DOMAIN}; it has {', '.join(BY_NAME)}",
-            op_type=node.op_type,
-            node=node.name,
+            f"no such operator in domain {DOMAIN}; it has {', '.join(BY_NAME)}", op_type=node.op_type, node=node.name
         )
     try:
         Attributes(op, attributes_of(node))

@@ -21,10 +21,7 @@ AUTO_PAD_ALIASES = {
 
 STRIDES = Attribute("strides", "ints", "Stride along each spatial axis, in pixels, >= 1.", required=True)
 DILATIONS = Attribute(
-    "dilations",
-    "ints",
-    "Distance between kernel positions along each spatial axis, >= 1; 1 is dense.",
-    required=True,
+    "dilations", "ints", "Distance between kernel positions along each spatial axis, >= 1; 1 is dense.", required=True
 )
 PADS_BEGIN, PADS_END = (
     Attribute(

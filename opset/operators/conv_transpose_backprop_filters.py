@@ -1,9 +1,7 @@
 """ConvTransposeBackpropFilters: ConvTransposeBackwardWeights under the names of the older specification."""
 
-from functools import partial
-
-from onnx_backprop.opset.bodies.convolution_roles import body
-from onnx_backprop.opset.core.op import Op, Output
+from onnx_backprop.opset.bodies.convolution_roles import op_of
+from onnx_backprop.opset.core.op import Output
 from onnx_backprop.opset.maths.convolution_roles import Roles
 from onnx_backprop.opset.operators.conv_transpose_backward_weights import MATHS, attributes, inputs
 
@@ -30,14 +28,12 @@ ROLES = Roles(
     weights_format="filter_format",
 )
 
-OP = Op(
+OP = op_of(
+    ROLES,
     name="ConvTransposeBackpropFilters",
     doc=DOC,
     source="oneDNN Graph, ConvTransposeBackpropFilters-1",
     attributes=attributes(ROLES, "XIO"),
     inputs=inputs(ROLES),
     outputs=(Output("filter_delta", "Gradient with respect to the filter, shaped filter_shape."),),
-    shape=ROLES.shape,
-    reference=ROLES.reference,
-    body=partial(body, ROLES),
 )

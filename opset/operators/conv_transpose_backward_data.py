@@ -1,9 +1,7 @@
 """ConvTransposeBackwardData: the gradient of a transposed convolution with respect to its input."""
 
-from functools import partial
-
-from onnx_backprop.opset.bodies.convolution_roles import body
-from onnx_backprop.opset.core.op import Input, Op, Output
+from onnx_backprop.opset.bodies.convolution_roles import op_of
+from onnx_backprop.opset.core.op import Input, Output
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution_roles import Roles
 
@@ -27,7 +25,8 @@ padded diff_dst; an output_padding that does not fit the lengths.
 
 ROLES = Roles({"source": "diff_dst", "weights": "weights", "destination": "diff_src"}, transposed=True)
 
-OP = Op(
+OP = op_of(
+    ROLES,
     name="ConvTransposeBackwardData",
     doc=DOC,
     source="oneDNN Graph, ConvTransposeBackwardData",
@@ -40,7 +39,4 @@ OP = Op(
         Input("weights", "T1", "Weights of the ConvTranspose, in weights_format order."),
     ),
     outputs=(Output("diff_src", "Gradient with respect to the ConvTranspose's input."),),
-    shape=ROLES.shape,
-    reference=ROLES.reference,
-    body=partial(body, ROLES),
 )

@@ -1,9 +1,7 @@
 """ConvTransposeBackwardWeights: the gradient of a transposed convolution with respect to its weights."""
 
-from functools import partial
-
-from onnx_backprop.opset.bodies.convolution_roles import body
-from onnx_backprop.opset.core.op import Attribute, Input, Op, Output
+from onnx_backprop.opset.bodies.convolution_roles import op_of
+from onnx_backprop.opset.core.op import Attribute, Input, Output
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution_roles import Roles
 
@@ -49,14 +47,12 @@ def _shape_doc(roles: Roles) -> str:
 
 ROLES = Roles({"destination": "src", "source": "diff_dst", "weights": "weights_shape"}, transposed=True)
 
-OP = Op(
+OP = op_of(
+    ROLES,
     name="ConvTransposeBackwardWeights",
     doc=DOC,
     source="oneDNN Graph, ConvTransposeBackwardWeights",
     attributes=attributes(ROLES, "XOI"),
     inputs=inputs(ROLES),
     outputs=(Output("diff_weights", "Gradient with respect to the weights, shaped weights_shape."),),
-    shape=ROLES.shape,
-    reference=ROLES.reference,
-    body=partial(body, ROLES),
 )

@@ -58,10 +58,7 @@ OP = Op(
     name="Convolution",
     doc=DOC,
     source="oneDNN Graph, Convolution",
-    attributes=(
-        *spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=False),
-        spec.CONV_WEIGHTS_FORMAT,
-    ),
+    attributes=(*spec.geometry_attributes(spec.CONV_AUTO_PAD, output_padding=False), spec.CONV_WEIGHTS_FORMAT),
     inputs=(
         Input("src", "T1", "What is convolved."),
         Input("weights", "T1", "Weights, in weights_format order."),

@@ -1,9 +1,7 @@
 """ConvolutionBackwardData: the gradient of a convolution with respect to its source."""
 
-from functools import partial
-
-from onnx_backprop.opset.bodies.convolution_roles import body
-from onnx_backprop.opset.core.op import Input, Op, Output
+from onnx_backprop.opset.bodies.convolution_roles import op_of
+from onnx_backprop.opset.core.op import Input, Output
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution_roles import Roles
 
@@ -30,7 +28,8 @@ DST_SHAPE_DOC = "Full shape of diff_src, in data_format order."
 
 ROLES = Roles({"destination": "diff_dst", "weights": "weights", "source": "dst_shape"})
 
-OP = Op(
+OP = op_of(
+    ROLES,
     name="ConvolutionBackwardData",
     doc=DOC,
     source="oneDNN Graph, ConvolutionBackwardData",
@@ -45,7 +44,4 @@ OP = Op(
         spec.shape_input("dst_shape", DST_SHAPE_DOC),
     ),
     outputs=(Output("diff_src", "Gradient with respect to the convolution's source, shaped dst_shape."),),
-    shape=ROLES.shape,
-    reference=ROLES.reference,
-    body=partial(body, ROLES),
 )

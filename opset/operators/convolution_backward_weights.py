@@ -1,9 +1,7 @@
 """ConvolutionBackwardWeights: the gradient of a convolution with respect to its weights."""
 
-from functools import partial
-
-from onnx_backprop.opset.bodies.convolution_roles import body
-from onnx_backprop.opset.core.op import Input, Op, Output
+from onnx_backprop.opset.bodies.convolution_roles import op_of
+from onnx_backprop.opset.core.op import Input, Output
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution_roles import Roles
 
@@ -28,7 +26,8 @@ WEIGHTS_SHAPE_DOC = "Full shape of diff_weights, in weights_format order."
 
 ROLES = Roles({"source": "src", "destination": "diff_dst", "weights": "weights_shape"})
 
-OP = Op(
+OP = op_of(
+    ROLES,
     name="ConvolutionBackwardWeights",
     doc=DOC,
     source="oneDNN Graph, ConvolutionBackwardWeights",
@@ -43,7 +42,4 @@ OP = Op(
         spec.shape_input("weights_shape", WEIGHTS_SHAPE_DOC),
     ),
     outputs=(Output("diff_weights", "Gradient with respect to the weights, shaped weights_shape."),),
-    shape=ROLES.shape,
-    reference=ROLES.reference,
-    body=partial(body, ROLES),
 )

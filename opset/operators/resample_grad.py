@@ -125,10 +125,7 @@ OP = Op(
         ),
         Attribute("scales", "floats", "Forward output over input length per axis, > 0; [] means O/I.", required=True),
         Attribute(
-            "input_pixel_offsets",
-            "floats",
-            "InputPixelOffset per axis, in pixels; [] means 0.5 each.",
-            required=True,
+            "input_pixel_offsets", "floats", "InputPixelOffset per axis, in pixels; [] means 0.5 each.", required=True
         ),
         Attribute(
             "output_pixel_offsets",

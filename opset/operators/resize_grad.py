@@ -277,13 +277,7 @@ def _wanted(
 
 
 def body(
-    b: Body,
-    attrs: Attributes,
-    dy: Tensor,
-    x: Tensor,
-    roi: Tensor | None,
-    scales: Tensor | None,
-    sizes: Tensor | None,
+    b: Body, attrs: Attributes, dy: Tensor, x: Tensor, roi: Tensor | None, scales: Tensor | None, sizes: Tensor | None
 ) -> str:
     given = scales and Arg(scales.dims, scales.value), sizes and Arg(sizes.dims, sizes.value)
     scales, sizes = (None if _count(arg) == 0 else tensor for arg, tensor in zip(given, (scales, sizes), strict=True))

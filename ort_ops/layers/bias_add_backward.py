@@ -113,13 +113,7 @@ def _plan(call: Call) -> Plan:
     per_channel = (8 if last else 4) * parts
     at_once = min(channels, POOL_BYTES // per_channel)
     parameters = BiasAdd(
-        kind=call.element_type,
-        batch=rows,
-        channels=channels,
-        length=length,
-        parts=parts,
-        last=last,
-        at_once=at_once,
+        kind=call.element_type, batch=rows, channels=channels, length=length, parts=parts, last=last, at_once=at_once
     )
     stages = (_WORK, parts if last else parts * at_once), (_FINISH, 1)
     return Plan(parameters, stages, at_once * per_channel, parts=(channels, at_once))

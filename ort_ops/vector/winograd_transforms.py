@@ -24,11 +24,7 @@ def _behind(b: Block, start: Value, step: Value, n: int) -> Value:
 
 
 def _transformed(
-    b: Block,
-    by: Callable[..., list[Value]],
-    lines: list[list[Value]],
-    target: Value,
-    steps: tuple[Value, int, int],
+    b: Block, by: Callable[..., list[Value]], lines: list[list[Value]], target: Value, steps: tuple[Value, int, int]
 ) -> None:
     """The other factor of a transform, by the first entries of all lines, the second ones …, as vectors in memory.
 

@@ -72,10 +72,7 @@ REFUSED: Graphs = {
         for opset in (18, 26)
     ],
     "Scan": [
-        (
-            "y = Scan (x) <num_scan_inputs = 1, body: graph = b (float[4] s) => (float[4] t) { t = Mul(s, s) }>",
-            opset,
-        )
+        ("y = Scan (x) <num_scan_inputs = 1, body: graph = b (float[4] s) => (float[4] t) { t = Mul(s, s) }>", opset)
         for opset in (18, 26)
     ],
     "SequenceConstruct": [(f"{_ZERO} s = SequenceConstruct(x, x) y = SequenceAt(s, zero)", 18)],

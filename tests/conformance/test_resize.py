@@ -18,11 +18,7 @@ SEED = 5
 SETS, PER_SET = 24, 8  # sets of attributes that many nodes have, and nodes of each
 FEW, STATIC = 50, 60  # nodes whose attributes few have, nodes of which conversion knows something
 # What onnxruntime 1.31 does not run, or not rightly.
-NOT_RUN = (
-    "ScalesValidation 'Cubic' mode only supports",
-    "ScalesValidation 'Linear' mode only supports",
-    "0/0",
-)
+NOT_RUN = ("ScalesValidation 'Cubic' mode only supports", "ScalesValidation 'Linear' mode only supports", "0/0")
 REFUSED_BY_US = "onnxruntime writes extrapolation_value to other pixels"
 
 

@@ -101,8 +101,7 @@ def test_element_types(op: str, given: list[str], got: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "position"),
-    [(IB, 2), (IBP, 2), (RG, 1), (CD, 2), (CW, 2), (TW, 2), (TF, 2), (RZ, 2), (RZ, 3), (RZ, 4)],
+    ("op", "position"), [(IB, 2), (IBP, 2), (RG, 1), (CD, 2), (CW, 2), (TW, 2), (TF, 2), (RZ, 2), (RZ, 3), (RZ, 4)]
 )
 def test_types_of_inputs_that_carry_numbers(op: str, position: int) -> None:
     attributes, inputs = VALID[op]

@@ -71,9 +71,7 @@ def correlations(draw: st.DrawFn, *, transposed: bool) -> Correlation:
             rest = 0 if auto_pad.startswith("SAME") else draw(st.integers(0, stride - 1))
             length = natural + rest
         for values_, value in zip(
-            (kernel, strides, dilations, begin, end, long, short),
-            (k, stride, dilation, p, e, length, out),
-            strict=True,
+            (kernel, strides, dilations, begin, end, long, short), (k, stride, dilation, p, e, length, out), strict=True
         ):
             values_.append(value)
     batch, seed = draw(st.integers(1, 3)), draw(seeds)

@@ -43,13 +43,7 @@ class Mismatch:
 
 
 def adjoint_mismatches(
-    model: ModelProto,
-    feeds: Feeds,
-    wrt: list[str],
-    *,
-    kernels: str = "numpy",
-    seed: int = 0,
-    tolerance: float = 2e-5,
+    model: ModelProto, feeds: Feeds, wrt: list[str], *, kernels: str = "numpy", seed: int = 0, tolerance: float = 2e-5
 ) -> list[Mismatch]:
     """Differentiate a model with one output by `wrt` and compare with its own forward; [] when all is right."""
     gradients = ob.backward(model, wrt=wrt, kernels=kernels)

@@ -30,20 +30,14 @@ Shape = Sequence[int | str | None]
 
 
 def evaluate(
-    op: str,
-    attributes: Mapping[str, object],
-    inputs: Sequence[np.ndarray | tuple[int, ...] | None],
-    dtype: str = "f32",
+    op: str, attributes: Mapping[str, object], inputs: Sequence[np.ndarray | tuple[int, ...] | None], dtype: str = "f32"
 ) -> np.ndarray:
     """The first output of `evaluate_all`."""
     return evaluate_all(op, attributes, inputs, dtype)[0]
 
 
 def evaluate_all(
-    op: str,
-    attributes: Mapping[str, object],
-    inputs: Sequence[np.ndarray | tuple[int, ...] | None],
-    dtype: str = "f32",
+    op: str, attributes: Mapping[str, object], inputs: Sequence[np.ndarray | tuple[int, ...] | None], dtype: str = "f32"
 ) -> tuple[np.ndarray, ...]:
     """`Op.evaluate_all`, T1 tensors of float32 cast to `dtype`; numbers and every other array stay what they are."""
     tensors = [spec.type_name == "T1" for spec in BY_NAME[op].inputs]

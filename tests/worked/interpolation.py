@@ -26,12 +26,7 @@ def interpolations() -> Iterator[Example]:
                 ("linear", corners): [2, 6, 7],
             },
         ),
-        (
-            "4_to_2",
-            4,
-            [1, 2],
-            {nearest: [0, 1, 0, 2], linear: [0.5, 0.5, 1, 1], ("linear", corners): [1, 0, 0, 2]},
-        ),
+        ("4_to_2", 4, [1, 2], {nearest: [0, 1, 0, 2], linear: [0.5, 0.5, 1, 1], ("linear", corners): [1, 0, 0, 2]}),
         (
             "4_to_1",
             4,
@@ -43,18 +38,8 @@ def interpolations() -> Iterator[Example]:
                 ("linear", corners): [7, 0, 0, 0],
             },
         ),
-        (
-            "1_to_3",
-            1,
-            [1, 2, 3],
-            {nearest: [6], linear: [6], ("nearest", corners): [6], ("linear", corners): [6]},
-        ),
-        (
-            "2_to_4",
-            2,
-            [1, 2, 3, 4],
-            {nearest: [3, 7], linear: [3.25, 6.75], ("linear", corners): [10 / 3, 20 / 3]},
-        ),
+        ("1_to_3", 1, [1, 2, 3], {nearest: [6], linear: [6], ("nearest", corners): [6], ("linear", corners): [6]}),
+        ("2_to_4", 2, [1, 2, 3, 4], {nearest: [3, 7], linear: [3.25, 6.75], ("linear", corners): [10 / 3, 20 / 3]}),
         # exact ties of a large down-scale
         ("28_to_2", 28, [1, 2], {nearest: [1.0 if i == 7 else 2.0 if i == 21 else 0.0 for i in range(28)]}),
     ]

@@ -199,10 +199,7 @@ BRANCHES = """c = Constant <value = bool {{1}}> () o = If (c) <then_branch: grap
 else_branch: graph = b () => (float w) {{ w = ReduceSum <keepdims = 0> (p) }}>"""
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["o = Tanh(p)", "t = Tanh(p) o = ReduceSum <keepdims = 0> (t)"],
-)
+@pytest.mark.parametrize("body", ["o = Tanh(p)", "t = Tanh(p) o = ReduceSum <keepdims = 0> (t)"])
 def test_a_function_of_the_model_in_another_opset(body: str) -> None:
     """The operators are the same in both, so the function is inlined as it stands."""
     model = parser.parse_model(LOCAL.format(body=body))

@@ -59,14 +59,7 @@ CASES = [
         case(f"y = CumSum <exclusive = {exclusive}, reverse = {reverse}> (x, axis)", x=SHAPE, constants={"axis": axis})
         for exclusive, reverse, axis in [(0, 0, 0), (1, 0, 1), (0, 1, -1), (1, 1, 2)]
     ),
-    case(
-        "y = Range(a, b, d)",
-        a=np.float32(0.5),
-        b=np.float32(3.1),
-        d=np.float32(0.7),
-        wrt=["a", "d"],
-        skips=["half"],
-    ),
+    case("y = Range(a, b, d)", a=np.float32(0.5), b=np.float32(3.1), d=np.float32(0.7), wrt=["a", "d"], skips=["half"]),
     case(
         "y = Range(a, b, d)",
         a=np.float32(3.1),

@@ -36,11 +36,7 @@ SHAPES = [
 CASES = [
     *(case("y = MatMul(a, b)", a=a, b=b, refuses=["unranked"]) for a, b in SHAPES),
     *(
-        case(
-            f"y = Gemm <transA = {ta}, transB = {tb}> (a, b)",
-            a=(3, 2) if ta else (2, 3),
-            b=(4, 3) if tb else (3, 4),
-        )
+        case(f"y = Gemm <transA = {ta}, transB = {tb}> (a, b)", a=(3, 2) if ta else (2, 3), b=(4, 3) if tb else (3, 4))
         for ta, tb in itertools.product((0, 1), repeat=2)
     ),
     *(

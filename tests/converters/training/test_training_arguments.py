@@ -46,10 +46,7 @@ NOT_FOUND = {
     "frozen regex": ({"frozen": ["re:body.*"]}, r"frozen: 're:body\.\*' matches no initializer"),
     "bad regex": ({"frozen": ["re:("]}, r"frozen: 're:\(' is not a regular expression"),
     "everything frozen": ({"trainable": ["head.*"], "frozen": ["*"]}, "frozen leaves nothing"),
-    "group": (
-        {"optimizer": SGD(groups=[Group(parameters=["heads"])])},
-        r"groups\[0\]\.parameters: .*got 'heads'",
-    ),
+    "group": ({"optimizer": SGD(groups=[Group(parameters=["heads"])])}, r"groups\[0\]\.parameters: .*got 'heads'"),
 }
 
 

@@ -77,10 +77,7 @@ def test_the_training_graph_runs(folder: Path, capsys: pytest.CaptureFixture[str
     assert onnx.load("out.onnx") == expected
     onnx.checker.check_model("out.onnx", full_check=True)
     rng = np.random.default_rng(0)
-    feeds = {
-        "x": rng.standard_normal((2, 1, 4, 4)).astype(np.float32),
-        "target": np.zeros((2, 2, 4, 4), np.float32),
-    }
+    feeds = {"x": rng.standard_normal((2, 1, 4, 4)).astype(np.float32), "target": np.zeros((2, 2, 4, 4), np.float32)}
     session = ob.session("out.onnx")
     y, loss = map(np.asarray, session.run(["y", "loss"], feeds))
     np.testing.assert_allclose(loss, np.mean(y**2), rtol=1e-6)

@@ -21,11 +21,7 @@ STATIC = [
         'dx = $InterpolateBackprop <mode = "nearest", sizes = [8, 9]> (src, dy)',
         [2, 4, 5, 3],
     ),
-    (
-        "(float[8,9] dy) => (dx)",
-        f"dx = $ResampleGrad <{RESAMPLE}, output_sizes = [4, 5]> (dy)",
-        [4, 5],
-    ),
+    ("(float[8,9] dy) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}, output_sizes = [4, 5]> (dy)", [4, 5]),
     (
         "(float16[2,8,9] dy, float16[2,4,3] x) => (dx)",
         "s = Constant <value = float[2] {3.0, 2.0}> () dx = $ResizeGrad <axes = [-1, 1]> (dy, x, , s)",
@@ -208,16 +204,8 @@ UNKNOWN = ', "other" : 1'
             f"dy = other.Op (x) {INTERPOLATE} (src, dy)",
             ["N", 3, "H", "W"],
         ),
-        (
-            "(float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)",
-            f"s = other.Op (w) {DATA} (dy, w, s)",
-            [2, 4, None, None],
-        ),
-        (
-            "(float[6,4,3,2] x) => (dx)",
-            f"dy = other.Op (x) w = other.Op (x) s = other.Op (x) {DATA} (dy, w, s)",
-            None,
-        ),
+        ("(float[2,C,P,Q] dy, float[6,4,3,2] w) => (dx)", f"s = other.Op (w) {DATA} (dy, w, s)", [2, 4, None, None]),
+        ("(float[6,4,3,2] x) => (dx)", f"dy = other.Op (x) w = other.Op (x) s = other.Op (x) {DATA} (dy, w, s)", None),
         ("(float[6,4,3,2] x) => (db)", "dy = other.Op (x) db = $BiasAddBackward (dy)", None),
     ],
 )

@@ -43,10 +43,7 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
     "ReLUBackward": ({}, [(2, 3), (2, 3)]),
     "SoftMaxBackward": ({}, [(2, 3), (2, 3)]),
-    "BatchNormTrainingBackward": (
-        {"epsilon": 1e-5, "data_format": "NCX"},
-        [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)],
-    ),
+    "BatchNormTrainingBackward": ({"epsilon": 1e-5, "data_format": "NCX"}, [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)]),
     "LayerNormBackward": ({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
     "AvgPoolBackward": (_POOL | {"exclude_pad": 1, "src_shape": [1, 2, 7]}, [(1, 2, 4)]),

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from tests.opset.refusals.bad import (
-    BIAS,
-    CD,
-    CONVOLUTION_OPS,
-    CV,
-    CW,
-    TD,
-    TF,
-    TW,
-    Bad,
-    ints,
-)
+from tests.opset.refusals.bad import BIAS, CD, CONVOLUTION_OPS, CV, CW, TD, TF, TW, Bad, ints
 
 CONVOLUTIONS = [
     *(

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from tests.opset.refusals.bad import (
-    IB,
-    IBP,
-    RG,
-    RZ,
-    Bad,
-    floats,
-    ints,
-    invalid,
-    longs,
-)
+from tests.opset.refusals.bad import IB, IBP, RG, RZ, Bad, floats, ints, invalid, longs
 
 INTERPOLATION = [
     Bad(IB, "expected sizes or scales, got both. Remove one", {"sizes": [7], "scales": [1.75]}),

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from tests.opset.refusals.bad import (
-    AP,
-    BN,
-    LN,
-    MP,
-    POOL_OPS,
-    RELU,
-    SM,
-    Bad,
-    longs,
-)
+from tests.opset.refusals.bad import AP, BN, LN, MP, POOL_OPS, RELU, SM, Bad, longs
 
 POOLS = [
     bad
