@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import onnxruntime
-from onnx import helper
+from onnx import parser
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import complaint
@@ -45,13 +45,11 @@ def reason_against() -> str:
 
 def _self_test() -> str:
     """Sum three columns on the native kernel, with attributes, a good and a bad shape; '' where all is well."""
-    kernel = helper.make_node(
-        f"{NATIVE_PREFIX}BiasAddBackward", ["dy"], ["db"], domain=NATIVE_DOMAIN, data_format="NXC"
+    imports = f'["": 18, "{NATIVE_DOMAIN}": 1]'
+    node = f'{NATIVE_DOMAIN}.{NATIVE_PREFIX}BiasAddBackward <data_format = "NXC"> (dy)'
+    model = parser.parse_model(
+        f"<ir_version: 10, opset_import: {imports}> self_test (float[] dy) => (float[] db) {{ db = {node} }}"
     )
-    info = helper.make_tensor_value_info("dy", 1, None)
-    graph = helper.make_graph([kernel], "self_test", [info], [helper.make_tensor_value_info("db", 1, None)])
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(NATIVE_DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

@@ -102,16 +102,10 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
 
 
 def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
-    if isinstance(value, Inner):
-        add(repr((value.fast, value.apart)).encode())
-        itself, refers = _of_function(value.function)
-        add(itself)
-        for other in refers:
-            _describe(other, add, seen)
-    elif isinstance(value, FunctionType):
-        if not value.__module__.startswith(_PACKAGE):
-            add(f"{value.__module__} {value.__qualname__}".encode())
-            return
+    if isinstance(value, Inner) or (isinstance(value, FunctionType) and value.__module__.startswith(_PACKAGE)):
+        if isinstance(value, Inner):
+            add(repr((value.fast, value.apart)).encode())
+            value = value.function
         itself, refers = _of_function(value)
         add(itself)
         for other in refers:
@@ -120,10 +114,10 @@ def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
         _describe((value.func, value.args, value.keywords), add, seen)
     elif isinstance(value, Intrinsic):
         _describe((value.result, value.parameters, value.generate), add, seen)
+    elif isinstance(value, FunctionType) or not str(getattr(value, "__module__", _PACKAGE)).startswith(_PACKAGE):
+        add(f"{value.__module__} {getattr(value, '__qualname__', type(value).__qualname__)}".encode())
     elif hasattr(value, "__wrapped__"):
         _describe(value.__wrapped__, add, seen)
-    elif hasattr(value, "__module__") and not str(value.__module__).startswith(_PACKAGE):
-        add(f"{value.__module__} {getattr(value, '__qualname__', type(value).__qualname__)}".encode())
     else:
         raise TypeError(f"what a kernel depends on cannot be told from {value!r}")
 
@@ -131,10 +125,8 @@ def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
 @cache
 def _compiler() -> bytes:
     """What all machine code depends on."""
-    sources = [
-        Path(file).read_bytes()
-        for file in (expressions.__file__, language.__file__, records.__file__, values.__file__, __file__)
-    ]
+    files = (expressions.__file__, language.__file__, records.__file__, values.__file__, __file__)
+    sources = [Path(file).read_bytes() for file in files]
     versions = (sys.version_info[:2], llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES)
     return b"\0".join([*sources, repr(versions).encode()])
 

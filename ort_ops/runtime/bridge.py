@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -70,10 +70,6 @@ class _Spec:
     attributes: Attributes
 
 
-# Sessions may outlive the interpreter's modules: what onnxruntime or compiled code points to is never freed.
-_immortal: list[object] = []
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
-
 # Held for a few instructions. A fork waits for it, or the child would find it held by a thread that it does not have.
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -85,19 +81,10 @@ _apis: dict[int, c_abi.Api] = {}
 _registered: list[str] = []  # the library, once it has the operators
 
 
-_T = TypeVar("_T")
-
-
-def keep(value: _T) -> _T:
-    """Make an object live as long as the process."""
-    _immortal.append(value)
-    return value
-
-
 @cache
 def _libc() -> tuple[Any, int, int]:
     """(malloc, its address, the address of free)."""
-    library = keep(ctypes.CDLL(None))
+    library = immortal(ctypes.CDLL(None))
     malloc, free = library.malloc, library.free
     malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     malloc_address, free_address = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (malloc, free))
@@ -118,7 +105,7 @@ def _block(words: np.ndarray) -> int:
 def runtime() -> int:
     """The process-wide block."""
     _, malloc, free = _libc()
-    no_memory = keep(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
+    no_memory = immortal(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
     block = Runtime(
         malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), lanes=processors()
     )
