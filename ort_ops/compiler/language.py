@@ -85,9 +85,6 @@ class Module:
         return self.tables[values]
 
 
-# ----- source ------
-
-
 @cache
 def _parsed(filename: str) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple[str, int], CodeType]]:
     """The functions of a file, as trees and as bytecode, by name and first line."""
@@ -115,9 +112,6 @@ def tree_of(function: FunctionType) -> ast.FunctionDef:
     if key not in functions or codes[key].co_code != code.co_code:
         raise CompileError(f"{code.co_filename} has changed since it was imported; start again")
     return functions[key]
-
-
-# ----- a function ------
 
 
 def _compiled(module: Module, inner: Inner, arguments: tuple[Type, ...]) -> tuple[ir.Function, Type]:

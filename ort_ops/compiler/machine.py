@@ -19,8 +19,6 @@ MOST_PROCESSORS = 64
 _LENGTHS = ("2", "4", "8", "16", "32", "64")
 _CACHE = 32 << 20  # where the system does not tell
 
-# ----- the processor ------
-
 llvmlite.binding.initialize_native_target()
 llvmlite.binding.initialize_native_asmprinter()
 
@@ -115,9 +113,6 @@ def facts() -> str:
     return f"{WIDTH} {VECTOR} {REGISTERS} {PERMUTES}"
 
 
-# ----- cores ------
-
-
 def cores() -> int:
     """How many cores this process may use: of those that it is bound to, no more than its container's share."""
     counted = _bound()
@@ -178,9 +173,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-# ----- caches ------
 
 
 @cache

@@ -42,9 +42,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-# ----- what a function depends on ------
-
-
 def _loaded(code: CodeType) -> list[str]:
     return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
 
@@ -131,9 +128,6 @@ def _compiler() -> bytes:
     return b"\0".join([*sources, repr(versions).encode()])
 
 
-# ----- the files ------
-
-
 @cache
 def cache_folder() -> Path | None:
     """Where machine code is kept; None where nothing can be written."""
@@ -162,8 +156,6 @@ def _write(path: Path, code: bytes) -> None:
     with contextlib.suppress(OSError), replacing(path) as (file,):
         file.write(hashlib.sha256(code).digest() + code)
 
-
-# ----- machine code that a wheel carries ------
 
 SHIPPED = Path(__file__).resolve().parents[1] / "objects"
 
@@ -197,9 +189,6 @@ def ship(folder: Path) -> int:
             _write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
     (folder / "made_of").write_text(made_of())
     return sum(count == 1 for count in counts.values())
-
-
-# ----- machine code ------
 
 
 @cache

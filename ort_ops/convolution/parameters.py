@@ -12,8 +12,6 @@ from onnx_backprop.ort_ops.convolution.problem import Correlation
 
 NONE: Triple = (0, 0, 0)
 
-# ----- a sum over taps ------
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(Record):
@@ -76,9 +74,6 @@ class Residue(Record):
     """Of the cells modulo the step."""
 
     of: Triple
-
-
-# ----- a sum over cells ------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,9 +146,6 @@ def _flattened(c: Correlation) -> Correlation:
     return replace(c, source_length=length, out_length=length, source=source, destination=destination)
 
 
-# ----- what all plans share ------
-
-
 def fill_lanes(channels: int) -> bool:
     """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
     return 4 * channels >= 3 * VECTOR

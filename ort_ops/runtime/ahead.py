@@ -44,9 +44,6 @@ watchers: list[Callable[[int, int], None]] = []
 _threads = threading.local()  # .missing: what the run of this thread has missed
 
 
-# ----- a run that finds out ------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Zeros(Record):
     """The bytes of up to three outputs, and the C function that clears them."""
@@ -120,9 +117,6 @@ def repeatable(model: object) -> bool:
         for owner in (model.graph, *model.functions)
         for node in nodes(owner)
     )
-
-
-# ----- compilation ------
 
 
 def compile_all(functions: Sequence[Exported]) -> None:

@@ -130,9 +130,6 @@ def scratch_peak(*, anew: bool = False) -> int:
     return peak
 
 
-# ----- a session is created ------
-
-
 def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
     """The node's attributes; the value that a function gives an attribute without default counts as absent."""
     given: dict[str, object] = {}
@@ -175,9 +172,6 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
 def _sentence(op: Op, error: Exception) -> str:
     text = str(error)
     return text if text.startswith(op.name) else f"{op.name}: {type(error).__name__}: {text}"
-
-
-# ----- a shape is new ------
 
 
 def _prepare(asked: int) -> None:

@@ -94,7 +94,6 @@ class OrtCustomOp(Structure):
     _fields_ = (("version", c_uint32), *((name, c_void_p) for name in _FUNCTIONS), ("own", c_int64 * (_END - _OWN)))
 
 
-# ----- onnxruntime asks ------
 # In compiled code, for onnxruntime has no way to hear that an answer failed, as an answer in Python may.
 
 

@@ -76,9 +76,6 @@ _words2 = stack(2)
 _question = stack(size(Question))
 
 
-# ----- the list of plans ------
-
-
 @inner
 def _find(state, key, words):
     """The plan for a key, moved to the front and with one user more; 0 where there is none."""
@@ -122,9 +119,6 @@ def _add(state, plan):
         view(PlanHead, before_last).next, state.count = view(PlanHead, last).next, state.count - 1
     exchange(state + _LOCK, 0)
     return last
-
-
-# ----- one call ------
 
 
 @inner
@@ -244,9 +238,6 @@ def _run(call, plan):
         return 0
     call.parameters = plan + 8 * plan.parameters
     return run_stages(call, plan)
-
-
-# ----- what onnxruntime calls ------
 
 
 @exported(INT, INT, INT)

@@ -101,9 +101,6 @@ def placed(b: Body, axis: InterpolatedAxis, out: Vector) -> tuple[Expression, Ex
     return indices, weights.cast(FLOAT)
 
 
-# ----- dense ---------------------------------------------------------------------------------------------------------
-
-
 def _dense(b: Body, x: Tensor | str, axis: InterpolatedAxis, out: Vector, behind: Vector) -> str:
     if behind.value == 1:
         return b.MatMul(b.Reshape(x, join(b, -1, out).name), _matrix(b, axis, out, transposed=False))
@@ -120,9 +117,6 @@ def _matrix(b: Body, axis: InterpolatedAxis, out: Vector, *, transposed: bool) -
     zeros = b.Expand(b.float_scalar(0), join(b, out, axis.length).name)
     w = b.ScatterElements(zeros, indices.name, weights.name, axis=1, reduction="add")
     return b.Transpose(w, perm=[1, 0]) if transposed else w
-
-
-# ----- blocks --------------------------------------------------------------------------------------------------------
 
 
 def repeated_block(taps: Taps) -> np.ndarray | None:
@@ -158,9 +152,6 @@ def _blocks(b: Body, x: Tensor | str, block: np.ndarray, length: int, behind: Ve
         w = np.kron(w, np.eye(width, dtype=np.float32))
         return b.MatMul(b.Reshape(x, b.ints([-1, w.shape[0]])), b.constant(w))
     return b.MatMul(b.constant(np.ascontiguousarray(w.T)), b.Reshape(x, join(b, -1, w.shape[0], behind).name))
-
-
-# ----- band ----------------------------------------------------------------------------------------------------------
 
 
 def _band(

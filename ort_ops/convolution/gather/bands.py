@@ -99,9 +99,6 @@ def lane_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
     return 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * copy.block + 4 * floats
 
 
-# ----- which copy pays ------
-
-
 def turning_pays(phases: Sequence[Phase], c: problem.Correlation, steps: problem.Triple) -> bool:
     """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
     outs, ins = c.d, c.s
@@ -137,9 +134,6 @@ def _block(sums: Sums) -> int:
     wanted = math.ceil(vectors / math.ceil(4 * processors() / max(sums.c.batch * bands, 1)))
     most = min(_MOST_VECTORS, max(1, _WEIGHTS_FLOATS // (VECTOR * max(sums.all_taps, 1))))
     return VECTOR * min(vectors, most, max(wanted, _LEAST_VECTORS))
-
-
-# ----- sizes of copies ------
 
 
 def _pitch(channels: int, *, turned: bool) -> int:

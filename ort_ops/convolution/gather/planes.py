@@ -126,9 +126,6 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
 
 
-# ----- tiles of output channels by cells ------
-
-
 @inner
 def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
     """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.

@@ -171,9 +171,6 @@ def _repeat_last(rows, count):
         store_i64(rows, count + row, load_i64(rows, count - 1))
 
 
-# ----- the sum of the parts -------------------------------------------------------------------
-
-
 @inner
 def _reduce(call, p, index, _scratch):
     """One channel of one group: add up the parts and write all its weights."""

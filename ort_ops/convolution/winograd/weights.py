@@ -186,9 +186,6 @@ def _write(p, out, group, m, c, source, step, lines):
             write_run(p.kind, out, to, p.c.w_s, lines, (3 * i + j) * VECTOR, count)
 
 
-# ----- the source transformed for all threads ------
-
-
 @inner
 def _all_tiles(p):
     return all_rows(p) * p.tiles_x
