@@ -18,8 +18,8 @@ from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset import KERNELS
 from tests.support.gradient_checks import float64_run, session_run
 
-DATA = Path(__file__).parent.parent / "models" / "data"
-NAMES = sorted(path.stem for path in DATA.glob("*.onnx"))
+PATHS = {path.stem: path for path in Path(__file__).parents[1].joinpath("models", "data").rglob("*.onnx")}
+NAMES = sorted(PATHS)
 SYMBOLS = {"N": 2, "H": 16, "W": 24}
 SEED, DIRECTIONS, STEP = 11, 4, 1e-7
 # float32 sums of thousands of products on the left, steps of 1e-7 in float64 on the right
@@ -30,7 +30,7 @@ Feeds = dict[str, np.ndarray]
 
 @cache
 def network(name: str) -> ModelProto:
-    return onnx.load(DATA / f"{name}.onnx")
+    return onnx.load(PATHS[name])
 
 
 def variables(model: ModelProto) -> list[str]:
