@@ -15,19 +15,23 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
-from onnx_backprop.converters.rules import recurrent_parts as cell
+from onnx_backprop.converters.rules import recurrent_parts as unrolled
 from onnx_backprop.converters.rules.cell_activations import activations
 from onnx_backprop.converters.rules.scan import scan
 
 
-@gradient("RNN", versions=(14, 22), all_outputs=True, inputs=(cell.X, cell.W, cell.R, cell.BIAS, cell.H0))
-def rnn(op: Builder, node: Forward, dys: cell.Dys) -> Grads:
+@gradient(
+    "RNN", versions=(14, 22), all_outputs=True, inputs=(unrolled.X, unrolled.W, unrolled.R, unrolled.BIAS, unrolled.H0)
+)
+def rnn(op: Builder, node: Forward, dys: unrolled.Dys) -> Grads:
     """h' = f(a), a = W x + R h + b  =>  da = f'(a) · dh', dh = Rᵀ da, dx = Wᵀ da, dW = Σ da xᵀ, dR = Σ da hᵀ."""
     return _differentiate(op, node, dys, ("Tanh",), _rnn_direction)
 
 
-@gradient("GRU", versions=(14, 22), all_outputs=True, inputs=(cell.X, cell.W, cell.R, cell.BIAS, cell.H0))
-def gru(op: Builder, node: Forward, dys: cell.Dys) -> Grads:
+@gradient(
+    "GRU", versions=(14, 22), all_outputs=True, inputs=(unrolled.X, unrolled.W, unrolled.R, unrolled.BIAS, unrolled.H0)
+)
+def gru(op: Builder, node: Forward, dys: unrolled.Dys) -> Grads:
     """h' = (1 - z) k + z h, z = f(a_z), r = f(a_r), k = g(a_k)  =>  da_k = (1 - z) g'(a_k) · dh',
     da_z = (h - k) f'(a_z) · dh', da_r = f'(a_r) · dr, dh = z dh' + what comes through the gates.
 
@@ -41,9 +45,9 @@ def gru(op: Builder, node: Forward, dys: cell.Dys) -> Grads:
     "LSTM",
     versions=(14, 22),
     all_outputs=True,
-    inputs=(cell.X, cell.W, cell.R, cell.BIAS, cell.H0, cell.C0, cell.PEEPHOLES),
+    inputs=(unrolled.X, unrolled.W, unrolled.R, unrolled.BIAS, unrolled.H0, unrolled.C0, unrolled.PEEPHOLES),
 )
-def lstm(op: Builder, node: Forward, dys: cell.Dys) -> Grads:
+def lstm(op: Builder, node: Forward, dys: unrolled.Dys) -> Grads:
     """c' = f c + i k, h' = o q(c')  =>  da_o = q(c') s'(a_o) · dh', dc' += o q'(c') · dh' + P_o da_o,
     da_i = k s'(a_i) · dc', da_f = c s'(a_f) · dc', da_k = i g'(a_k) · dc', dc = f dc' + P_i da_i + P_f da_f.
 
@@ -56,9 +60,9 @@ def lstm(op: Builder, node: Forward, dys: cell.Dys) -> Grads:
 def _differentiate(
     op: Builder,
     node: Forward,
-    dys: cell.Dys,
+    dys: unrolled.Dys,
     default_functions: tuple[str, ...],
-    direction: Callable[[cell.Sequences, Forward], cell.Found],
+    direction: Callable[[unrolled.Sequences, Forward], unrolled.Found],
 ) -> Grads:
     """What the three have in common: directions, layout, lengths, optional inputs."""
     name = node.choice("direction", "forward", ("forward", "reverse", "bidirectional"))
@@ -70,8 +74,8 @@ def _differentiate(
         raise node.refuse("clip", clip, "above 0")
     directions = 2 if name == "bidirectional" else 1
     functions = activations(node, default_functions, directions, clip)
-    parts = cell.Parts(op, node, dys, layout)
-    found: list[cell.Found] = []
+    parts = unrolled.Parts(op, node, dys, layout)
+    found: list[unrolled.Found] = []
     for d in range(directions):
         backwards = name == "reverse" or d == 1
         one = direction(parts.direction(d, backwards, functions[d]), node)
@@ -92,19 +96,19 @@ def _sum(op: Builder, da: ir.Value) -> ir.Value:
     return op.ReduceSum(da, [0, 1], keepdims=0)
 
 
-def _found(s: cell.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> cell.Found:
+def _found(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.Found:
     """What follows from da, the gradients of W x + R h + b in every step, where both biases are added alike."""
     op, db = s.op, _sum(s.op, da)
     bias = op.Concat(db, db, axis=0)
-    return cell.Found(x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=r, bias=bias, h0=h0)
+    return unrolled.Found(x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=r, bias=bias, h0=h0)
 
 
-def _halves(s: cell.Sequences) -> Sequence[ir.Value | None]:
+def _halves(s: unrolled.Sequences) -> Sequence[ir.Value | None]:
     """The bias of W and the bias of R."""
     return (None, None) if s.bias is None else _split(s.op, s.bias, 2, axis=0)
 
 
-def _rnn_direction(s: cell.Sequences, _node: Forward) -> cell.Found:
+def _rnn_direction(s: unrolled.Sequences, _node: Forward) -> unrolled.Found:
     op, h = s.op, s.h_before
     of_w, of_r = _halves(s)
     slope = s.masked(s.functions[0].slope(op, op.Add(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r))))
@@ -117,7 +121,7 @@ def _rnn_direction(s: cell.Sequences, _node: Forward) -> cell.Found:
     return _found(s, da, r=_outer_sum(op, da, h), h0=dh0)
 
 
-def _gru_direction(s: cell.Sequences, node: Forward) -> cell.Found:
+def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.Found:
     op, h = s.op, s.h_before
     f, g = s.functions
     linear = node.int("linear_before_reset", 0) != 0
@@ -159,7 +163,7 @@ def _gru_direction(s: cell.Sequences, node: Forward) -> cell.Found:
     return replace(_found(s, da, r=op.Concat(*dr, axis=0), h0=dh0), bias=op.Concat(*db, axis=0))
 
 
-def _lstm_direction(s: cell.Sequences, node: Forward) -> cell.Found:
+def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.Found:
     op, h = s.op, s.h_before
     f, g, q = s.functions
     q = replace(q, clip=None)  # the clip bounds what enters the gates, not the cell state
@@ -183,7 +187,7 @@ def _lstm_direction(s: cell.Sequences, node: Forward) -> cell.Found:
 
     _, (c_after,) = scan(op, [s.c0], [a_i, a_f, k], cell, outputs=1, backwards=False)
     c_after = s.masked(c_after)
-    c = cell.shifted(op, s.c0, c_after)
+    c = unrolled.shifted(op, s.c0, c_after)
     a_i, a_o, a_f = peeped(op, a_i, p_i, c), peeped(op, a_o, p_o, c_after), peeped(op, a_f, p_f, c)
     i, o = f.value(op, a_i), f.value(op, a_o)
     kept = op.Sub(1, i) if coupled else f.value(op, a_f)

@@ -33,6 +33,7 @@ from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 logger = logging.getLogger("onnx_backprop")
 WORKER = "onnx_backprop.ort_ops.workers"
+Worker = subprocess.Popen[str]
 _MANY = 3  # functions that another process is started for
 # Parts of the names of operators with a state of their own, or that may not end; and domains that have no others.
 _TWICE = ("Bernoulli", "Dropout", "Loop", "Multinomial", "Random")
@@ -129,7 +130,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
         for watcher in watchers:
             watcher(len(finished), len(functions))
 
-    def serve(worker: subprocess.Popen[str]) -> None:
+    def serve(worker: Worker) -> None:
         assert worker.stdin
         assert worker.stdout
         with contextlib.suppress(IndexError, OSError, ValueError):
@@ -165,7 +166,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
     logger.info("compiled %d kernels in %.1f s", len(functions), time.perf_counter() - start)
 
 
-def _workers(count: int) -> list[subprocess.Popen[str]]:
+def _workers(count: int) -> list[Worker]:
     """Processes that compile what they are told (`ort_ops.workers`); an interruption is this process's business."""
     package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parent
     code = f"import sys; sys.path.insert(0, {str(package.parent)!r}); from {WORKER} import serve; serve()"

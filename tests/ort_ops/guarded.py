@@ -19,8 +19,7 @@ from onnx import ModelProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.operators.registry import BY_NAME
-from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
@@ -160,8 +159,8 @@ def main() -> None:
     parser.add_argument("--shared", type=int, help="bytes that threads may share, so that small calls go in rounds")
     arguments = parser.parse_args()
     if arguments.shared is not None:
-        for module in (gather_plan, weights_plan, winograd_plan):
-            vars(module)["shared_limit"] = lambda *_: arguments.shared
+        for module in (problem, winograd_plan):
+            module.shared_limit = lambda *_: arguments.shared
     counts = {"answered": 0, "refused": 0}
     for n in range(arguments.calls):
         rng = np.random.default_rng([arguments.seed, n])

@@ -12,8 +12,7 @@ import onnx_backprop as ob
 from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
 from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.compiler.machine import VECTOR
-from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
@@ -322,7 +321,7 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str
             given = {"strides": strides, "groups": groups, "data_format": data_format}
             calls.append(convolution(op, batch, channels, outs, kernel, **given))
     before = [shapes.plan("f32").shared for shapes in calls]
-    for module in (gather_plan, weights_plan, winograd_plan):
+    for module in (problem, winograd_plan):
         monkeypatch.setattr(module, "shared_limit", lambda *_: limit)
     after = [shapes.plan("f32").shared for shapes in calls]
     less = sum(now < was for was, now in zip(before, after, strict=True))
