@@ -160,7 +160,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.shared is not None:
         for module in (problem, winograd_plan):
-            module.shared_limit = lambda *_: arguments.shared
+            assert "shared_limit" in vars(module)
+            vars(module)["shared_limit"] = lambda *_: arguments.shared
     counts = {"answered": 0, "refused": 0}
     for n in range(arguments.calls):
         rng = np.random.default_rng([arguments.seed, n])
