@@ -26,7 +26,7 @@ test: $(INSTALLED) ## lint, types, import contracts and the whole test suite
 	@$(MAKE) --no-print-directory --jobs 2 lint kernels
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-kernels: $(INSTALLED) ## compile the native kernels into Numba's cache, on every core
+kernels: $(INSTALLED) ## compile the native kernels, on every core
 	@$(BIN)/python -m tests.ort_ops.compile_kernels
 
 processors: $(INSTALLED) ## the kernels with AVX2, AVX-512 and, emulated, NEON (long the first time; docs/processors.md)
