@@ -16,20 +16,20 @@ from onnx_backprop.ort_ops.convolution.gather import plan as gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, correlation
 from onnx_backprop.ort_ops.convolution.weights.plan import weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel, Shape
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request, Shape
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
 
-def _given(call: Call) -> tuple[Shape, Shape]:
+def _given(request: Request) -> tuple[Shape, Shape]:
     """The first two inputs, which all of these operators must have."""
-    first, second = call.inputs[:2]
+    first, second = request.inputs[:2]
     assert first is not None
     assert second is not None
     return first, second
 
 
-def _weights_order(call: Call, rank: int) -> Order:
-    return conv_weights_to_canonical(call.attributes["weights_format"], rank)
+def _weights_order(request: Request, rank: int) -> Order:
+    return conv_weights_to_canonical(request.attributes["weights_format"], rank)
 
 
 def _forward(c: Correlation, kind: int, bias: int = 0) -> Plan:
@@ -38,42 +38,42 @@ def _forward(c: Correlation, kind: int, bias: int = 0) -> Plan:
     return gather.forward(c, kind, bias=bias)
 
 
-def _convolution(call: Call) -> Plan:
-    src, weights = _given(call)
-    order = _weights_order(call, len(weights))
-    c = correlation(call.attributes, src, call.output, weights, order, infers=True)
-    return _forward(c, call.element_type, 0 if call.inputs[2] is None else 2)
+def _convolution(request: Request) -> Plan:
+    src, weights = _given(request)
+    order = _weights_order(request, len(weights))
+    c = correlation(request.attributes, src, request.output, weights, order, infers=True)
+    return _forward(c, request.element_type, 0 if request.inputs[2] is None else 2)
 
 
-def _backward_data(call: Call) -> Plan:
-    diff_dst, weights = _given(call)
-    c = correlation(call.attributes, call.output, diff_dst, weights, _weights_order(call, len(weights)))
+def _backward_data(request: Request) -> Plan:
+    diff_dst, weights = _given(request)
+    c = correlation(request.attributes, request.output, diff_dst, weights, _weights_order(request, len(weights)))
     if winograd.suits(c):
-        return winograd.plan(c, call.element_type, adjoint=True)
-    return gather.data_gradient(c, call.element_type)
+        return winograd.plan(c, request.element_type, adjoint=True)
+    return gather.data_gradient(c, request.element_type)
 
 
-def _backward_weights(call: Call) -> Plan:
-    src, diff_dst = _given(call)
-    c = correlation(call.attributes, src, diff_dst, call.output, _weights_order(call, len(call.output)))
+def _backward_weights(request: Request) -> Plan:
+    src, diff_dst = _given(request)
+    c = correlation(request.attributes, src, diff_dst, request.output, _weights_order(request, len(request.output)))
     if winograd.suits_weights(c):
-        return winograd.weights_plan(c, call.element_type)
-    return weights_plan(c, call.element_type, (0, 1))
+        return winograd.weights_plan(c, request.element_type)
+    return weights_plan(c, request.element_type, (0, 1))
 
 
-def _transpose_backward_data(call: Call) -> Plan:
-    diff_dst, weights = _given(call)
-    order = conv_transpose_weights_to_canonical(call.attributes["weights_format"], len(weights))
-    c = correlation(call.attributes, diff_dst, call.output, weights, order, transposed=True, infers=True)
-    return _forward(c, call.element_type)
+def _transpose_backward_data(request: Request) -> Plan:
+    diff_dst, weights = _given(request)
+    order = conv_transpose_weights_to_canonical(request.attributes["weights_format"], len(weights))
+    c = correlation(request.attributes, diff_dst, request.output, weights, order, transposed=True, infers=True)
+    return _forward(c, request.element_type)
 
 
-def _transpose_weights(roles: Roles, call: Call) -> Plan:
+def _transpose_weights(roles: Roles, request: Request) -> Plan:
     """The ConvTranspose's output is the correlation's source, its input the destination."""
-    src, diff_dst = _given(call)
-    order = roles.order(call.attributes, "weights", len(call.output))
-    c = correlation(call.attributes, diff_dst, src, call.output, order, transposed=True)
-    return weights_plan(c, call.element_type, (1, 0))
+    src, diff_dst = _given(request)
+    order = roles.order(request.attributes, "weights", len(request.output))
+    c = correlation(request.attributes, diff_dst, src, request.output, order, transposed=True)
+    return weights_plan(c, request.element_type, (1, 0))
 
 
 KERNELS = (

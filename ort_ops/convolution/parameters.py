@@ -89,7 +89,7 @@ class Cells(Record):
     high: Triple
     band: Triple = NONE
     bands: Triple = NONE
-    turned: bool = False  # the source's channels are the columns of the product
+    swapped: bool = False  # the source's channels are the columns of the product
     units: int = 0  # bands of all images
     parts: int = 0  # of the units, with sums of their own
     blocks: int = 0  # of the product's rows, or of channels

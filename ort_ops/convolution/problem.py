@@ -21,12 +21,12 @@ from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
 BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
-LANE_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
+THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
 _DENSE: Triple = (1, 1, 1)
 
 
 @dataclass(frozen=True)
-class Tensor(Record):
+class Strides(Record):
     """Batch, channel and spatial strides in elements."""
 
     n: int
@@ -49,8 +49,8 @@ class Correlation(Record):
     dilations: Triple
     pads: Triple
     last: bool  # channels are the last axis
-    source: Tensor
-    destination: Tensor
+    source: Strides
+    destination: Strides
     w_d: int
     w_s: int
     w_group: int
@@ -79,11 +79,11 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _tensor(shape: Sequence[int], order: Order) -> Tensor:
+def _strides(shape: Sequence[int], order: Order) -> Strides:
     n, c, *cells = permute(tuple(_strides(shape)), order)
     assert isinstance(n, int)
     assert isinstance(c, int)
-    return Tensor(n, c, three([int(s) for s in cells if isinstance(s, int)], 0))
+    return Strides(n, c, three([int(s) for s in cells if isinstance(s, int)], 0))
 
 
 def correlation(
@@ -126,8 +126,8 @@ def correlation(
         dilations=three(geo.dilations, 1),
         pads=three(geo.pads_begin, 0),
         last=attrs["data_format"] == "NXC",
-        source=_tensor(source, to_ncx),
-        destination=_tensor(destination, to_ncx),
+        source=_strides(source, to_ncx),
+        destination=_strides(destination, to_ncx),
         w_d=w_d,
         w_s=w_s,
         w_group=lengths[1][1] // geo.groups * w_d,

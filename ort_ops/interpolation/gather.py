@@ -26,7 +26,7 @@ from onnx_backprop.ort_ops.interpolation.rows import (
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.gemm_tile import gather_columns, stream_columns
 from onnx_backprop.ort_ops.vector.permute import ROWS, gather_windows
-from onnx_backprop.ort_ops.vector.registers import BYTES, fetch, settle, transpose_tile
+from onnx_backprop.ort_ops.vector.registers import BYTES, fence, fetch, transpose_tile
 from onnx_backprop.ort_ops.vector.row_sums import SHORT
 from onnx_backprop.ort_ops.vector.rows import write_run
 
@@ -185,7 +185,7 @@ def _item(call, p, item, scratch):
         n += 1
         if n == chunks:
             block, n = block + 1, 0
-    settle()
+    fence()
 
 
 GATHER = stage("interpolation", Interpolation, _item)

@@ -12,7 +12,7 @@ from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, GATHER, WINDOWS
 from onnx_backprop.ort_ops.interpolation.rows import Interpolation, RowAxis
 from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
-from onnx_backprop.ort_ops.runtime.bridge import Call
+from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
 
@@ -75,18 +75,18 @@ def _axes(lengths: Sequence[int], outs: Sequence[int], taps: Sequence[Taps | Non
     return result
 
 
-def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Plan:
+def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Plan:
     """Taps per axis of the output, None for an axis that is kept; `data` is which input holds dy.
 
     An empty dy, for which no taps can be told, gives zeros.
     """
-    outs = call.inputs[data]
+    outs = request.inputs[data]
     assert outs is not None
     if 0 in outs:
-        count = math.prod(call.output)
+        count = math.prod(request.output)
         axes = [_Axis(count, 0, _Column(np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)))]
     else:
-        axes = _axes(call.output, outs, taps())
+        axes = _axes(request.output, outs, taps())
     inner = 1
     if axes and axes[-1].column is None and len(axes) > 1:
         inner = axes.pop().length
@@ -122,7 +122,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
     units = math.ceil(rows / at_once) * len(chunks)
     per_item = max(1, units // (_PARTS * processors()))
     head = Interpolation(
-        kind=call.element_type,
+        kind=request.element_type,
         data=data,
         axes=len(axes),
         axis_table=size(Interpolation),
@@ -139,7 +139,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         per_item=per_item,
         pitch=pitch,
         innermost=[axis.column is not None for axis in axes] in ([True], [False, True]),
-        streamed=4 * (math.prod(outs) + math.prod(call.output)) > last_level_cache(),
+        streamed=4 * (math.prod(outs) + math.prod(request.output)) > last_level_cache(),
     )
     if table is not None:
         per_chunk = -(-chunks[:, 1] * inner // VECTOR)
@@ -151,7 +151,7 @@ def plan(call: Call, data: int, taps: Callable[[], Sequence[Taps | None]]) -> Pl
         )
     blocks = [*(entry.words() for entry in reversed(entries)), *tables]
     behind = np.concatenate([np.asarray(block, np.int64) for block in blocks])
-    return Plan(head, ((GATHER, math.ceil(units / per_item)),), lane=16 * most + 4 * floats, tables=behind)
+    return Plan(head, ((GATHER, math.ceil(units / per_item)),), per_thread=16 * most + 4 * floats, tables=behind)
 
 
 def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:

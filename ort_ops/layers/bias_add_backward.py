@@ -9,15 +9,15 @@ from onnx_backprop.opset.operators.bias_add_backward import OP
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32
 from onnx_backprop.ort_ops.compiler.records import Record
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
-LANES = 64  # independent partial sums of one run
+SUMS = 64  # independent partial sums of one run
 CHUNK = 128  # rows added up before they join the sum of the part
 
-_lanes = stack(LANES // 2)
+_sums = stack(SUMS // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +38,22 @@ def _sum_channel(kind, source, p, part, channel):
     """NCX: one channel of a part of the batch."""
     channels, length = p.channels, p.length
     parts, batch = p.parts, p.batch
-    lanes = _lanes()
+    sums = _sums()
     total = np.float32(0.0)
     for n in range(part * batch // parts, (part + 1) * batch // parts):
-        clear(lanes, 0, LANES)
+        clear(sums, 0, SUMS)
         first = (n * channels + channel) * length
         done = 0
         while done < length:
-            count = min(LANES, length - done)
-            add_run(kind, lanes, source, first + done, count)
+            count = min(SUMS, length - done)
+            add_run(kind, sums, source, first + done, count)
             done += count
-        width = LANES
+        width = SUMS
         while width > 1:
             width //= 2
             for i in range(width):
-                store_f32(lanes, i, load_f32(lanes, i) + load_f32(lanes, i + width))
-        total += load_f32(lanes, 0)
+                store_f32(sums, i, load_f32(sums, i) + load_f32(sums, i + width))
+        total += load_f32(sums, 0)
     return total
 
 
@@ -100,10 +100,10 @@ _WORK = stage("bias_add", BiasAdd, _work)
 _FINISH = stage("bias_add_finish", BiasAdd, _finish)
 
 
-def _plan(call: Call) -> Plan:
-    shape = call.inputs[0]
+def _plan(request: Request) -> Plan:
+    shape = request.inputs[0]
     assert shape is not None
-    last = call.attributes["data_format"] == "NXC"
+    last = request.attributes["data_format"] == "NXC"
     if last:
         rows, channels, length = math.prod(shape[:-1]), shape[-1], 1
         parts = max(1, min(16, rows // CHUNK))
@@ -113,7 +113,7 @@ def _plan(call: Call) -> Plan:
     per_channel = (8 if last else 4) * parts
     at_once = min(channels, POOL_BYTES // per_channel)
     parameters = BiasAdd(
-        kind=call.element_type, batch=rows, channels=channels, length=length, parts=parts, last=last, at_once=at_once
+        kind=request.element_type, batch=rows, channels=channels, length=length, parts=parts, last=last, at_once=at_once
     )
     stages = (_WORK, parts if last else parts * at_once), (_FINISH, 1)
     return Plan(parameters, stages, at_once * per_channel, parts=(channels, at_once))

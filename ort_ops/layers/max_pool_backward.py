@@ -17,7 +17,7 @@ from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i32, store_i32
 from onnx_backprop.ort_ops.compiler.records import Triple
 from onnx_backprop.ort_ops.layers import max_pool_windows as windows
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.pool_windows import winners
 from onnx_backprop.ort_ops.vector.registers import fetch
@@ -189,15 +189,15 @@ def _item(call, p, item, scratch):
 _WORK = stage("max_pool", windows.Pool, _item)
 
 
-def _plan(call: Call) -> Plan:
-    x, dy = (convolution_attributes.ncx(call.attributes, shape) for shape in call.inputs)
+def _plan(request: Request) -> Plan:
+    x, dy = (convolution_attributes.ncx(request.attributes, shape) for shape in request.inputs)
     assert x is not None
     assert dy is not None
     batch, channels, *lengths = (int(n) for n in x if isinstance(n, int))
     outs = [int(n) for n in dy[2:] if isinstance(n, int)]
-    axes = pooling.axes_of(call.attributes, lengths, outs)
+    axes = pooling.axes_of(request.attributes, lengths, outs)
     # a row of windows lies along the last axis, a band of rows along the first; channels are a row by themselves
-    blank, last = pooling.Windows(1, 1, 1, 1, 1, 0), call.attributes["data_format"] == "NXC"
+    blank, last = pooling.Windows(1, 1, 1, 1, 1, 0), request.attributes["data_format"] == "NXC"
     if len(axes) == 1:
         a, b, w = (axes[0], blank, blank) if last else (blank, blank, axes[0])
     else:
@@ -206,8 +206,8 @@ def _plan(call: Call) -> Plan:
     if cells > MAX_CELLS:
         raise ShapeError(f"src: expected at most {MAX_CELLS} cells per channel, got {cells}", op_type=OP.name)
     cut, along = (2, w) if a.length == b.length == 1 and not last else (0, a)
-    apart = call.element_type != F32 and all(axis.out == 1 or axis.stride >= _extent(axis) for axis in axes)
-    summed = call.element_type != F32 and not apart
+    apart = request.element_type != F32 and all(axis.out == 1 or axis.stride >= _extent(axis) for axis in axes)
+    summed = request.element_type != F32 and not apart
     blocks = -(-channels // BLOCK) if last else 0
     if summed and last and cells * min(channels, BLOCK) > MAX_HELD:
         blocks = -(-channels // NARROW)
@@ -226,13 +226,13 @@ def _plan(call: Call) -> Plan:
         return getattr(a, name), getattr(b, name), getattr(w, name)
 
     parameters = windows.Pool(
-        kind=call.element_type, bands=bands, blocks=blocks, channels=channels, listed=listed, cut=cut, apart=apart,
+        kind=request.element_type, bands=bands, blocks=blocks, channels=channels, listed=listed, cut=cut, apart=apart,
         length=triple("length"), out=triple("out"), taps=triple("kernel"), stride=triple("stride"),
         dilation=triple("dilation"), pad=triple("begin"),
     )  # fmt: skip
-    lane = 16 * listed + 8 * (width if last else WINDOWS)
-    lane += 4 * -(-along.length // bands) * held if summed else 0
-    return Plan(parameters, ((_WORK, pieces * bands),), lane=lane)
+    per_thread = 16 * listed + 8 * (width if last else WINDOWS)
+    per_thread += 4 * -(-along.length // bands) * held if summed else 0
+    return Plan(parameters, ((_WORK, pieces * bands),), per_thread=per_thread)
 
 
 def _extent(axis: pooling.Windows) -> int:

@@ -9,7 +9,7 @@ from onnx_backprop.opset.operators.relu_backward import OP
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import by_type
 from onnx_backprop.ort_ops.compiler.records import Record
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 PIECE = 1 << 15  # elements, about
@@ -39,10 +39,10 @@ def _work(call, p, piece, _scratch):
 _WORK = stage("relu", ReLU, _work)
 
 
-def _plan(call: Call) -> Plan:
-    count = math.prod(call.output)
+def _plan(request: Request) -> Plan:
+    count = math.prod(request.output)
     pieces = -(-count // PIECE)
-    return Plan(ReLU(kind=call.element_type, count=count, pieces=pieces), ((_WORK, pieces),))
+    return Plan(ReLU(kind=request.element_type, count=count, pieces=pieces), ((_WORK, pieces),))
 
 
 KERNEL = NativeKernel(OP, _plan)

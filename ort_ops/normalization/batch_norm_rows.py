@@ -226,8 +226,8 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
         chunk=max(1, min(MAX_CHUNK, CACHED // (fold * width))),
         epsilon=epsilon,
     )
-    lane, items = (4 * norm.SUMS + 8 * norm.TOTALS + 4 * norm.FACTORS) * span, parts * blocks
+    per_thread, items = (4 * norm.SUMS + 8 * norm.TOTALS + 4 * norm.FACTORS) * span, parts * blocks
     if parts == 1:
-        return Plan(parameters, ((_ITEMS, items),), lane=lane)
+        return Plan(parameters, ((_ITEMS, items),), per_thread=per_thread)
     stages = (_ITEMS, items), (_JOIN, blocks), (_GRADE, items)
-    return Plan(parameters, stages, (8 * norm.TOTALS * parts + 4 * norm.FACTORS) * channels, lane)
+    return Plan(parameters, stages, (8 * norm.TOTALS * parts + 4 * norm.FACTORS) * channels, per_thread)

@@ -17,7 +17,7 @@ from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization import batch_norm_rows
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 CHUNK = 4096
@@ -93,14 +93,14 @@ def _channel(call, p, channel, _scratch):
 _CHANNEL = stage("batch_norm_channel", BatchNorm, _channel)
 
 
-def _plan(call: Call) -> Plan:
-    src = call.inputs[0]
+def _plan(request: Request) -> Plan:
+    src = request.inputs[0]
     assert src is not None
-    batch, channels, *lengths = (src[axis] for axis in data_to_ncx(call.attributes["data_format"], len(src)))
-    length, epsilon = math.prod(lengths), float(np.float32(call.attributes["epsilon"]))
-    if call.attributes["data_format"] == "NXC" or length == 1:
-        return batch_norm_rows.plan(call.element_type, batch * length, channels, epsilon)
-    parameters = BatchNorm(kind=call.element_type, runs=batch, channels=channels, length=length, epsilon=epsilon)
+    batch, channels, *lengths = (src[axis] for axis in data_to_ncx(request.attributes["data_format"], len(src)))
+    length, epsilon = math.prod(lengths), float(np.float32(request.attributes["epsilon"]))
+    if request.attributes["data_format"] == "NXC" or length == 1:
+        return batch_norm_rows.plan(request.element_type, batch * length, channels, epsilon)
+    parameters = BatchNorm(kind=request.element_type, runs=batch, channels=channels, length=length, epsilon=epsilon)
     return Plan(parameters, ((_CHANNEL, channels),))
 
 

@@ -15,7 +15,7 @@ from onnx_backprop.ort_ops.compiler.decorators import fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import DIFF_BETA, DIFF_GAMMA, GAMMA, MEAN, VARIANCE
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -267,21 +267,21 @@ _ROW = stage("layer_norm_row", LayerNorm, _row)
 _BLOCK = stage("layer_norm_block", LayerNorm, _block)
 
 
-def _plan(call: Call) -> Plan:
-    src = call.inputs[0]
+def _plan(request: Request) -> Plan:
+    src = request.inputs[0]
     assert src is not None
-    start = call.attributes["begin_norm_axis"] % len(src)
+    start = request.attributes["begin_norm_axis"] % len(src)
     rows, length = math.prod(src[:start]), math.prod(src[start:])
     parts = 0
     if length <= LONG:
         parts = max(1, min(MAX_PARTS, rows * length // PART, rows, MAX_SUMS // length))
-    epsilon = float(np.float32(call.attributes["epsilon"]))
+    epsilon = float(np.float32(request.attributes["epsilon"]))
     parameters = LayerNorm(
-        kind=call.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length
+        kind=request.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length
     )
     if parts:
-        stages, lane = ((_FILL, 1), (_PART, parts), (_JOIN, 1)), 4 * FACTORS * GROUP + 8 * length
-        return Plan(parameters, stages, 4 * CHUNK + 16 * parts * length, lane)
+        stages, per_thread = ((_FILL, 1), (_PART, parts), (_JOIN, 1)), 4 * FACTORS * GROUP + 8 * length
+        return Plan(parameters, stages, 4 * CHUNK + 16 * parts * length, per_thread)
     stages = (_FILL, 1), (_ROW, rows), (_BLOCK, -(-length // BLOCK))
     return Plan(parameters, stages, 4 * CHUNK + 4 * FACTORS * rows, 24 * BLOCK)
 

@@ -9,7 +9,7 @@ from onnx_backprop.opset.operators.soft_max_backward import OP
 from onnx_backprop.ort_ops.compiler.decorators import fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, stack, store_f32
 from onnx_backprop.ort_ops.compiler.records import Record
-from onnx_backprop.ort_ops.runtime.bridge import Call, NativeKernel
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -78,12 +78,12 @@ def _work(call, p, item, _scratch):
 _WORK = stage("soft_max", SoftMax, _work)
 
 
-def _plan(call: Call) -> Plan:
-    axis = call.attributes["axis"] % len(call.output)
-    outer, length, inner = math.prod(call.output[:axis]), call.output[axis], math.prod(call.output[axis + 1 :])
+def _plan(request: Request) -> Plan:
+    axis = request.attributes["axis"] % len(request.output)
+    outer, length, inner = math.prod(request.output[:axis]), request.output[axis], math.prod(request.output[axis + 1 :])
     rows = max(1, ELEMENTS // length)
     items = -(-outer // rows) if inner == 1 else outer * -(-inner // BLOCK)
-    parameters = SoftMax(kind=call.element_type, outer=outer, length=length, inner=inner, rows=rows)
+    parameters = SoftMax(kind=request.element_type, outer=outer, length=length, inner=inner, rows=rows)
     return Plan(parameters, ((_WORK, items),))
 
 

@@ -26,7 +26,7 @@ from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime import ahead, c_abi
-from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, Question, State, compute, destroy
+from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, KernelState, Question, compute, destroy
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class Request:
     """One combination of shapes, already validated: what a plan is made for. An absent input is None."""
 
     attributes: Attributes
@@ -59,7 +59,7 @@ class NativeKernel:
     """One operator of the table: what it is and how to plan a call of it."""
 
     op: Op
-    plan: Callable[[Call], Plan]
+    plan: Callable[[Request], Plan]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def runtime() -> int:
     _, malloc, free = _libc()
     no_memory = immortal(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
     block = Runtime(
-        malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), lanes=processors()
+        malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), threads=processors()
     )
     return _block(np.array(block.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
 
@@ -157,7 +157,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
         attributes = Attributes(kernel.op, _given_attributes(kernel.op, api, info))
         key = (kernel.op.name, *(attributes[a.name] for a in kernel.op.attributes))
         carries = [not i.tensor for i in kernel.op.inputs]
-        state = State(
+        state = KernelState(
             api=api_table,
             spec=_spec_number(key, _Spec(kernel, attributes)),
             prepare=id(immortal(_prepare)),
@@ -178,25 +178,25 @@ def _prepare(asked: int) -> None:
     """Answer a `Question`."""
     question = (ctypes.c_int64 * size(Question)).from_address(asked)
     address, key, words = question[:3]
-    state = (ctypes.c_int64 * size(State)).from_address(address)
-    spec = _specs[state[layout(State)["spec"].at]]
+    state = (ctypes.c_int64 * size(KernelState)).from_address(address)
+    spec = _specs[state[layout(KernelState)["spec"].at]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
-        call = _validated(spec, key_words)
-        empty = all(0 in shape for shape in call.outputs)  # nothing is to be done
-        plan = Plan(Record(), ()) if empty else spec.kernel.plan(call)
-        items = [ITEM_SIZE[call.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
-        sizes = [math.prod(shape) * item for shape, item in zip(call.outputs, items, strict=True)]
+        request = _validated(spec, key_words)
+        empty = all(0 in shape for shape in request.outputs)  # nothing is to be done
+        plan = Plan(Record(), ()) if empty else spec.kernel.plan(request)
+        items = [ITEM_SIZE[request.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
+        sizes = [math.prod(shape) * item for shape, item in zip(request.outputs, items, strict=True)]
         plan, kept = ahead.considered(plan, sizes)
         question[layout(Question)["kept"].at] = kept
-        question[layout(Question)["plan"].at] = _block(plan.block(key_words, call.outputs))
+        question[layout(Question)["plan"].at] = _block(plan.block(key_words, request.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
-        api = _apis[state[layout(State)["api"].at]]
+        api = _apis[state[layout(KernelState)["api"].at]]
         question[layout(Question)["status"].at] = api.status(_sentence(spec.kernel.op, e))
 
 
-def _validated(spec: _Spec, key: np.ndarray) -> Call:
-    """The call behind a key; raises what the operator's shape function has to say against it."""
+def _validated(spec: _Spec, key: np.ndarray) -> Request:
+    """What a key asks for; raises what the operator's shape function has to say against it."""
     op = spec.kernel.op
     inputs: list[Shape | None] = [None] * len(op.inputs)
     numbers: list[tuple[float, ...] | None] = [None] * len(op.inputs)
@@ -229,7 +229,7 @@ def _validated(spec: _Spec, key: np.ndarray) -> Call:
             numbers[n] = tuple((values.astype(np.int32).view(np.float32) if floats else values).tolist())
             args[n] = Arg(dims, numbers[n])
     op.require_inputs([i is not None for i in inputs])
-    return Call(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
+    return Request(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
 
 def register(kernels: Sequence[NativeKernel]) -> None:

@@ -41,7 +41,7 @@ _LOW = 0xFFFFFFFF
 
 
 @dataclass(kw_only=True)
-class State(Record):
+class KernelState(Record):
     """One kernel, with the addresses that compiled code needs. Bit i of `numbers`: input i carries numbers."""
 
     api: int
@@ -66,7 +66,7 @@ class Question(Record):
     status: int
 
 
-_LOCK, _USERS = offset(State, "lock"), offset(PlanHead, "users")
+_LOCK, _USERS = offset(KernelState, "lock"), offset(PlanHead, "users")
 _OUTPUT_AT, _MORE_AT, _INPUTS_AT = (offset(Call, name) for name in ("output", "more", "inputs"))
 
 _key = stack(KEY_WORDS)
@@ -243,13 +243,13 @@ def _run(call, plan):
 @exported(INT, INT, INT)
 def compute(state, context):
     """KernelComputeV2: an OrtStatus, 0 for success."""
-    return _compute(view(State, state), context)
+    return _compute(view(KernelState, state), context)
 
 
 @exported(None, INT)
 def destroy(address):
     """KernelDestroy: free the plans and the state."""
-    state = view(State, address)
+    state = view(KernelState, address)
     free, at = view(Runtime, state.runtime).free, state.plans
     while at:
         following = view(PlanHead, at).next

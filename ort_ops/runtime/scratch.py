@@ -19,7 +19,7 @@ class Runtime(Record):
     free: int
     no_memory: int  # a text
     python: int  # an `Interpreter`
-    lanes: int  # threads at most that work on a call
+    threads: int  # threads at most that work on a call
     live: int = 0  # bytes in use, and the most there were
     peak: int = 0
 

@@ -26,14 +26,14 @@ _PARALLEL_FOR = 274  # its position in OrtApi
 class Plan:
     """Which stages to run, each with the number of its items, and their parameters, which tables of int64 may follow.
 
-    What the stages acquire, in bytes: `shared` once, for the call, and `lane` in every thread that works on it.
+    What the stages acquire, in bytes: `shared` once, for the call, and `per_thread` in every thread that works on it.
     groups, parts: (how many, how many of them in one round).
     """
 
     parameters: Record
     stages: tuple[tuple[Exported, int], ...]
     shared: int = 0
-    lane: int = 0
+    per_thread: int = 0
     groups: tuple[int, int] = (1, 1)
     parts: tuple[int, int] = (1, 1)
     tables: Sequence[int] | np.ndarray = ()
@@ -45,7 +45,7 @@ class Plan:
 
     def extra_bytes(self, threads: int) -> int:
         """The most memory that a call takes besides its tensors: the parameters, and blocks as they are allocated."""
-        return self.words.nbytes + block_bytes(self.shared) + threads * block_bytes(self.lane)
+        return self.words.nbytes + block_bytes(self.shared) + threads * block_bytes(self.per_thread)
 
     def block(self, key: np.ndarray, outputs: Sequence[tuple[int, ...]]) -> np.ndarray:
         """The plan as compiled code reads it; here the stages are compiled that were not yet."""
@@ -56,7 +56,7 @@ class Plan:
         head = PlanHead(
             key=places[0], key_words=len(key), outputs=len(outputs), shapes=places[1],
             stages=places[2], stage_count=len(self.stages), parameters=places[3],
-            shared_bytes=self.shared, lane_bytes=self.lane,
+            shared_bytes=self.shared, thread_bytes=self.per_thread,
             groups=self.groups[0], groups_at_once=self.groups[1], parts=self.parts[0], parts_at_once=self.parts[1],
         )  # fmt: skip
         return np.concatenate([np.array(head.words(), np.int64), *parts])
@@ -76,7 +76,7 @@ class PlanHead(Record):
     stage_count: int
     parameters: int
     shared_bytes: int
-    lane_bytes: int
+    thread_bytes: int
     groups: int
     groups_at_once: int
     parts: int
@@ -102,7 +102,7 @@ class Call(Record):
     group: int
     part: int
     items: int
-    lane_bytes: int
+    thread_bytes: int
     next: int
     failed: int
 
@@ -117,27 +117,27 @@ def ort(api, position, arguments):
 
 
 def stage(name: str, parameters: type[Record], item: Callable[..., object]) -> Exported:
-    """A C function (call, lane) that calls item(call, parameters, n, scratch) for one n after the other.
+    """A C function (call, per_thread) that calls item(call, parameters, n, scratch) for one n after the other.
 
     A thread takes its scratch when it takes its first item.
     """
 
     @exported(None, INT, INT)
     @compiled(f"stage.{name}")
-    def work(address: Any, _lane):
+    def work(address: Any, _thread):
         call = view(Call, address)
         p, runtime, scratch = view(parameters, call.parameters), view(Runtime, call.runtime), 0
         while True:
             n = fetch_add(address + _NEXT, 1)
             if n >= call.items:
                 break
-            if scratch == 0 and call.lane_bytes:
-                scratch = acquire(runtime, call.lane_bytes)
+            if scratch == 0 and call.thread_bytes:
+                scratch = acquire(runtime, call.thread_bytes)
                 if scratch == 0:
                     call.failed = 1
                     break
             item(call, p, n, scratch)
-        release(runtime, scratch, call.lane_bytes)
+        release(runtime, scratch, call.thread_bytes)
 
     return work
 
@@ -148,7 +148,7 @@ def run_stages(call, plan):
     runtime, shared, status = view(Runtime, call.runtime), 0, 0
     if plan.shared_bytes:
         shared = acquire(runtime, plan.shared_bytes)
-    call.shared, call.lane_bytes, call.failed = shared, plan.lane_bytes, plan.shared_bytes != 0 and shared == 0
+    call.shared, call.thread_bytes, call.failed = shared, plan.thread_bytes, plan.shared_bytes != 0 and shared == 0
     for group in range(0, plan.groups, plan.groups_at_once):
         for part in range(0, plan.parts, plan.parts_at_once):
             call.group, call.part = group, part
@@ -164,6 +164,6 @@ def run_stages(call, plan):
 @inner
 def _run_stage(call, runtime, entry):
     function, items = load_i64(entry, 0), load_i64(entry, 1)
-    lanes = min(runtime.lanes, items)
+    threads = min(runtime.threads, items)
     call.next, call.items = 0, items
-    return ort(call.api, _PARALLEL_FOR, (call.context, function, lanes, lanes, call))
+    return ort(call.api, _PARALLEL_FOR, (call.context, function, threads, threads, call))

@@ -67,7 +67,7 @@ class Block(ir.IRBuilder):
     def stream(self, value: Value, address: Value) -> None:
         """Store a vector past the caches, without the line being read first; the address is a multiple of its bytes.
 
-        Other threads are to see it after `settle`.
+        Other threads are to see it after `fence`.
         """
         stored = self.store(value, self.pointer(address), align=BYTES)
         stored.set_metadata("nontemporal", self.module.add_metadata([I32(1)]))

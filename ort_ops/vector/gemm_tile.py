@@ -7,22 +7,19 @@ Nothing is reassociated: the order of each sum is that of the table, one fused m
 """
 
 from functools import partial
-from typing import Any
 
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
-from onnx_backprop.ort_ops.vector.emit import FLOAT, I32, I64, ITEM, VEC, ZERO, Block, blocks, carry
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I32, I64, ITEM, VEC, ZERO, Block, Value, blocks, carry
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
 VECTORS = 2
 COLUMNS = VECTORS * VECTOR
 _ROW_CHOICES = tuple(r for r in (1, 2, 4, 6, 8, 10, 12) if r <= ROWS)
-
-Value = Any
 
 
 def _vector(b: Block, address: Value, j: int) -> Value:

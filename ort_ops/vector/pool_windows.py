@@ -5,19 +5,17 @@ their cells stay in registers until all taps have competed. Written as LLVM IR: 
 """
 
 from functools import partial
-from typing import Any
 
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, choice, load_i64, routine, store_i32
-from onnx_backprop.ort_ops.vector.emit import Block, blocks, carry
+from onnx_backprop.ort_ops.vector.emit import Block, Value, blocks, carry
 
 _I64, _I32, _I16, _FLOAT, _HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
 _ELEMENTS = {F32: (_FLOAT, 4), F16: (_HALF, 2), BF16: (_I16, 2)}
 WIDTHS = tuple(w for w in (16, 8, 4) if w <= max(VECTOR, 4))
 COUNT = len(WIDTHS)
-Value = Any
 
 
 def _splat(b: Block, scalar: Value, width: int) -> Value:

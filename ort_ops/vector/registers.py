@@ -202,7 +202,7 @@ def fetch(address, size):
 
 
 @intrinsic(None)
-def settle(builder):
+def fence(builder):
     """Nothing that was stored, past the caches either, is still on its way."""
     builder.fence("seq_cst")
 

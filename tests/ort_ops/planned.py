@@ -14,7 +14,7 @@ from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.native_table import KERNELS
-from onnx_backprop.ort_ops.runtime.bridge import Call
+from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
 from tests.support.single_op import ELEMENT_TYPES
@@ -39,13 +39,13 @@ class Shapes:
     attributes: Mapping[str, Any]
     inputs: tuple[Shape | None, ...]
 
-    def call(self, dtype: str) -> Call:
+    def call(self, dtype: str) -> Request:
         """What a kernel makes its plan for. Raises what the operator has to say against the shapes."""
         op = BY_NAME[self.op]
         attributes = Attributes(op, self.attributes)
         inputs = (*self.inputs, *[None] * (len(op.inputs) - len(self.inputs)))
         outputs = op.run_shapes(attributes, [None if shape is None else Arg(shape) for shape in inputs])
-        return Call(attributes, ELEMENT_TYPES[dtype], inputs, (None,) * len(inputs), outputs)
+        return Request(attributes, ELEMENT_TYPES[dtype], inputs, (None,) * len(inputs), outputs)
 
     def plan(self, dtype: str) -> Plan:
         return next(kernel for kernel in KERNELS if kernel.op.name == self.op).plan(self.call(dtype))

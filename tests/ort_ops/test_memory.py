@@ -41,7 +41,7 @@ def require_little(shapes: Shapes, processors: int) -> None:
         extra = plan.extra_bytes(processors)
         assert extra <= allowed(tensors, processors), (
             f"{shapes} {dtype}, {processors} threads: {extra} bytes beside {tensors}; shared {plan.shared}, "
-            f"per thread {plan.lane}, tables {plan.words.nbytes}"
+            f"per thread {plan.per_thread}, tables {plan.words.nbytes}"
         )
 
 
@@ -180,10 +180,10 @@ def test_convolutions_take_what_their_plans_say(shapes: Shapes) -> None:
     call = whole(shapes)
     for dtype in DTYPES:
         plan = shapes.plan(dtype)
-        one = block_bytes(plan.shared) + block_bytes(plan.lane)
+        one = block_bytes(plan.shared) + block_bytes(plan.per_thread)
         assert measured(call, dtype, 1) == one, dtype
         for threads in (2, 8):
-            most = block_bytes(plan.shared) + threads * block_bytes(plan.lane)
+            most = block_bytes(plan.shared) + threads * block_bytes(plan.per_thread)
             assert one <= measured(call, dtype, threads) <= most, (dtype, threads)
 
 
@@ -227,10 +227,10 @@ def test_norms_take_what_their_plans_say(shapes: Shapes) -> None:
     call = whole(shapes)
     for dtype in DTYPES:
         plan = shapes.plan(dtype)
-        one = block_bytes(plan.shared) + block_bytes(plan.lane)
+        one = block_bytes(plan.shared) + block_bytes(plan.per_thread)
         assert measured(call, dtype, 1) == one, dtype
         for threads in (2, 8):
-            assert one <= measured(call, dtype, threads) <= one + (threads - 1) * block_bytes(plan.lane), dtype
+            assert one <= measured(call, dtype, threads) <= one + (threads - 1) * block_bytes(plan.per_thread), dtype
 
 
 def resize(case: Interpolation) -> Call:
@@ -382,4 +382,4 @@ def test_winograd_shares_images_where_weights_are_large(
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
             got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
             np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
-            assert measured(call, dtype, 1) == block_bytes(plan.shared) + block_bytes(plan.lane)
+            assert measured(call, dtype, 1) == block_bytes(plan.shared) + block_bytes(plan.per_thread)

@@ -15,7 +15,7 @@ from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dot, reached, read_by, within
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
-from onnx_backprop.ort_ops.vector.registers import settle
+from onnx_backprop.ort_ops.vector.registers import fence
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 
 _BYTES = 4 * VECTOR
@@ -85,7 +85,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     if kind != F32:
                         _write(kind, out, at, to[2], results, own[2], count)
                 before += phase.taps
-    settle()
+    fence()
 
 
 @inner

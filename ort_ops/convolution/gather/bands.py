@@ -73,8 +73,8 @@ def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
 def cut(sums: Sums, copy: Copy) -> problem.Triple:
     """The lengths of a band."""
     band, size = problem.band_of(sums.count, copy.floats, copy.limit, copy.least)
-    if size > problem.LANE_FLOATS:
-        band, _ = problem.band_of(sums.count, copy.floats, problem.LANE_FLOATS, DENSE)
+    if size > problem.THREAD_FLOATS:
+        band, _ = problem.band_of(sums.count, copy.floats, problem.THREAD_FLOATS, DENSE)
     return _cut_for_threads(band, sums.count, sums.c.batch * copy.groups(sums))
 
 
@@ -92,7 +92,7 @@ def _cut_for_threads(band: problem.Triple, count: problem.Triple, images: int) -
     return problem.three([length if n == axis else band[n] for n in range(3)], 1)
 
 
-def lane_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
+def thread_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
     """Scratch of a thread: a tile and its rows, tables or weights of the taps, a row of a block, the copy."""
     for_taps = (24 + 4 * copy.block if sums.depthwise else 32) * sums.all_taps
     floats = 0 if sums.in_place else copy.floats(band)

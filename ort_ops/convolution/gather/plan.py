@@ -39,8 +39,8 @@ def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
 def _gather(sums: Sums) -> Plan:
     copy = bands.copy_of(sums)
     band = bands.cut(sums, copy)
-    lane = bands.lane_bytes(sums, copy, band)
-    if lane > POOL_BYTES or not _panel_fits(sums):
+    per_thread = bands.thread_bytes(sums, copy, band)
+    if per_thread > POOL_BYTES or not _panel_fits(sums):
         return _far(sums)
     c = sums.c
     groups, tiles = _at_once(sums, copy.groups(sums))
@@ -72,7 +72,7 @@ def _gather(sums: Sums) -> Plan:
         (*pack, (strategy, items * split)),
         tables=tables,
         shared=shared,
-        lane=lane,
+        per_thread=per_thread,
         groups=(head.groups, groups),
         parts=(math.ceil(c.d / sums.tile), tiles),
     )
@@ -107,12 +107,12 @@ def _far(sums: Sums) -> Plan:
     pitch = min(FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
     shifted = [shifts(phase, sums.steps, quotients=False) for phase in sums.phases]
     items = sums.c.batch * groups * math.prod(bands.bands_of(sums.count, band)) * tiles
-    lane = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
+    per_thread = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
     head = replace(
         sums.head, groups=groups, split=tiles, cells=cells, pitch=pitch, round_groups=groups, round_tiles=tiles
     )
     head, tables = _with_tables(sums, head, band, shifted, [(0, 0, 0)], 0)
-    return Plan(head, ((gather_kernel.FALLBACK, items),), lane=lane, tables=tables)
+    return Plan(head, ((gather_kernel.FALLBACK, items),), per_thread=per_thread, tables=tables)
 
 
 def _with_tables(

@@ -3,7 +3,7 @@
     dw[d, s, t] = Σ_{n, o} dy[n, d, o] · x[n, s, o·S + shift(t)]
 
 A product whose rows are scalars from one tensor and whose columns are channels of the other, which therefore must lie
-together in every cell: dy with the columns d and rows (s, t) or, turned, x with the columns s and rows d, tap by tap.
+together in every cell: dy with the columns d and rows (s, t) or, swapped, x with the columns s and rows d, tap by tap.
 Data NCX are transposed band by band for that. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
@@ -67,7 +67,7 @@ def _columns(p, data, first, channels, channel, stride, low, size, length, colum
 
 @inner
 def _tile_rows(p, channel, stride, count, rows):
-    """Offsets in bytes of the rows (s, t) of a product that is not turned, as an array in scratch."""
+    """Offsets in bytes of the rows (s, t) of a product that is not swapped, as an array in scratch."""
     for row in range(count):
         store_i64(rows, row, 4 * (row // p.taps * channel + _shift(p, row % p.taps, stride)))
 
@@ -101,24 +101,24 @@ def _product(c, count, columns, a, b, table, length, add):
 @inner
 def _item(call, p, item, scratch):
     """One block of rows of one group over the cells of one part."""
-    blocks, parts, turned = p.blocks, p.parts, p.turned
+    blocks, parts, swapped = p.blocks, p.parts, p.swapped
     at_once, first_block = p.round_blocks, call.part
     block, item = first_block + item % at_once, item // at_once
     part, number = item % parts, item // parts
     group = call.group + number
     if block >= blocks or group >= p.c.groups:
         return
-    channels = p.c.d if turned else p.c.s
+    channels = p.c.d if swapped else p.c.s
     begin, end = block * channels // blocks, (block + 1) * channels // blocks
     taps, columns = p.taps, p.columns
-    per_row = columns * taps if turned else columns
+    per_row = columns * taps if swapped else columns
     first_row = begin - first_block * channels // blocks
-    first_row = (first_row if turned else first_row * taps) + (block - first_block) * SPARE_ROWS
+    first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
     c = call.shared
     c += 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
     first, stop = part * p.units // parts, (part + 1) * p.units // parts
     if first == stop:  # no image
-        clear(c, 0, (end - begin) * (1 if turned else taps) * per_row)
+        clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
     for unit in range(first, stop):
         _unit(p, call, unit, group, begin, end, c, per_row, unit > first, scratch)
 
@@ -130,17 +130,17 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     out, length, step = p.c.out_length, p.c.source_length, p.c.strides
     size = min(p.band, out - at)
     x_low, x_size = at * step + p.low, read_by(size, step, p.low, p.high)
-    taps, columns, turned = p.taps, p.columns, p.turned
+    taps, columns, swapped = p.taps, p.columns, p.swapped
     s, d, x, dy = p.c.s, p.c.d, call.inputs[p.source], call.inputs[p.dest]
     s_channel, d_channel, s_stride, d_stride = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
     x_first, dy_first = image_of(p.c.source, n, group * s), image_of(p.c.destination, n, group * d)
-    count = (end - begin) if turned else (end - begin) * taps
+    count = (end - begin) if swapped else (end - begin) * taps
     rows = scratch
     table = rows + 8 * (count + ROWS)
     copies = (table + 16 * size[0] * size[1] + 63) & -64
     every = (1, 1, 1)
     lines = size[0] * size[1]
-    if turned:
+    if swapped:
         b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, copies)
         copies += 4 * volume(x_size) * columns
         dy_first += begin * d_channel
@@ -174,28 +174,28 @@ def _repeat_last(rows, count):
 @inner
 def _reduce(call, p, index, _scratch):
     """One channel of one group: add up the parts and write all its weights."""
-    kind, turned, blocks = p.kind, p.turned, p.blocks
+    kind, swapped, blocks = p.kind, p.swapped, p.blocks
     s, d, taps, columns = p.c.s, p.c.d, p.taps, p.columns
-    channels, first_block = d if turned else s, call.part
+    channels, first_block = d if swapped else s, call.part
     number, row = index // p.round_channels, index % p.round_channels
     group, channel = call.group + number, first_block * channels // blocks + row
     end = min(blocks, first_block + p.round_blocks) * channels // blocks
     if channel >= end or group >= p.c.groups:
         return
     block = ((channel + 1) * blocks - 1) // channels - first_block
-    row = (row if turned else row * taps) + block * SPARE_ROWS
-    per_row = columns * taps if turned else columns
+    row = (row if swapped else row * taps) + block * SPARE_ROWS
+    per_row = columns * taps if swapped else columns
     groups, rows = p.round_groups, p.rows
     first = call.shared + 4 * (number * rows + row) * per_row
     w_d, w_s = p.c.w_d, p.c.w_s
     for part in range(1, p.parts):
         add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
     out = call.output
-    if not turned and p.dense:
+    if not swapped and p.dense:
         _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
         return
     start, step, count = group * d * w_d + channel * w_s, w_d, d
-    if turned:
+    if swapped:
         start, step, count = (group * d + channel) * w_d, w_s, s
     for t in range(taps):
         place = start + view(par.CellsTap, p + par.TAPS_AT, t).weight

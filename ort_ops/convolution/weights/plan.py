@@ -30,7 +30,7 @@ def _dense_axes(c: problem.Correlation) -> problem.Correlation:
     return replace(c, strides=problem.three(strides, 1), source_length=problem.three(lengths, 1), source=source)
 
 
-def _turned(c: problem.Correlation) -> bool:
+def _swapped(c: problem.Correlation) -> bool:
     """Whether the source's channels become the columns: where more of the columns' lanes would do something."""
 
     def used(channels: int) -> float:
@@ -85,9 +85,9 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]
         lines = math.ceil(lines / 2)
     while width > VECTOR and floats(lines, width) > problem.BAND_FLOATS:
         width = math.ceil(width / 2)
-    lane = 4 * len(taps) * (VECTOR + 2) + 64 + 4 * floats(lines, width)
+    per_thread = 4 * len(taps) * (VECTOR + 2) + 64 + 4 * floats(lines, width)
     head = replace(head, band=(1, lines, width))
-    return Plan(head, ((weights_planes.WORK, c.groups),), lane=lane, tables=_table(taps))
+    return Plan(head, ((weights_planes.WORK, c.groups),), per_thread=per_thread, tables=_table(taps))
 
 
 def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
@@ -116,7 +116,7 @@ def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Cel
     limit = problem.shared_limit(c, head.kind)
     while block > 1 and 4 * parts * count * block * VECTOR > limit:
         block = math.ceil(block / 2)
-    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > problem.LANE_FLOATS:
+    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > problem.THREAD_FLOATS:
         block = math.ceil(block / 2)
     blocks = math.ceil(vectors / block)
     of_block = 4 * parts * count * block * VECTOR
@@ -136,7 +136,7 @@ def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Cel
         head,
         ((weights_channels.WORK, parts * at_once), (weights_channels.REDUCE, at_once)),
         shared=at_once * of_block,
-        lane=8 * count + 64 + 4 * (0 if in_place else cells(lines, width) * block * VECTOR),
+        per_thread=8 * count + 64 + 4 * (0 if in_place else cells(lines, width) * block * VECTOR),
         parts=(blocks, at_once),
         tables=_table(by_column),
     )
@@ -144,17 +144,17 @@ def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Cel
 
 def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
     """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
-    turned, count = _turned(c), len(taps)
-    band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
-    if turned and of_columns > problem.LANE_FLOATS // 2:
-        turned = False
-        band, (of_columns, of_channel) = _band(c, head.low, head.high, turned=turned)
-    rows, columns = (c.d, c.s) if turned else (c.s, c.d)
+    swapped, count = _swapped(c), len(taps)
+    band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)
+    if swapped and of_columns > problem.THREAD_FLOATS // 2:
+        swapped = False
+        band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)
+    rows, columns = (c.d, c.s) if swapped else (c.s, c.d)
     padded = _padded(columns)
     bands = problem.three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
     units = c.batch * math.prod(bands)
-    row_lines = rows if turned else rows * count
-    per_row = padded * count if turned else padded
+    row_lines = rows if swapped else rows * count
+    per_row = padded * count if swapped else padded
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
     parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1))
@@ -162,18 +162,18 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     of_group, most = 4 * parts * (row_lines + SPARE_ROWS) * per_row, min(rows, math.ceil(row_lines / ROWS))
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)))
-    if not turned:  # a block copies its own channels
-        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (problem.LANE_FLOATS - of_columns) // of_channel))))
+    if not swapped:  # a block copies its own channels
+        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (problem.THREAD_FLOATS - of_columns) // of_channel))))
     own = math.ceil(rows / blocks)
-    lines = own * (1 if turned else count) + SPARE_ROWS
+    lines = own * (1 if swapped else count) + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
-    c_rows = (channels if turned else channels * count) + at_once * SPARE_ROWS
+    c_rows = (channels if swapped else channels * count) + at_once * SPARE_ROWS
     head = replace(
         head,
         band=band,
         bands=bands,
-        turned=turned,
+        swapped=swapped,
         units=units,
         parts=parts,
         blocks=blocks,
@@ -188,7 +188,7 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
         head,
         ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, groups * channels)),
         shared=4 * parts * groups * c_rows * per_row,
-        lane=8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel),
+        per_thread=8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel),
         groups=(c.groups, groups),
         parts=(blocks, at_once),
         tables=_table(taps),
@@ -200,20 +200,20 @@ def _padded(columns: int) -> int:
 
 
 def _band(
-    c: problem.Correlation, low: problem.Triple, high: problem.Triple, *, turned: bool
+    c: problem.Correlation, low: problem.Triple, high: problem.Triple, *, swapped: bool
 ) -> tuple[problem.Triple, tuple[int, int]]:
     """A box of destination cells, and how many floats the copies have at most: of the columns, of a channel of rows."""
 
     def floats(band: Sequence[int]) -> tuple[int, int]:
         cells = math.prod(band)
         box = math.prod((b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, c.strides, low, high, strict=True))
-        return (box * _padded(c.s), cells + 32) if turned else (cells * _padded(c.d), box + 32)
+        return (box * _padded(c.s), cells + 32) if swapped else (cells * _padded(c.d), box + 32)
 
     def total(band: Sequence[int]) -> int:
         of_columns, of_channel = floats(band)
-        return of_columns + (c.d if turned else c.s) * of_channel
+        return of_columns + (c.d if swapped else c.s) * of_channel
 
     band, size = problem.band_of(c.out_length, total, problem.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
-    if size > problem.LANE_FLOATS:
-        band, _ = problem.band_of(c.out_length, total, problem.LANE_FLOATS, (1, 1, 1))
+    if size > problem.THREAD_FLOATS:
+        band, _ = problem.band_of(c.out_length, total, problem.THREAD_FLOATS, (1, 1, 1))
     return band, floats(band)

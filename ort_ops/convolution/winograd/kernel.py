@@ -2,7 +2,7 @@
 
     out[n, m, y, x] = bias[m] + Σ_{c, i, j} w[m, c, i, j] · in[n, c, y + i - P, x + j - P']
 
-takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel turned round
+takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel mirrored
 and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into 16 matrices (channels ×
 tiles), each multiplied by one of the weights', and the products transformed back while they are in the first-level
 cache.
@@ -38,7 +38,7 @@ _LINE = 2 * COLUMNS  # cells of one row of a block of tiles
 # scratch of a worker, in floats: products, finished rows, the product's tables, then the source's rows and `V`
 _LINES = ELEMENTS * _GAP
 _TABLES = _LINES + ROWS * 2 * _LINE
-LANE_HEAD = _TABLES + 2 * (ROWS + 2)
+THREAD_HEAD = _TABLES + 2 * (ROWS + 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _item(call, p, item, scratch):
     band, channels = p.band, p.c.s
     first = item * band
     last = min(first + band, all_rows(p))
-    rows = scratch + 4 * LANE_HEAD
+    rows = scratch + 4 * THREAD_HEAD
     v = rows + 4 * (2 * band + 2) * p.pitch
     v = (v + 63) // 64 * 64
     data, element = call.inputs[0], 4 * channels * p.columns
@@ -172,7 +172,7 @@ def _source_item(call, p, item, scratch):
     last = min(first + p.round_rows, all_rows(p))
     v = call.shared + size * (number * ELEMENTS * channels + c)
     data = call.inputs[0]
-    _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * LANE_HEAD, v, size * channels)
+    _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * THREAD_HEAD, v, size * channels)
 
 
 @inner
@@ -184,7 +184,7 @@ def _weights_item(call, p, item, scratch):
         return
     last = min(first + p.round_rows, all_rows(p))
     v = call.shared + 4 * number * ELEMENTS * p.c.s * p.columns
-    packed = (scratch + 4 * LANE_HEAD + 63) // 64 * 64
+    packed = (scratch + 4 * THREAD_HEAD + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
     _outputs(call, p, group, m, packed, v, first, last, scratch)
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
 from onnx_backprop.ort_ops.convolution.problem import Correlation, rounds, shared_limit
-from onnx_backprop.ort_ops.convolution.winograd import kernel as at
-from onnx_backprop.ort_ops.convolution.winograd import weights as of
+from onnx_backprop.ort_ops.convolution.winograd import kernel, weights
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -29,7 +28,7 @@ def suits(c: Correlation) -> bool:
     if not (plain and flat and min(c.s, c.d) >= MIN_CHANNELS):
         return False
     # of a row of tiles; where it is no pooled block, the sum over taps is used, which cuts rows
-    return _lane_bytes(max(c.s, c.d), 1, math.ceil(max(c.source_length[2], c.out_length[2]) / 2)) <= POOL_BYTES
+    return _thread_bytes(max(c.s, c.d), 1, math.ceil(max(c.source_length[2], c.out_length[2]) / 2)) <= POOL_BYTES
 
 
 def _pitch(tiles_x: int) -> int:
@@ -42,15 +41,15 @@ def _columns(band: int, tiles_x: int) -> int:
     return _odd_lines(math.ceil(band * tiles_x / COLUMNS) * COLUMNS + VECTOR)
 
 
-def _lane_bytes(ins: int, band: int, tiles_x: int) -> int:
+def _thread_bytes(ins: int, band: int, tiles_x: int) -> int:
     """Scratch of a thread that computes `band` rows of tiles."""
     transformed = 16 * ins * _columns(band, tiles_x)
-    return 4 * (at.LANE_HEAD + (2 * band + 2) * _pitch(tiles_x) + 16 + transformed + 2 * VECTOR)
+    return 4 * (kernel.THREAD_HEAD + (2 * band + 2) * _pitch(tiles_x) + 16 + transformed + 2 * VECTOR)
 
 
 def _panel(ins: int) -> int:
     """Floats of one of the 16 panels of a tile of weights."""
-    return math.ceil((ins * ROWS + at.WIDE) / 16) * 16
+    return math.ceil((ins * ROWS + kernel.WIDE) / 16) * 16
 
 
 def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
@@ -67,7 +66,7 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
     of_tile = 4 * 16 * _panel(c.s)
     groups, at_once = rounds(c.groups, tiles, of_tile, limit)
-    parameters = at.Winograd(
+    parameters = kernel.Winograd(
         kind=kind, c=c, bias=bias, w_first=first, tiles_y=tiles_y, tiles_x=tiles_x, panel=_panel(c.s),
         pitch=_pitch(tiles_x), round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
@@ -79,16 +78,16 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     blocks = math.ceil(rows / band) * groups
     split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
     parameters = replace(parameters, band=band, lines=band, split=split, columns=_columns(band, tiles_x))
-    stages = (at.PACK, groups * at_once), (at.MULTIPLY, blocks * split)
-    lane = _lane_bytes(c.s, band, tiles_x)
-    return Plan(parameters, stages, groups * at_once * of_tile, lane, (c.groups, groups), (tiles, at_once))
+    stages = (kernel.PACK, groups * at_once), (kernel.MULTIPLY, blocks * split)
+    per_thread = _thread_bytes(c.s, band, tiles_x)
+    return Plan(parameters, stages, groups * at_once * of_tile, per_thread, (c.groups, groups), (tiles, at_once))
 
 
-def _images_shared(p: at.Winograd, limit: int, repeats: int) -> Plan | None:
+def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
     """None where that does not fit, or costs more than transforming all images so many times."""
     c, tiles_y, tiles_x = p.c, p.tiles_y, p.tiles_x
     rows, tiles, of_tile = c.batch * tiles_y, math.ceil(c.d / ROWS), 4 * 16 * p.panel
-    images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * at.WIDE  # for each channel and group
+    images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * kernel.WIDE  # for each channel and group
 
     def image_bytes(count: int) -> int:
         return 4 * 16 * c.s * _columns(count, tiles_x)
@@ -98,7 +97,7 @@ def _images_shared(p: at.Winograd, limit: int, repeats: int) -> Plan | None:
         spare = 4 * 16 * c.s * (COLUMNS + VECTOR + 32)
         groups, at_once = 1, rounds(1, rows, 4 * 16 * c.s * tiles_x, limit - spare)[1]
     shared = groups * image_bytes(at_once) + 8 * VECTOR
-    tile_fits = 4 * at.LANE_HEAD + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
+    tile_fits = 4 * kernel.THREAD_HEAD + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
     pays = math.ceil(rows / at_once) * weights + images < repeats * images + weights
     if not (shared <= limit and tile_fits and pays):
         return None
@@ -107,9 +106,9 @@ def _images_shared(p: at.Winograd, limit: int, repeats: int) -> Plan | None:
         p, band=at_once, lines=lines, columns=_columns(at_once, tiles_x), round_groups=groups, round_tiles=tiles,
         round_rows=at_once,
     )  # fmt: skip
-    lane = 4 * at.LANE_HEAD + max(of_tile + 64, 4 * (2 * lines + 2) * p.pitch) + 8 * VECTOR
-    stages = (at.TRANSFORM, groups * c.s), (at.MULTIPLY_IMAGES, groups * tiles)
-    return Plan(parameters, stages, shared, lane, (c.groups, groups), (rows, at_once))
+    per_thread = 4 * kernel.THREAD_HEAD + max(of_tile + 64, 4 * (2 * lines + 2) * p.pitch) + 8 * VECTOR
+    stages = (kernel.TRANSFORM, groups * c.s), (kernel.MULTIPLY_IMAGES, groups * tiles)
+    return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (rows, at_once))
 
 
 def weights_plan(c: Correlation, kind: int) -> Plan:
@@ -120,7 +119,7 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
     tiles_y, tiles_x = (math.ceil(n / 2) for n in c.out_length[1:])
     rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
     columns, pitch = math.ceil(c.s / COLUMNS) * COLUMNS, _d_pitch(tiles_x)
-    parameters = of.WinogradWeights(kind=kind, c=c, tiles_y=tiles_y, tiles_x=tiles_x, pitch=pitch)
+    parameters = weights.WinogradWeights(kind=kind, c=c, tiles_y=tiles_y, tiles_x=tiles_x, pitch=pitch)
     sums = 16 * c.groups * (tiles * ROWS) * columns
     if 4 * sums > limit:
         other = _source_shared(parameters, limit)
@@ -135,17 +134,17 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
         band = max(1, min(math.ceil(rows / parts), band))
         d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(band, tiles_y) + 2
         tiles_of_band = 16 * (band * tiles_x * columns + channels * d_columns)
-        lane = 4 * (VECTOR * pitch + turned * pitch * columns + tiles_of_band + VECTOR)
-        if lane <= POOL_BYTES or split == at_once:
+        per_thread = 4 * (VECTOR * pitch + turned * pitch * columns + tiles_of_band + VECTOR)
+        if per_thread <= POOL_BYTES or split == at_once:
             break
         split += 1
     parameters = replace(
         parameters, band=band, parts=parts, split=split, s_columns=columns, d_columns=d_columns, d_rows=channels,
         turned_rows=turned, u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
-    stages = (of.SUM, parts * groups * split), (of.REDUCE, groups * at_once * ROWS)
+    stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
     shared = 4 * 16 * parts * groups * at_once * ROWS * columns
-    return Plan(parameters, stages, shared, lane, (c.groups, groups), (tiles, at_once))
+    return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (tiles, at_once))
 
 
 def _d_pitch(tiles_x: int) -> int:
@@ -153,7 +152,7 @@ def _d_pitch(tiles_x: int) -> int:
     return 2 * math.ceil((tiles_x + 1) / VECTOR) * VECTOR + VECTOR
 
 
-def _source_shared(p: of.WinogradWeights, limit: int) -> Plan | None:
+def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
     """None where not even a tile of channels fits, or a row of tiles is no pooled block."""
     c, tiles_x, pitch = p.c, p.tiles_x, p.pitch
     rows, tiles = c.batch * p.tiles_y, math.ceil(c.d / ROWS)
@@ -166,19 +165,19 @@ def _source_shared(p: of.WinogradWeights, limit: int) -> Plan | None:
     source_band = max(1, min(math.ceil(rows / (4 * processors())), MIN_TILES // tiles_x))
     d_columns, turned = _odd_lines(band * tiles_x + VECTOR), 2 * min(source_band, p.tiles_y) + 2
     own = max(turned * pitch * columns, 9 * VECTOR + 16 * ROWS * (columns + d_columns))
-    lane = 4 * (VECTOR * pitch + own + VECTOR)
-    if lane > POOL_BYTES:
+    per_thread = 4 * (VECTOR * pitch + own + VECTOR)
+    if per_thread > POOL_BYTES:
         return None
     parameters = replace(
         p, band=band, s_columns=columns, d_columns=d_columns, d_rows=ROWS, turned_rows=turned, source_band=source_band
     )
-    stages = (of.TRANSFORM, groups * math.ceil(rows / source_band)), (of.MULTIPLY, groups * tiles)
-    return Plan(parameters, stages, groups * at_once * of_block, lane, (c.groups, groups), (c.s, columns))
+    stages = (weights.TRANSFORM, groups * math.ceil(rows / source_band)), (weights.MULTIPLY, groups * tiles)
+    return Plan(parameters, stages, groups * at_once * of_block, per_thread, (c.groups, groups), (c.s, columns))
 
 
 def suits_weights(c: Correlation) -> bool:
     """The same, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    return suits(c) and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS and weights_plan(c, F32).lane <= POOL_BYTES
+    return suits(c) and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS and weights_plan(c, F32).per_thread <= POOL_BYTES
 
 
 def _odd_lines(floats: int) -> int:

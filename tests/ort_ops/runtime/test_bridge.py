@@ -120,7 +120,7 @@ def test_the_plans_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
     validated = bridge._validated
 
-    def noting(spec: Any, key: np.ndarray) -> bridge.Call:
+    def noting(spec: Any, key: np.ndarray) -> bridge.Request:
         planned.append(int(key[4]))
         return validated(spec, key)
 
