@@ -79,7 +79,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _strides(shape: Sequence[int], order: Order) -> Strides:
+def _ordered(shape: Sequence[int], order: Order) -> Strides:
     n, c, *cells = permute(tuple(_strides(shape)), order)
     assert isinstance(n, int)
     assert isinstance(c, int)
@@ -126,8 +126,8 @@ def correlation(
         dilations=three(geo.dilations, 1),
         pads=three(geo.pads_begin, 0),
         last=attrs["data_format"] == "NXC",
-        source=_strides(source, to_ncx),
-        destination=_strides(destination, to_ncx),
+        source=_ordered(source, to_ncx),
+        destination=_ordered(destination, to_ncx),
         w_d=w_d,
         w_s=w_s,
         w_group=lengths[1][1] // geo.groups * w_d,

@@ -4,6 +4,8 @@ Every input and the output lie at the end of a page before an unreadable one, th
 unreadable one: a read or write beyond a tensor ends the process. Answers are compared with the float64 reference; every
 third call is spoilt and must be refused like the reference refuses it, or answered like the reference answers it.
 
+Kernels' scratch, of exactly the bytes that a plan says, ends less than a vector of 64 bytes before an unreadable page.
+
 The call about to run is printed before it runs.
 """
 
@@ -19,8 +21,10 @@ from onnx import ModelProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops import native_kernels_work, native_table
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.runtime import bridge, scratch
 from tests.ort_ops.random_calls import random_call
 from tests.property.calls import Call
 from tests.support.checks import DTYPES, evaluate_all
@@ -48,6 +52,31 @@ class Guarded:
 
     def address(self, *, at_end: bool) -> int:
         return self._first + (self._pages * PAGE - self._size if at_end else 0)
+
+
+def guard_scratch() -> None:
+    """Give kernels memory of their own for every block of scratch, none of it pooled, so that none is larger."""
+    assert native_table.KERNELS  # plans, which are imported with it, keep their limits
+    scratch.POOL_BYTES = 0  # before anything is compiled
+    blocks: dict[int, Guarded] = {}
+
+    def malloc(size: int) -> int:
+        memory = Guarded(size)
+        address = memory.address(at_end=True)
+        blocks[address] = memory
+        return address
+
+    def free(address: int) -> None:
+        if blocks.pop(address, None) is None:  # a plan
+            _libc.free(ctypes.c_void_p(address))
+
+    functions = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(malloc), ctypes.CFUNCTYPE(None, ctypes.c_int64)(free)
+    _kept.append(functions)
+    for name, function in zip(("malloc", "free"), functions, strict=True):
+        bridge._runtime_word(name).value = ctypes.cast(function, ctypes.c_void_p).value
+
+
+_kept: list[object] = []
 
 
 def model(call: Call, dtype: str) -> ModelProto:
@@ -162,6 +191,8 @@ def main() -> None:
         for module in (problem, winograd_plan):
             assert "shared_limit" in vars(module)
             vars(module)["shared_limit"] = lambda *_: arguments.shared
+    guard_scratch()
+    assert native_kernels_work()
     counts = {"answered": 0, "refused": 0}
     for n in range(arguments.calls):
         rng = np.random.default_rng([arguments.seed, n])
