@@ -73,7 +73,7 @@ def guard_scratch() -> None:
     functions = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(malloc), ctypes.CFUNCTYPE(None, ctypes.c_int64)(free)
     _kept.append(functions)
     for name, function in zip(("malloc", "free"), functions, strict=True):
-        bridge._runtime_word(name).value = ctypes.cast(function, ctypes.c_void_p).value
+        bridge._runtime_word(name).value = ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 _kept: list[object] = []
