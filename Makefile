@@ -29,7 +29,7 @@ test: $(INSTALLED) ## lint, types, import contracts and the whole test suite
 kernels: $(INSTALLED) ## compile the native kernels, on every core
 	@$(BIN)/python -m tests.ort_ops.compile_kernels
 
-processors: $(INSTALLED) ## the kernels with AVX2, AVX-512 and, emulated, NEON (long the first time; docs/processors.md)
+processors: $(INSTALLED) ## the kernels as other processors run them, NEON emulated (long the first time; docs/processors.md)
 	$(BIN)/python -m tests.processors $(ARGS)
 
 kill: $(INSTALLED) ## a training killed at 50 random moments resumes bit for bit (some minutes)
