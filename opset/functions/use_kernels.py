@@ -32,7 +32,7 @@ def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     """Return a copy of the model whose domain nodes run on the given kernels.
 
     kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native
-    kernels compiled by Numba, "numpy" the float64 references as Python operators, and for both the session needs
+    kernels compiled by LLVM, "numpy" the float64 references as Python operators, and for both the session needs
     `register_ops`.
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.

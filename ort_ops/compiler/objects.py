@@ -89,10 +89,15 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
     elif isinstance(value, type) and issubclass(value, Record):
         add(f"{value.__name__} {layout(value)}".encode())
         _describe([field.record for field in layout(value).values()], add, seen)
-    elif isinstance(value, (ModuleType, type)):
+    elif isinstance(value, ModuleType):
         add(f"{value.__name__}".encode())
     elif id(value) in seen:
         add(b"as before")
+    elif isinstance(value, type):  # its methods may write code
+        seen.add(id(value))
+        add(f"{value.__name__}".encode())
+        if value.__module__.startswith(_PACKAGE):
+            _describe([m for m in vars(value).values() if isinstance(m, FunctionType)], add, seen)
     else:
         seen.add(id(value))
         _describe_function(value, add, seen)

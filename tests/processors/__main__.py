@@ -1,7 +1,7 @@
 """`make processors`: the kernels as other processors run them. Ends with 1 if anything is wrong or missing.
 
 avx512: vectors of 16 and 32 registers, where the host has it.
-avx2: vectors of 8 and 16 registers, on an x86 host that has it: Numba is told so, and generates nothing else. Of these
+avx2: vectors of 8 and 16 registers, on an x86 host that has it: LLVM is told so, and generates nothing else. Of these
 two, all tests of kernels are run.
 sse2: vectors of 4 and 16 registers, likewise: a sample.
 neon: aarch64, vectors of 4, 32 registers: a sample, under emulation, which is ten times slower.

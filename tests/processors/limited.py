@@ -28,7 +28,7 @@ def folder(root: Path, name: str) -> Path:
 
 
 def cache(root: Path, name: str) -> str:
-    """Numba's cache for one processor. A change of the kernels' sources makes a new one, and the old ones go."""
+    """The cache for one processor. A change of the kernels' sources makes a new one, and the old ones go."""
     digest = hashlib.sha256()
     for path in sorted((root / "ort_ops").rglob("*.py")):
         digest.update(path.read_bytes())
@@ -40,12 +40,12 @@ def cache(root: Path, name: str) -> str:
 
 
 def avx2(root: Path) -> dict[str, str]:
-    """Numba generates code for a Haswell, with what that processor has and nothing else."""
+    """LLVM generates code for a Haswell, with what that processor has and nothing else."""
     return {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache(root, "avx2")}
 
 
 def sse2(root: Path) -> dict[str, str]:
-    """Numba generates code for any x86-64 processor."""
+    """LLVM generates code for any x86-64 processor."""
     return {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache(root, "sse2")}
 
 

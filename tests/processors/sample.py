@@ -3,7 +3,7 @@
 Every operator in every element type and both layouts, on tensors between unreadable pages, beside the references; what
 the oneDNN library gave; and the cases of every kind of kernel with vector code of its own. `--every 4` takes a quarter.
 
-With `--compile 0/2`, the first half of the kernels is compiled into Numba's cache instead, in this process.
+With `--compile 0/2`, the first half of the kernels is compiled into the cache instead, in this process.
 """
 
 from __future__ import annotations

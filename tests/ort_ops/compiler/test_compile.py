@@ -261,7 +261,15 @@ def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
 SOURCE = '''
 """A module."""
 from onnx_backprop.ort_ops.compiler.decorators import compiled, exported, inner
+from onnx_backprop.ort_ops.compiler.llvm import intrinsic
+from onnx_backprop.ort_ops.compiler.values import INT
 CONSTANT, OTHER = 5, 6
+class Writer:
+    def write(self, builder, x):
+        return builder.add(x, x.type(0))
+@intrinsic(INT, INT)
+def written(builder, x):
+    return Writer().write(builder, x)
 def helper(n):
     @compiled(f"helper_{n}")
     def add(x):
@@ -277,7 +285,7 @@ def unrelated(x):
     return x - OTHER
 @exported("int64", "int64")
 def outer(x):
-    return three(called(x))
+    return written(three(called(x)))
 '''
 
 
@@ -285,7 +293,7 @@ def _outer(folder: Path, name: str, text: str):
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.py"
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location("a_module", path)
+    spec = importlib.util.spec_from_file_location("onnx_backprop.a_module", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -305,6 +313,7 @@ CHANGED = {
     "a called function": ("2 * x", "3 * x", 3 * 4 + 5 + 3),
     "a closure": ("helper(3)", "helper(4)", 2 * 4 + 5 + 4),
     "a factory": ("x + n", "x - n", 2 * 4 + 5 - 3),
+    "a method that writes code": ("x.type(0)", "x.type(9)", 2 * 4 + 5 + 3 + 9),
     "the function itself": ("three(called(x))", "three(x)", 4 + 3),
 }
 

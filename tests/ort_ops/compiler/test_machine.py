@@ -1,4 +1,4 @@
-"""What the kernels believe about the processor is what Numba is told, and cores are those that may be used."""
+"""What the kernels believe about the processor is what LLVM is told, and cores are those that may be used."""
 
 from __future__ import annotations
 
