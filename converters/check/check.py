@@ -13,7 +13,8 @@ from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, 
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
 from onnx_backprop.converters.prepare.graphs import called, copied, reads
-from onnx_backprop.converters.prepare.load import initializers_are_constants, load, prepare
+from onnx_backprop.converters.prepare.accept import initializers_are_constants
+from onnx_backprop.converters.prepare.load import load, prepare
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import OnnxBackpropError

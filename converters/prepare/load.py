@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import onnx
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, checker, defs, shape_inference
 from onnx_ir.passes.common import InlinePass
 
+from onnx_backprop.converters.prepare.accept import put_in_order, read_file
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
+from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
@@ -30,7 +31,7 @@ def load(model: ModelProto | str | Path) -> ModelProto:
     if not path.is_file():
         raise InvalidArgumentError(f"no such file: {path}")
     try:
-        proto = onnx.load(path)
+        proto = read_file(path)
     except (OSError, checker.ValidationError) as e:
         raise InvalidModelError(f"{path} cannot be read: {e}") from e
     except Exception as e:  # each of onnx's file formats raises errors of its own
@@ -41,14 +42,18 @@ def load(model: ModelProto | str | Path) -> ModelProto:
 
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:
-    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes."""
+    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes.
+
+    Of declared types and shapes those of graph inputs alone are believed, see `declared`.
+    """
     proto, weights = set_aside(load(model))
-    _shapes_of_outputs(proto)
-    _check(proto)
+    put_in_order(proto)
     _check_tensors(weights)
-    initializers_are_constants(proto)
-    proto = _inline(proto)
-    proto = infer_without_misread_scales(upgrade(proto), lambda p: infer_with_explicit_pads(p, infer))
+    declared = forget_declared(proto)
+    proto = upgrade(_inline(proto))
+    proto = infer_without_misread_scales(
+        proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
+    )
     return weights.put_back(proto)
 
 
@@ -68,29 +73,6 @@ def infer_large(proto: ModelProto) -> ModelProto:
     return weights.put_back(infer(light))
 
 
-def _shapes_of_outputs(proto: ModelProto) -> None:
-    """Some exporters leave the shape of an output out; onnxruntime does not mind, the checker does."""
-    if all(output.type.tensor_type.HasField("shape") for output in proto.graph.output):
-        return
-    try:
-        inferred = shape_inference.infer_shapes(proto, data_prop=True)
-    except Exception:  # noqa: BLE001 - the checker, which is next, says better what is wrong
-        return
-    for output, known in zip(proto.graph.output, inferred.graph.output, strict=True):
-        output.CopyFrom(known)
-
-
-def _check(proto: ModelProto) -> None:
-    if proto.ByteSize() > PROTO_LIMIT:
-        return  # the checker cannot read a model of this size from memory
-    try:
-        checker.check_model(proto)
-    except OnnxBackpropError:
-        raise
-    except checker.ValidationError as e:
-        raise InvalidModelError(f"the model does not pass onnx.checker: {e}") from e
-
-
 def _check_tensors(weights: Weights) -> None:
     for tensor in weights.tensors.values():
         if len(tensor.raw_data) > PROTO_LIMIT:
@@ -102,15 +84,6 @@ def _check_tensors(weights: Weights) -> None:
             checker.check_tensor(tensor)
         except checker.ValidationError as e:
             raise InvalidModelError(f"initializer {tensor.name!r} does not pass onnx.checker: {e}") from e
-
-
-def initializers_are_constants(proto: ModelProto) -> None:
-    """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
-    if proto.ir_version >= 4:
-        return
-    names = {i.name for i in proto.graph.initializer}
-    assign(proto.graph.input, [i for i in proto.graph.input if i.name not in names])
-    proto.ir_version = 4
 
 
 def _inline(proto: ModelProto) -> ModelProto:

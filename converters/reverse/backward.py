@@ -100,7 +100,7 @@ class Differentiation:
     def _targets(self, of: Sequence[str] | None) -> list[ir.Value]:
         outputs = {str(value.name): value for value in self.graph.outputs}
         if of is None:
-            return [value for value in outputs.values() if is_float(value)]
+            return [value for value in outputs.values() if is_float(value) and not value.is_initializer()]
         return pick_floats(of, outputs, argument="of", what="a graph output")
 
     def _require_dependent(self) -> None:

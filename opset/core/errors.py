@@ -55,3 +55,7 @@ class KernelError(OnnxBackpropError, RuntimeError):
 
 class RegistrationError(OnnxBackpropError, RuntimeError):
     """A developer's mistake: the same operator, rule or kernel registered twice, or a facet missing."""
+
+
+class OnnxBackpropWarning(UserWarning):
+    """Something that is done all the same, and may not be what was meant."""

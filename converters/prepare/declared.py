@@ -1,0 +1,75 @@
+"""What a file declares of the tensors inside it, which a run does not keep to: onnxruntime infers them anew.
+
+Whoever makes a batch dynamic by editing inputs and outputs leaves the old lengths behind everywhere else. A declared
+length is believed of graph inputs only, which onnxruntime holds the caller to.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TypeProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import all_nodes, copied, rename, subgraphs, unique, used_names
+
+Infer = Callable[[ModelProto], ModelProto]
+
+
+def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
+    """Drop the declared types and lengths of everything but graph inputs; what was declared in the main graph."""
+    declared = {v.name: copied(v.type) for v in (*proto.graph.value_info, *proto.graph.output)}
+    for graph in [proto.graph, *(graph for node in all_nodes(proto) for graph in subgraphs(node))]:
+        del graph.value_info[:]
+        bound = graph.output if graph is proto.graph else (*graph.input, *graph.output)
+        for value in bound:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+    return declared
+
+
+def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:
+    """`infer(proto)`; where it finds no element type or rank, the declared ones, the rank as one that the run checks."""
+    inferred = infer(proto)
+    while _state(inferred.graph, declared):
+        inferred = infer(inferred)
+    return inferred
+
+
+def _state(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
+    """Write down what is declared of the first values that nothing is known of; whether there are any."""
+    known = {v.name: v for v in (*graph.value_info, *graph.output)}
+    behind: set[str] = set()  # values that may be known once these are
+    missing: list[tuple[int, str]] = []
+    for position, node in enumerate(graph.node):
+        for name in node.output:
+            type_ = declared.get(name, TypeProto())
+            if not type_.tensor_type.elem_type:
+                continue
+            if not behind.isdisjoint(node.input):
+                behind.add(name)
+            elif name not in known or not known[name].type.tensor_type.elem_type:
+                info = known[name] if name in known else graph.value_info.add(name=name)
+                info.type.tensor_type.elem_type = type_.tensor_type.elem_type
+                known[name] = info
+            elif not known[name].type.tensor_type.HasField("shape") and type_.tensor_type.HasField("shape"):
+                missing.append((position, name))
+            else:
+                continue
+            behind.add(name)
+    for position, name in reversed(missing):
+        _check_rank(graph, position, name, len(declared.pop(name).tensor_type.shape.dim))
+    return bool(behind)
+
+
+def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
+    """x = Reshape(what the node makes, Reshape(its Shape, [rank])), which fails in a run where the rank is another."""
+    taken = used_names(graph)
+    made, lengths, stated, known = (unique(f"{name}/{part}", taken) for part in ("made", "lengths", "rank", "shape"))
+    rename(graph.node[position], {name: made})
+    graph.initializer.append(numpy_helper.from_array(np.array([rank], np.int64), stated))
+    nodes = [
+        helper.make_node("Shape", [made], [lengths], name=lengths),
+        helper.make_node("Reshape", [lengths, stated], [known], name=known, allowzero=1),
+        helper.make_node("Reshape", [made, known], [name], name=f"{name}/ranked", allowzero=1),
+    ]
+    for one in reversed(nodes):
+        graph.node.insert(position + 1, one)
