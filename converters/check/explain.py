@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
+from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, pick, prepare
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import pick_floats
@@ -87,7 +88,7 @@ def explain_gradients(
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
-    ir_model = ir.from_proto(prepare(model))
+    ir_model = to_ir(prepare(model))
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}

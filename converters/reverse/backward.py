@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
@@ -56,14 +57,14 @@ def backward(
     """
     check_kernels(kernels)
     original = prepare(model)
-    ir_model = ir.from_proto(original)
+    ir_model = to_ir(original)
     Differentiation(ir_model, wrt=wrt, of=of, straight_through=straight_through, progress=progress).emit()
     return finish(ir_model, original, kernels)
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
-    proto = infer_large(ir.to_proto(ir_model))
+    proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     return use_kernels(proto, kernels)
 

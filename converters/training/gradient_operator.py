@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare import graphs
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, load, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse import registry
@@ -146,7 +147,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
         for request, part in elsewhere:
             _evaluate_at_inputs(graph, request, part, names)
         return infer(proto)  # the copies have types now; the next round differentiates them
-    model = ir.from_proto(proto)
+    model = to_ir(proto)
     nodes = list(model.graph)
     values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(v.name): v for node in nodes for v in node.outputs if v.name}
@@ -162,7 +163,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     model.graph.sort()
     if any(node.domain == DOMAIN for node in op.nodes):
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
-    result = ir.to_proto(model)
+    result = to_proto(model)
     result.training_info.extend(proto.training_info)
     return infer(result)
 

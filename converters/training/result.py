@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, load, near
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.tables import table
@@ -132,7 +133,7 @@ class TrainingGraph:
 
     def _part(self, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
         """What computes some outputs of the model, in inference mode."""
-        model = ir.from_proto(self.model)
+        model = to_ir(self.model)
         graph = model.graph
         by_name = {str(value.name): value for node in graph for value in node.outputs}
         by_name |= {str(value.name): value for value in graph.outputs}
@@ -154,7 +155,7 @@ class TrainingGraph:
         for name, value in list(graph.initializers.items()):
             if not value.uses() and value not in needed:
                 del graph.initializers[name]
-        proto = ir.to_proto(model)
+        proto = to_proto(model)
         if graph_name is not None:
             proto.graph.name = f"{self.model.graph.name}_{graph_name}"
         _drop_unused(proto)

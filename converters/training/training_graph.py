@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -88,7 +89,7 @@ def training_graph(
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     original = prepare(model)
-    ir_model = ir.from_proto(original)
+    ir_model = to_ir(original)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     if training_mode:
         train(ir_model.graph)
@@ -235,13 +236,13 @@ def _typed(ir_model: ir.Model) -> ir.Model:
     values = [value for node in ir_model.graph for value in node.outputs if value.name]
     if ir_model.graph.outputs[0].shape is not None and all(value.dtype is not None for value in values):
         return ir_model
-    proto = ir.to_proto(ir_model)
+    proto = to_proto(ir_model)
     for output in proto.graph.output:
         if not output.HasField("type"):
             known = {v.name: v for v in infer(with_outputs(proto, ())).graph.value_info}
             if output.name in known:
                 output.CopyFrom(known[output.name])
-    return ir.from_proto(infer(proto))
+    return to_ir(infer(proto))
 
 
 def _add_update(
