@@ -1,6 +1,6 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
+from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
@@ -39,7 +40,8 @@ def backward(
     Args:
         model: a ModelProto or the path of one; it is not changed.
         wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
-            `of` along a differentiable path.
+            `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and the like
+            define the function and are none.
         of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
         kernels: how the operators of our domain run, see `use_kernels`.
         straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type. Without
@@ -78,12 +80,12 @@ class Differentiation:
         *,
         wrt: Sequence[str] | None,
         of: Sequence[str] | None,
-        without: Sequence[str] = (),
+        without: Mapping[str, str] | None = None,
         argument: str = "wrt",
         straight_through: bool = False,
         progress: Progress = iter,
     ) -> None:
-        """`without`: initializers that the default of `wrt` leaves out. `argument`: what the caller calls `wrt`."""
+        """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants."""
         self.model = model
         self.graph = model.graph
         self.progress = progress
@@ -115,9 +117,14 @@ class Differentiation:
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
         if wrt is None:
-            floats = [v for name, v in initializers.items() if is_float(v) and name not in self.without]
+            floats = [v for name, v in initializers.items() if is_float(v) and name not in (self.without or ())]
             path = find_path(self.graph, self.of, floats)
             reached = [value for value in floats if value in path.active]
+            if self.without is None:
+                left_out = constants(self.graph, reached)
+                reached = [value for value in reached if value not in left_out]
+                self.without = {str(value.name): what for value, what in left_out.items()}
+                path = find_path(self.graph, self.of, reached)
             if not reached:
                 raise self._nothing_to_differentiate_by()
             return reached, path
@@ -131,13 +138,17 @@ class Differentiation:
 
     def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
         of = ", ".join(str(y.name) for y in self.of) or "a float output"
-        hint = ""
+        hints: list[str] = []
+        if self.without:
+            shown = ", ".join(f"{name!r} ({what})" for name, what in list(self.without.items())[:5])
+            more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
+            hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
         if self.argument == "wrt":
             inputs = ", ".join(str(v.name) for v in self.graph.inputs)
-            hint = f"; name graph inputs ({inputs}) to differentiate by them"
+            hints.append(f"; name graph inputs ({inputs}) to differentiate by them")
         return InvalidArgumentError(
-            f"{self.argument}: no float initializer{' outside frozen' if self.without else ''} influences {of} along a "
-            f"differentiable path, there is nothing to differentiate by{hint}"
+            f"{self.argument}: no float initializer{' of the rest' if self.without else ''} influences {of} along a "
+            f"differentiable path, there is nothing to differentiate by{''.join(hints)}"
         )
 
     def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:
