@@ -1,6 +1,8 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,16 @@ from onnx_backprop.converters.reverse.differentiate import (
     Progress,
     explain_unreached,
     find_path,
+    leading,
+    refuse_rounding,
+    told_stops,
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
 
 
@@ -33,6 +38,7 @@ def backward(
     of: Sequence[str] | None = None,
     kernels: str = DEFAULT_KERNELS,
     straight_through: bool = False,
+    strict: bool = False,
     progress: Progress = iter,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -44,8 +50,11 @@ def backward(
             define the function and are none.
         of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
         kernels: how the operators of our domain run, see `use_kernels`.
-        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type. Without
-            it such a node on the way is refused, since the derivative of rounding is zero almost everywhere.
+        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type, and
+            DynamicQuantizeLinear with the integer products behind it. Without it such a node on the way is refused,
+            since the derivative of rounding is zero almost everywhere.
+        strict: refuse a name in `wrt` or `of` where the derivative is zero, as through Sign, or where `of` does not
+            depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
@@ -54,13 +63,16 @@ def backward(
 
     Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
 
-    Raises: InvalidArgumentError (unknown, integer or unreachable names), InvalidModelError, UnsupportedOpError
+    Raises: InvalidArgumentError (unknown or integer names, and those that only nodes without a derivative lead to, as
+    a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError
     (every missing rule at once, with node names), UnsupportedAttributeError.
     """
     check_kernels(kernels)
     original = prepare(model)
     ir_model = to_ir(original)
-    Differentiation(ir_model, wrt=wrt, of=of, straight_through=straight_through, progress=progress).emit()
+    Differentiation(
+        ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
+    ).emit()
     return finish(ir_model, original, kernels)
 
 
@@ -83,6 +95,7 @@ class Differentiation:
         without: Mapping[str, str] | None = None,
         argument: str = "wrt",
         straight_through: bool = False,
+        strict: bool = False,
         progress: Progress = iter,
     ) -> None:
         """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants."""
@@ -90,15 +103,17 @@ class Differentiation:
         self.graph = model.graph
         self.progress = progress
         self.straight_through = straight_through
+        self.strict = strict
         self.argument = argument
         self.given = wrt is not None
         self.without = without
         self.names = used_names(self.graph)
         self.of = self._targets(of)
         self.wrt, self.path = self._variables(wrt)
+        refuse_rounding(self.graph, self.of, self.path)
         if of is None:
-            self.of = [y for y in self.of if y in self.path.active]
-        self._require_dependent()
+            self.of = [y for y in self.of if y in self.path.active] or self.of
+        self.zeros = self._zeros(self.wrt)
 
     def _targets(self, of: Sequence[str] | None) -> list[ir.Value]:
         outputs = {str(value.name): value for value in self.graph.outputs}
@@ -106,13 +121,29 @@ class Differentiation:
             return [value for value in outputs.values() if is_float(value) and not value.is_initializer()]
         return pick_floats(of, outputs, argument="of", what="a graph output")
 
-    def _require_dependent(self) -> None:
-        for y in self.of:
-            if y not in self.path.active:
-                raise InvalidArgumentError(
-                    f"of: {y.name!r} does not depend differentiably on {', '.join(str(x.name) for x in self.wrt)}. "
-                    "Leave it out of `of`"
-                )
+    def _zeros(self, wrt: Sequence[ir.Value]) -> list[ir.Value]:
+        """Those of `wrt` whose derivative is zero, told in a warning; an error with `strict` or where none exists."""
+        zeros = [x for x in wrt if x not in self.path.active]
+        idle = [y for y in self.of if y not in self.path.active]
+        leads = leading(self.graph, self.of)
+        reasons: dict[str, None] = {}
+        for x, of in [*((x, self.of) for x in zeros), *((None, [y]) for y in idle)]:
+            path = find_path(self.graph, of, wrt if x is None else [x])
+            stops = {n: stop for n, stop in path.stops.items() if not leads.isdisjoint(n.outputs)}
+            unknown = {n: stop for n, stop in stops.items() if not stop.zero}
+            if self.strict or unknown:
+                path = replace(path, stops=unknown or stops)
+                if x is None:
+                    raise InvalidArgumentError(
+                        f"of: {of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`"
+                    )
+                raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self.argument)
+            reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
+        if zeros or idle:
+            what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
+            text = f"{self.argument}: the derivative {what} is zero: {'; '.join(reasons)}"
+            warnings.warn(text, OnnxBackpropWarning, stacklevel=4)
+        return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
@@ -130,11 +161,7 @@ class Differentiation:
             return reached, path
         values = initializers | {str(v.name): v for v in self.graph.inputs}
         picked = pick_floats(wrt, values, argument=self.argument, what="a graph input or an initializer")
-        path = find_path(self.graph, self.of, picked)
-        for value in picked:
-            if value not in path.active:
-                raise self._unreached(value, path)
-        return picked, path
+        return picked, find_path(self.graph, self.of, picked)
 
     def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
         of = ", ".join(str(y.name) for y in self.of) or "a float output"
@@ -162,7 +189,8 @@ class Differentiation:
         gradient_names = {value: self._gradient_name(value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
-        # every path to these ends in an input that its rule gives no gradient for, such as a Resize's scales
+        gradients |= {x: op.zeros(op.shape(x), x) for x in self.zeros}
+        # every path to the rest ends in an input that its rule gives no gradient for, such as a Resize's scales
         unreached = [x for x in self.wrt if x not in gradients]
         if unreached and self.given:
             raise self._unreached(unreached[0], self.path)
@@ -199,6 +227,10 @@ class Differentiation:
         seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
         self.graph.inputs.append(seed)
         return seed
+
+
+def _listed(values: Iterable[ir.Value]) -> str:
+    return ", ".join(repr(str(value.name)) for value in values)
 
 
 def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken: list[ir.Value]) -> ir.Value:

@@ -20,7 +20,6 @@ from onnx_backprop.converters.prepare import graphs
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, load, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
-from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
@@ -30,8 +29,6 @@ from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAI
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import check_kernels
-
-_RANDOM_CHOICE = frozenset({"Bernoulli", "Multinomial"})  # stops that have no derivative, not one that is 0
 
 
 def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS) -> ModelProto:
@@ -242,8 +239,7 @@ def _differentiate(
 def _require_zero(request: _Request, x: ir.Value, y: ir.Value, inside: Sequence[ir.Node]) -> None:
     """The derivative is 0 where y does not depend on x, or in jumps alone; of anything else nobody knows it is."""
     path = find_path(inside, [y], [x])
-    for stop, reason in path.stops.items():
-        differentiable = registry.stops(stop) is None
-        if differentiable or stop.op_type in _RANDOM_CHOICE:
-            error = explain_unreached(str(x.name), [str(y.name)], replace(path, stops={stop: reason}), argument="xs")
-            raise request.fail(str(error))
+    unknown = {node: stop for node, stop in path.stops.items() if not stop.zero}
+    if unknown:
+        error = explain_unreached(str(x.name), [str(y.name)], replace(path, stops=unknown), argument="xs")
+        raise request.fail(str(error))

@@ -41,6 +41,7 @@ def training_graph(
     gradient_norms: bool = False,
     carry_state: bool = False,
     straight_through: bool = False,
+    strict: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
@@ -70,6 +71,7 @@ def training_graph(
             clipping, float32 in the order of `parameters`.
         carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
+        strict: refuse a name in `trainable` that the loss does not depend on, see `backward`.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -118,6 +120,7 @@ def training_graph(
         without=choice.without,
         argument="trainable",
         straight_through=straight_through,
+        strict=strict,
         progress=progress,
     ).emit()
     known: dict[str, Any] = {}
