@@ -60,7 +60,7 @@ def _lower(model: ModelProto) -> None:
     assign(model.opset_import, [helper.make_opsetid(*pair) for pair in sorted(lowest.items())])
     if known:  # and so every type that came with a later version is read by an operator that came with it too
         needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
-        model.ir_version = min(max(needed, LEAST_IR_VERSION), model.ir_version)
+        model.ir_version = max(needed, LEAST_IR_VERSION)
 
 
 def _nodes(model: ModelProto) -> Iterator[NodeProto]:

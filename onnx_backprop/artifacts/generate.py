@@ -113,7 +113,6 @@ def generate_artifacts(
             frozen=frozen_params,
             prediction=reads,
             training_mode=training_mode,
-            inline=inline,
             carry_state=True,
         )
     except InvalidArgumentError as e:
@@ -126,8 +125,9 @@ def generate_artifacts(
     if optimizer is not None:
         rule = _OPTIMIZERS[optimizer] if isinstance(optimizer, OptimType) else optimizer
         types = {t.name: (ir.DataType(t.data_type), list(t.dims)) for t in graph.model.graph.initializer}
-        update = optimizer_graph(rule, {name: types[name] for name in graph.parameters})
-        files["optimizer_model.onnx"] = inlined(update) if inline else update
+        files["optimizer_model.onnx"] = optimizer_graph(rule, {name: types[name] for name in graph.parameters})
+    if inline:
+        files = {name: inlined(proto) for name, proto in files.items()}
     state = CheckpointState.of(graph)
     checkpoints = ["checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     present = [f"{prefix}{n}" for n in (*files, *checkpoints) if (folder / f"{prefix}{n}").exists()]
