@@ -96,10 +96,7 @@ CASES = (
         _pictures(("image", "target"), 1),
     ),
     Case(
-        "transformer, `models/transformer.py`",
-        transformer.build,
-        {"loss": _CLASSES, "optimizer": "adamw"},
-        _sequences,
+        "transformer, `models/transformer.py`", transformer.build, {"loss": _CLASSES, "optimizer": "adamw"}, _sequences
     ),
     Case(
         "classifier with BatchNormalization and Dropout, two batches an update",
