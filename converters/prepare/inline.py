@@ -52,6 +52,8 @@ def _lower(model: ModelProto) -> None:
     known = True
     for node in _nodes(model):
         domain = _domain(node.domain)
+        if domain not in imported:  # of training_info, whose imports are the main graph's
+            continue
         version = _since(node, domain, imported[domain])
         known = known and version is not None
         lowest[domain] = max(lowest.get(domain, 1), version or imported[domain])

@@ -21,6 +21,8 @@ from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN, REQUIR
 from tests.converters.training import classifier
 from tests.support.gradient_checks import session_run
 
+HEAD = '<ir_version: 10, opset_import: ["": 18]>'
+
 
 def steps(graph: ob.TrainingGraph, feeds: dict[str, np.ndarray], count: int = 3) -> dict[str, np.ndarray]:
     """All outputs of the last of some steps."""
@@ -147,6 +149,16 @@ def test_operators_of_others_keep_their_version() -> None:
     result = inlined(model)
     assert {o.domain: o.version for o in result.opset_import} == {"": 13, "somebody": 3, "ai.onnx.ml": 1}
     assert result.ir_version == 10  # nobody knows what somebody's operator needs
+
+
+def test_training_info_has_a_say() -> None:
+    model = parser.parse_model(f"{HEAD} g (float[2] x) => (float[2] y) {{ y = Neg(x) }}")
+    assert inlined(model).opset_import[0].version == 13
+    step = parser.parse_graph("step (float[2] x) => (float[1] m) { m = ReduceMean(x)  g = unknown.Gradient(m) }")
+    model.training_info.add().algorithm.CopyFrom(step)
+    result = inlined(model)
+    assert result.training_info == model.training_info
+    assert {o.domain: o.version for o in result.opset_import} == {"": 18}
 
 
 def test_large_weights_are_not_copied_on_the_way() -> None:
