@@ -12,7 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.prepare.accept import put_in_order, read_file
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
@@ -20,6 +20,7 @@ from onnx_backprop.converters.prepare.resize_lengths import infer_without_misrea
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
 
 Names = TypeVar("Names", bound=Sequence[object])
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
@@ -95,8 +96,9 @@ def _check_tensor(tensor: TensorProto) -> None:
 
 def _inline(proto: ModelProto) -> ModelProto:
     """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
-    kept = [f for f in proto.functions if f.domain != DOMAIN]
+    kept = [f for f in proto.functions if f.domain != DOMAIN and f.overload != NEEDED]
     assign(proto.functions, kept)
+    without_imports(proto, NEEDS_DOMAIN)
     if not kept:
         return proto
     _align_opsets(proto)
