@@ -7,11 +7,11 @@ to the next change, and a model means the same in every opset in which all its o
 
 from collections.abc import Iterator
 
-import onnx_ir as ir
 from onnx import ModelProto, NodeProto, defs, helper
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
@@ -35,9 +35,9 @@ def inlined(model: ModelProto) -> ModelProto:
     the model computes does not change.
     """
     light, weights = set_aside(model)
-    graph = ir.from_proto(light)
+    graph = to_ir(light)
     InlinePass()(graph)
-    result = ir.to_proto(graph)
+    result = to_proto(graph)
     result.training_info.extend(model.training_info)
     del result.functions[:]  # which the pass leaves where no node calls them
     refuse_older_runtimes(result)

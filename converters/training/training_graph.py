@@ -1,5 +1,6 @@
 """`training_graph`: a forward model in, one graph that computes its loss, its gradients and the update out."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -24,8 +25,11 @@ from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder,
 from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
+from onnx_backprop.converters.training.sharing import tie as share
+from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 
@@ -44,6 +48,8 @@ def training_graph(
     carry_state: bool = False,
     straight_through: bool = False,
     strict: bool = False,
+    tie: Ties = (),
+    untie: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
@@ -75,6 +81,10 @@ def training_graph(
         carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         strict: refuse a name in `trainable` that the loss does not depend on, see `backward`.
+        tie: pairs of initializers that hold the same numbers, one perhaps transposed, and are to stay equal: the first
+            takes the second's place.
+        untie: give every place that reads a tensor of equal numbers one of its own. Exporters merge biases that are
+            still zero; without it such a tensor is trained as one, and a warning tells so.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -99,6 +109,9 @@ def training_graph(
     original = prepare(model)
     ir_model = to_ir(original)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
+    share(ir_model.graph, tie)
+    if untie:
+        separate(ir_model.graph)
     if training_mode:
         train(ir_model.graph)
     _check_names(ir_model.graph, trainable, frozen)
@@ -117,6 +130,7 @@ def training_graph(
     ir_model = _typed(ir_model)
     graph = ir_model.graph
     end = len(graph.outputs)
+    together = shared(graph.initializers.values())
     parameters = Differentiation(
         ir_model,
         wrt=choice.wanted,
@@ -127,6 +141,9 @@ def training_graph(
         strict=strict,
         progress=progress,
     ).emit()
+    together = {name: readers for name, readers in together.items() if name in parameters}
+    if together:
+        warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
     known: dict[str, Any] = {}
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}

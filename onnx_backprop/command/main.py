@@ -13,15 +13,16 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
-from onnx_backprop.command.options import NO_LOSS, check_paths, loss_of, progress_bar, read_arrays, share
+from onnx_backprop.command.options import NO_LOSS, check_paths, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.converters import (
     TrainingGraph,
@@ -38,7 +39,7 @@ from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.gradient_operator import has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 
 PROGRAM = "onnx-backprop"
 
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, arguments.rest = parser.parse_known_args(argv)
         if arguments.rest and arguments.run is not _demo:
             parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
-        code: int = arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", OnnxBackpropWarning)
+            warnings.showwarning = _show_warning
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
     except UnsupportedOpError as e:  # a list, one operator a line
         return _fail(str(e))
@@ -70,6 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """One line for a warning of ours; another's as Python writes it."""
+    ours = issubclass(category, OnnxBackpropWarning)
+    text = f"{PROGRAM}: warning: {message}\n" if ours else warnings.formatwarning(message, category, *where[:2])
+    sys.stderr.write(text)
 
 
 def _fail(message: str) -> int:
@@ -108,7 +119,8 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("model", metavar="IN", help="the ONNX model to read")
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
-    share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--kernels", "--force", "--quiet")
+    share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
+    share(convert, "--straight-through", "--strict", "--kernels", "--force", "--quiet")
     convert.add_argument(
         "--inline", action="store_true", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"
     )
@@ -135,6 +147,8 @@ def _convert(arguments: argparse.Namespace) -> int:
                 of=arguments.of,
                 kernels=arguments.kernels,
                 inline=arguments.inline,
+                straight_through=arguments.straight_through,
+                strict=arguments.strict,
                 progress=progress,
             )
             gradients = _names(result.graph.output)[len(model.graph.output) :]
@@ -142,13 +156,10 @@ def _convert(arguments: argparse.Namespace) -> int:
         else:
             graph = training_graph(
                 model,
-                loss=loss_of(arguments),
-                trainable=arguments.trainable,
-                frozen=arguments.frozen,
-                prediction=arguments.prediction,
                 kernels=arguments.kernels,
                 inline=arguments.inline,
                 progress=progress,
+                **training_options(arguments),
             )
             result = graph.model
             lines = _training_lines(graph)
@@ -228,7 +239,7 @@ def _required(model: ModelProto) -> list[str]:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    with_loss = ("prediction", "trainable", "frozen")
+    with_loss = ("prediction", "trainable", "frozen", "tie", "untie")
     without_loss = ("wrt", "of")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
@@ -267,6 +278,7 @@ def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
         ("loss", [graph.loss]),
         ("parameters", parameters),
         ("gradients", list(graph.parameters.values())),
+        *([("no parameters", [f"{name} ({what})" for name, what in graph.left_out.items()])] if graph.left_out else []),
     ]
 
 

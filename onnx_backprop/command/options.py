@@ -25,6 +25,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
     "--frozen": _NAMES | {"help": "parameters to leave; globs too"},
+    "--straight-through": {"action": "store_true", "help": "differentiate quantisation as if it did not round"},
+    "--strict": {"action": "store_true", "help": "refuse names whose gradient is zero or that nothing depends on"},
+    "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
+    "--untie": {"action": "store_true", "help": "give every place that reads a merged bias one of its own"},
     "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
     "--force": {"action": "store_true", "help": "replace what is there"},
     "--quiet": {"action": "store_true", "help": "print nothing but errors"},
@@ -35,6 +39,17 @@ def share(parser: argparse.ArgumentParser, *options: str, **settings: Any) -> No
     """Give a command some of the options that several have; `settings`: what is particular to it."""
     for option in options:
         parser.add_argument(option, **_OPTIONS[option] | settings)
+
+
+def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What convert and train hand on to `training_graph`."""
+    pairs = [text.split("=") for text in arguments.tie or ()]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
+    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie")
+    given = {name: getattr(arguments, name) for name in names}
+    return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
 
 def loss_of(arguments: argparse.Namespace) -> str | None:

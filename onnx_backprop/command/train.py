@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.command.options import compilation_shown, loss_of, read_arrays, share
+from onnx_backprop.command.options import compilation_shown, read_arrays, share, training_options
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
@@ -35,7 +35,8 @@ def add_train(commands: Any) -> None:
     )
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
-    share(train, "--prediction", "--trainable", "--frozen", "--force", "--quiet")
+    share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
+    share(train, "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
     train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
@@ -66,13 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     graph = training_graph(
         arguments.model,
-        loss=loss_of(arguments),
         optimizer=_optimizer(arguments),
-        trainable=arguments.trainable,
-        frozen=arguments.frozen,
-        prediction=arguments.prediction,
         training_mode=arguments.training_mode,
         gradient_norms=arguments.report is not None,
+        **training_options(arguments),
     )
     loader = _loader(graph, data, arguments, "--data")
     assert loader is not None

@@ -29,7 +29,7 @@ def classifier() -> ModelProto:
     rng = np.random.default_rng(SEED)
     values = {
         "w1": rng.standard_normal((4, 16)) / 2,
-        "b1": np.zeros(16),
+        "b1": np.linspace(-0.1, 0.1, 16),
         "scale": np.ones(16),
         "mean": np.zeros(16),
         "variance": np.ones(16),

@@ -1,0 +1,113 @@
+"""Tensors that several places share by an exporter's thrift, and weights that belong together and were copied."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.graphs import unique, used_names
+from onnx_backprop.converters.prepare.load import pick
+from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+Ties = Sequence[tuple[str, str]]
+_SHOWN = 4  # places that a warning lists
+
+
+def tie(graph: ir.Graph, pairs: Ties) -> None:
+    """b := a for every (a, b), or aᵀ where that is what b holds, as the head of a language model does; b goes.
+
+    Raises: InvalidArgumentError for unknown names, and for two tensors that hold different numbers.
+    """
+    for pair in pairs:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise InvalidArgumentError(f"tie: expected pairs of names, got {pair!r}. Write [('a', 'b')]")
+        stored = {str(v.name): v for v in graph.initializers.values()}
+        a, b = pick(pair, stored, argument="tie", what="an initializer")
+        first, second = (np.asarray(v.const_value.numpy()) for v in (a, b) if v.const_value is not None)
+        if first.dtype == second.dtype and np.array_equal(first, second):
+            b.replace_all_uses_with(a, replace_graph_outputs=True)
+        elif first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second):
+            turned = ir.node("Transpose", [a], {"perm": [1, 0]}, name=f"{b.name}/tied")
+            turned.outputs[0].name, turned.outputs[0].type, turned.outputs[0].shape = f"{b.name}/tied", b.type, b.shape
+            graph.insert_before(graph[0], turned)
+            b.replace_all_uses_with(turned.outputs[0], replace_graph_outputs=True)
+        else:
+            raise InvalidArgumentError(
+                f"tie: {a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
+                "hold different numbers. Tie copies of one tensor, or of its transpose"
+            )
+        del graph.initializers[str(b.name)]
+
+
+def untie(graph: ir.Graph) -> None:
+    """Give every place that reads a tensor of equal numbers one of its own.
+
+    Where an Identity hands it on, as PyTorch's exporter writes tensors that it found equal, the new one has the name
+    that the Identity gave; elsewhere that of the tensor, with a number.
+    """
+    names = used_names(graph)
+    for value in list(graph.initializers.values()):
+        if not _is_merged(value):
+            continue
+        for node in [node for node, _ in value.uses() if _hands_on(node)]:
+            (output,) = node.outputs
+            name, output.name = str(output.name), None
+            _copy_for(graph, value, name, [(reader, n) for reader, n in output.uses()])
+            graph.remove(node, safe=True)
+        first = True
+        for node, index in list(value.uses()):
+            if not first:
+                _copy_for(graph, value, unique(f"{value.name}_2", names), [(node, index)])
+            first = False
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[str(value.name)]
+
+
+def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
+    """The tensors that an exporter seems to have merged for being equal, and the nodes that read each."""
+    return {str(value.name): [label(node) for node in _readers(value)] for value in values if _is_merged(value)}
+
+
+def told_shared(found: dict[str, list[str]]) -> str:
+    """A sentence about them."""
+    told: list[str] = []
+    for name, readers in list(found.items())[:_SHOWN]:
+        more = f" and {len(readers) - _SHOWN} more" if len(readers) > _SHOWN else ""
+        told.append(f"{name!r} is read by {', '.join(readers[:_SHOWN])}{more}")
+    rest = f"; and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else ""
+    return (
+        f"trained as one, since the file holds one tensor of equal numbers for several places: {'; '.join(told)}"
+        f"{rest}. Where an exporter merged them, untie=True gives each its own"
+    )
+
+
+def _is_merged(value: ir.Value) -> bool:
+    """Whether a float tensor of several numbers, all of them equal, is read in several places."""
+    tensor = value.const_value
+    if tensor is None or not is_float(value) or tensor.size < 2 or len(_readers(value)) < 2:
+        return False
+    flat = tensor.numpy().ravel()
+    return bool(flat[0] == flat[-1] and (flat == flat[0]).all())
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    result: dict[ir.Node, None] = {}
+    for node, _ in value.uses():
+        result |= dict.fromkeys(reader for reader, _ in node.outputs[0].uses()) if _hands_on(node) else {node: None}
+    return list(result)
+
+
+def _hands_on(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type == "Identity" and not node.outputs[0].is_graph_output()
+
+
+def _copy_for(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[tuple[ir.Node, int]]) -> None:
+    """A tensor of the same numbers, read in some places instead."""
+    assert value.const_value is not None
+    tensor = ir.tensor(value.const_value.numpy().copy(), name=name)
+    new = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
+    graph.register_initializer(new)
+    for node, index in uses:
+        node.replace_input_with(index, new)
