@@ -12,6 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.prepare.accept import put_in_order, read_file
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
+from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
@@ -42,7 +43,7 @@ def load(model: ModelProto | str | Path) -> ModelProto:
 
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:
-    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes.
+    """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
     Of declared types and shapes those of graph inputs alone are believed, see `declared`.
     """
@@ -51,6 +52,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     _check_tensors(weights)
     declared = forget_declared(proto)
     proto = upgrade(_inline(proto))
+    expand_fused(proto, declared)
     proto = infer_without_misread_scales(
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
     )
