@@ -21,7 +21,10 @@ def linear_regressor(op: Composer) -> str:
 
 
 def linear_classifier(op: Composer) -> list[str | None]:
-    """The class of the highest of the scores x·wᵀ + b, and the scores; of one score s, whether s > 0, and (1 - s, s)."""
+    """The class of the highest of the scores x·wᵀ + b, and the scores.
+
+    Of one score s: whether s > 0; and of two labels (1 - s, s), or (σ(-s), σ(s)) with LOGISTIC, else s.
+    """
     intercepts = np.float32(op.attribute("intercepts", []))
     op.attribute("multi_class")
     if not intercepts.size:
@@ -31,10 +34,10 @@ def linear_classifier(op: Composer) -> list[str | None]:
         label = op.ArgMax(scores, axis=1, keepdims=0)
         return [_label(op, labels, label), _transformed(op, scores, intercepts.size)]
     positive = op.Cast(op.Squeeze(op.Greater(scores, 0.0), [1]), to=TensorProto.INT64)
-    binary = len(labels) == 2
+    if len(labels) == 2:
+        return [_label(op, labels, positive), _binary(op, scores, 1.0)]
     _transformed(op, scores, 1)
-    words = labels if binary else np.array(["0", "1"], object) if labels.dtype == object else np.array([0, 1])
-    return [_label(op, words, positive), _opposite(op, scores, 1.0) if binary else scores]
+    return [_label(op, np.array(["0", "1"], object) if labels.dtype == object else np.array([0, 1]), positive), scores]
 
 
 def svm_regressor(op: Composer) -> str:
@@ -55,8 +58,8 @@ def svm_regressor(op: Composer) -> str:
 def svm_classifier(op: Composer) -> list[str | None]:
     """A score for each pair of classes, i being voted for where it is above 0, else j; or one for each class.
 
-    Without support vectors the scores are x·wᵀ + ρ₀. Of two classes with them there are (1 - s, s), or (-s, s)
-    without a transform.
+    Without support vectors the scores are x·wᵀ + ρ₀. Of two classes with them there are (σ(-s), σ(s)) with LOGISTIC,
+    (-s, s) without a transform, else (1 - s, s).
     """
     if op.attribute("prob_a") or op.attribute("prob_b"):
         raise op.refuse("probabilities of a machine are found by iteration. Convert the model without them")
@@ -69,9 +72,7 @@ def svm_classifier(op: Composer) -> list[str | None]:
     label = _label(op, labels, op.ArgMax(votes, axis=1, keepdims=0))
     if len(labels) > 2:
         return [label, _transformed(op, scores, len(labels) * (len(labels) - 1) // 2)]
-    plain = op.attribute("post_transform", "NONE") == "NONE"
-    _transformed(op, scores, 1)
-    return [label, _opposite(op, scores, 0.0 if plain else 1.0)]
+    return [label, _binary(op, scores, 0.0 if op.attribute("post_transform", "NONE") == "NONE" else 1.0)]
 
 
 def normalizer(op: Composer) -> str:
@@ -149,9 +150,13 @@ def _softmax_zero(op: Composer, scores: str) -> str:
     return op.Div(op.Add(powers, rest), op.ReduceSum(powers, [-1]))
 
 
-def _opposite(op: Composer, score: str, total: float) -> str:
-    """(total - s, s)."""
-    return op.Concat(op.Sub(op.number(total, score), score) if total else op.Neg(score), score, axis=1)
+def _binary(op: Composer, score: str, total: float) -> str:
+    """(total - s, s), or (σ(-s), σ(s)) with LOGISTIC."""
+    _transformed(op, score, 1)
+    other = op.Sub(op.number(total, score), score) if total else op.Neg(score)
+    if op.attribute("post_transform", "NONE") == "LOGISTIC":
+        other, score = op.Sigmoid(op.Neg(score)), op.Sigmoid(score)
+    return op.Concat(other, score, axis=1)
 
 
 def _labels(op: Composer) -> np.ndarray:
