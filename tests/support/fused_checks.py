@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -67,17 +68,17 @@ def check_fused(
     outputs: int | Sequence[int] = 1,
     *,
     tolerance: float = 0,
-    **settings: object,
+    constants: Sequence[str] = (),
+    **settings: Any,
 ) -> None:
-    """The same outputs before and after, with shapes known and unknown; and the gradient, against differences."""
-    model = one_node(op_type, feeds, outputs, **settings)
-    constants = settings.get("constants", ())
+    """The same outputs before and after, with shapes known and unknown; and the latter's gradient, against differences."""
+    model = one_node(op_type, feeds, outputs, constants=constants, **settings)
     given = {name: x for name, x in feeds.items() if x is not None and name not in constants}
     before = run(forward_session(model), given)
     for form in (model, symbolic(model)):
         compare(before, run(forward_session(expanded(form)), given), tolerance)
-        if wrt:
-            check_gradient(form, given, wrt)
+    if wrt:
+        check_gradient(symbolic(model), given, wrt)
 
 
 def check_gradient(model: ModelProto, feeds: Mapping[str, np.ndarray], wrt: Sequence[str]) -> None:

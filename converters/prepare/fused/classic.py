@@ -45,11 +45,12 @@ def svm_regressor(op: Composer) -> str:
     count, one_class = op.attribute("n_supports", 0), op.attribute("one_class", 0)
     coefficients, rho = (np.float32(op.attribute(name)) for name in ("coefficients", "rho"))
     op.attribute("post_transform")
-    x, shape = _rows(op, coefficients.size), (1, count or coefficients.size)
     if count:
         x = _kernel(op, _rows(op, np.size(op.attribute("support_vectors")) // count), count)
     else:
+        x = _rows(op, coefficients.size)
         _ignore_kernel(op)
+    shape = (1, count or coefficients.size)
     w = op.parameter("coefficients", coefficients.reshape(shape))
     y = op.Gemm(x, w, op.parameter("rho", rho[:1]), transB=1)
     return op.Where(op.Greater(y, 0.0), op.number(1.0, y), op.number(-1.0, y)) if one_class else y
@@ -153,10 +154,9 @@ def _softmax_zero(op: Composer, scores: str) -> str:
 def _binary(op: Composer, score: str, total: float) -> str:
     """(total - s, s), or (σ(-s), σ(s)) with LOGISTIC."""
     _transformed(op, score, 1)
-    other = op.Sub(op.number(total, score), score) if total else op.Neg(score)
     if op.attribute("post_transform", "NONE") == "LOGISTIC":
-        other, score = op.Sigmoid(op.Neg(score)), op.Sigmoid(score)
-    return op.Concat(other, score, axis=1)
+        return op.Concat(op.Sigmoid(op.Neg(score)), op.Sigmoid(score), axis=1)
+    return op.Concat(op.Sub(op.number(total, score), score) if total else op.Neg(score), score, axis=1)
 
 
 def _labels(op: Composer) -> np.ndarray:

@@ -110,6 +110,8 @@ def test_a_transformer_that_a_session_has_optimised(tmp_path: Path) -> None:
     kept = {t.name for t in after.graph.initializer} & {t.name for t in model.graph.initializer}
     assert len(kept) > 15
     same(model, after, IDS | SEED, sorted(kept))
+    report = ob.check_gradients(after, wrt=["w_q", "gamma1"], feeds=IDS)
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
