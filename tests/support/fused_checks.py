@@ -107,7 +107,9 @@ def check_gradient(model: ModelProto, feeds: Mapping[str, np.ndarray], wrt: Sequ
         gradient, v = answers[f"{name}_grad"], rng.standard_normal(feeds[name].shape)
         assert gradient.shape == v.shape, (name, gradient.shape)
         above, below = (forward.run(of, exact | {name: exact[name] + s * step * v}) for s in (1, -1))
-        moved = sum(float(np.sum(seeds[y] * (a - b))) for y, a, b in zip(of, above, below, strict=True)) / (2 * step)
+        moved = sum(float(np.sum(seeds[y] * np.subtract(a, b))) for y, a, b in zip(of, above, below, strict=True)) / (
+            2 * step
+        )
         got, scale = float(np.sum(gradient * v)), float(np.linalg.norm(gradient) * np.linalg.norm(v)) + abs(moved)
         assert abs(got - moved) <= tolerance * scale + 1e-6, f"{name}: expected {moved:.8g}, got {got:.8g}"
 

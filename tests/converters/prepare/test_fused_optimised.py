@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
+from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import run
 from tests.support.transformer import transformer
@@ -198,3 +199,34 @@ def test_what_stands_for_a_node_is_explained_under_its_name() -> None:
     assert explanation.ok
     assert all(node.node.startswith("activation/") for node in explanation.nodes)
     assert {"Tanh-13", "Mul-14"} <= {node.op for node in explanation.nodes}
+
+
+def test_a_rank_that_nobody_knows_is_asked_for() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "elsewhere": 1]>
+    ranks (float[n, 4] x, float[n, 4] w) => (float[p, q] y) {
+        u = elsewhere.Unknown(x)
+        y = com.microsoft.FusedMatMul<transA = 1>(u, w)
+    }
+    """
+    model = parser.parse_model(text)
+    with pytest.raises(UnsupportedError, match="number of axes of 'u' must be known to be transposed"):
+        ob.backward(model, wrt=["w"])
+    model.graph.value_info.append(helper.make_tensor_value_info("u", TensorProto.FLOAT, ["n", 4]))
+    after = prepare(model)  # the declared rank is believed where inference finds none
+    assert "FusedMatMul" not in {node.op_type for node in after.graph.node}
+
+
+def test_every_operator_that_is_written_out_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fused.md").read_text()
+    assert not [op_type for _, op_type in EXPANSIONS if op_type not in page]
+
+
+@pytest.mark.parametrize("op_type", ["QLinearAdd", "QAttention", "DynamicQuantizeLSTM", "GroupQueryAttention"])
+def test_what_stays_refused_says_what_to_do(op_type: str) -> None:
+    model = parser.parse_model(f"""
+    <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+    refused (float[n, 4] x) => (float[n, 4] y) {{ [it] y = com.microsoft.{op_type}(x) }}
+    """)
+    with pytest.raises(UnsupportedError, match=rf"com.microsoft::{op_type} \(.*(Differentiate|Export).*'it'"):
+        ob.backward(model, wrt=["x"])
