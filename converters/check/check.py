@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from onnx_backprop.converters.check.check_model import Examination, Examiner, Open, path_between
 from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
-from onnx_backprop.converters.prepare.graphs import called, copied, reads
 from onnx_backprop.converters.prepare.accept import initializers_are_constants
+from onnx_backprop.converters.prepare.graphs import called, copied, reads
+from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import load, prepare
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
@@ -54,7 +54,7 @@ class NodeByNode:
     def __init__(self, examiner: Examiner, model: ModelProto, whole: Examination) -> None:
         self.examiner = examiner
         self.prepared = prepare(_with_values(model, whole.values))
-        graph = ir.from_proto(self.prepared).graph
+        graph = to_ir(self.prepared).graph
         self.path = path_between(graph, whole.outputs, whole.variables)
         self.active = {str(value.name) for value in self.path.active}
         self.submodels = Submodels(self.prepared)

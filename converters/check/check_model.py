@@ -16,6 +16,7 @@ from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, W
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
+from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
@@ -111,7 +112,7 @@ class Examiner:
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
         original = prepare(model)
-        graph_model = ir.from_proto(original)
+        graph_model = to_ir(original)
         names = list(wrt) if wrt is not None else reached(graph_model.graph, of)
         differentiation = Differentiation(graph_model, wrt=names, of=of)
         differentiation.given = wrt is not None

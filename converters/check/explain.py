@@ -8,11 +8,19 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
+from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, pick, prepare
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import pick_floats
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import GradientPath, NodePlan, find_path, plan, walk_back
+from onnx_backprop.converters.reverse.differentiate import (
+    GradientPath,
+    NodePlan,
+    find_path,
+    plan,
+    told_stops,
+    walk_back,
+)
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.tables import table
@@ -87,7 +95,7 @@ def explain_gradients(
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
-    ir_model = ir.from_proto(prepare(model))
+    ir_model = to_ir(prepare(model))
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
@@ -112,25 +120,7 @@ def _variable(x: ir.Value, graph: ir.Graph, targets: list[ir.Value], path: Gradi
     if x in path.active:
         return VariableExplanation(name, True)
     alone = find_path(graph, targets, [x])
-    reasons = [f"{n.op_type} '{label(n)}' stops it ({why})" for n, why in alone.stops.items()]
-    reasons += [f"{n.op_type} '{label(n)}' stops it ({_no_float(n)})" for n in _readers(graph, {x}) if _no_float(n)]
-    return VariableExplanation(name, False, "; ".join(reasons[:4]) or "no output asked for depends on it")
-
-
-def _readers(graph: ir.Graph, found: set[ir.Value]) -> list[ir.Node]:
-    """The nodes that depend on some values through floats, but for those where a gradient stops."""
-    found = set(found)
-    nodes: list[ir.Node] = []
-    for node in graph:
-        if not found.isdisjoint(values_read(node)) and registry.stops(node) is None:
-            nodes.append(node)
-            found.update(v for v in node.outputs if is_float(v) or v.dtype is None)
-    return nodes
-
-
-def _no_float(node: ir.Node) -> str:
-    dtypes = [type_name(v) for v in node.outputs if v.name and not (is_float(v) or v.dtype is None)]
-    return f"its output has type {dtypes[0]}" if dtypes and len(dtypes) == len(node.outputs) else ""
+    return VariableExplanation(name, False, told_stops(alone.stops) or "no output asked for depends on it")
 
 
 class _Explainer:
@@ -153,9 +143,7 @@ class _Explainer:
             if node in on_path:
                 result.append(self._on_path(node))
             elif node in self.path.stops:
-                result.append(self._told(node, STOPS, self.path.stops[node]))
-            elif _no_float(node):
-                result.append(self._told(node, STOPS, _no_float(node)))
+                result.append(self._told(node, STOPS, self.path.stops[node].reason))
             else:
                 result.append(self._told(node, ASIDE, "no output asked for depends on it"))
             if node not in self.path.stops:

@@ -48,8 +48,9 @@ def put_in_order(proto: ModelProto) -> None:
     """Change what says the same to onnxruntime and is wrong to onnx, and check the rest.
 
     Names that are no UTF-8 get escapes, lengths below 0 count as unknown, a model before IR version 4 is one of 4, its
-    initializers being constants. Operators that onnxruntime alone has in the default domain move to its own. Nodes are sorted; of two initializers of one name the last counts, as of two sets of
-    data the raw one. A warning tells where the checker found more than that shapes are missing.
+    initializers being constants. Operators that onnxruntime alone has in the default domain move to its own. Nodes are
+    sorted; of two initializers of one name the last counts, as of two sets of data the raw one. A warning tells where
+    the checker found more than that shapes are missing.
 
     Raises: InvalidModelError for what neither of them takes.
     """
@@ -103,6 +104,10 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
         if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
+    checked.opset_import.add(domain="deprecated", version=1)
+    for node in all_nodes(checked):  # its first version, of scales per group, which onnx has withdrawn
+        if node.op_type == "GroupNormalization" and not node.domain:
+            node.domain = "deprecated"
     try:
         checker.check_model(checked)
     except OnnxBackpropError:

@@ -111,10 +111,6 @@ def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:
     for node in graph.node:
         if not stale.isdisjoint(node.input):
             stale.update(node.output)
-    for value in graph.value_info:
+    for value in (*graph.value_info, *graph.output):
         if value.name in stale and value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for value in graph.output:  # must keep a rank
-        if value.name in stale:
-            for dim in value.type.tensor_type.shape.dim:
-                dim.Clear()

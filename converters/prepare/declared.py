@@ -7,11 +7,12 @@ length is believed of graph inputs only, which onnxruntime holds the caller to.
 from collections.abc import Callable
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, copied, rename, subgraphs, unique, used_names
+from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, rename, subgraphs, unique, used_names
 
 Infer = Callable[[ModelProto], ModelProto]
+_TRAINING = "ai.onnx.preview.training"
 
 
 def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
@@ -27,7 +28,7 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
 
 
 def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:
-    """`infer(proto)`; where it finds no element type or rank, the declared ones, the rank as one that the run checks."""
+    """`infer(proto)`; where it finds no element type or rank, what is declared; the run then checks the rank."""
     inferred = infer(proto)
     while _state(inferred.graph, declared):
         inferred = infer(inferred)
@@ -40,6 +41,8 @@ def _state(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
     behind: set[str] = set()  # values that may be known once these are
     missing: list[tuple[int, str]] = []
     for position, node in enumerate(graph.node):
+        if node.domain == _TRAINING:
+            continue  # a Gradient node stands for others and never runs
         for name in node.output:
             type_ = declared.get(name, TypeProto())
             if not type_.tensor_type.elem_type:
@@ -64,7 +67,12 @@ def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     """x = Reshape(what the node makes, Reshape(its Shape, [rank])), which fails in a run where the rank is another."""
     taken = used_names(graph)
     made, lengths, stated, known = (unique(f"{name}/{part}", taken) for part in ("made", "lengths", "rank", "shape"))
+    graph.node[position].name = called(graph.node[position])  # which may be the output's name
     rename(graph.node[position], {name: made})
+    info = graph.value_info.add(name=made)
+    info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
+    info.name = made
+    info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
     graph.initializer.append(numpy_helper.from_array(np.array([rank], np.int64), stated))
     nodes = [
         helper.make_node("Shape", [made], [lengths], name=lengths),

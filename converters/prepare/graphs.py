@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 import onnx_ir as ir
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from onnx_backprop.opset.functions.scope import Scope
 
-Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto)
+Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 

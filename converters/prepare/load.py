@@ -14,6 +14,7 @@ from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pa
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.upgrade import upgrade
@@ -95,9 +96,9 @@ def _inline(proto: ModelProto) -> ModelProto:
     if not kept:
         return proto
     _align_opsets(proto)
-    model = ir.from_proto(proto)
+    model = to_ir(proto)
     InlinePass()(model)
-    return ir.to_proto(model)
+    return to_proto(model)
 
 
 def _align_opsets(proto: ModelProto) -> None:

@@ -1,6 +1,8 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
@@ -15,12 +18,16 @@ from onnx_backprop.converters.reverse.differentiate import (
     Progress,
     explain_unreached,
     find_path,
+    leading,
+    refuse_rounding,
+    told_stops,
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
+from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
 
 
@@ -31,6 +38,7 @@ def backward(
     of: Sequence[str] | None = None,
     kernels: str = DEFAULT_KERNELS,
     straight_through: bool = False,
+    strict: bool = False,
     progress: Progress = iter,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -38,11 +46,15 @@ def backward(
     Args:
         model: a ModelProto or the path of one; it is not changed.
         wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
-            `of` along a differentiable path.
+            `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and the like
+            define the function and are none.
         of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
         kernels: how the operators of our domain run, see `use_kernels`.
-        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type. Without
-            it such a node on the way is refused, since the derivative of rounding is zero almost everywhere.
+        straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type, and
+            DynamicQuantizeLinear with the integer products behind it. Without it such a node on the way is refused,
+            since the derivative of rounding is zero almost everywhere.
+        strict: refuse a name in `wrt` or `of` where the derivative is zero, as through Sign, or where `of` does not
+            depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
@@ -51,19 +63,22 @@ def backward(
 
     Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
 
-    Raises: InvalidArgumentError (unknown, integer or unreachable names), InvalidModelError, UnsupportedOpError
+    Raises: InvalidArgumentError (unknown or integer names, and those that only nodes without a derivative lead to, as
+    a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError
     (every missing rule at once, with node names), UnsupportedAttributeError.
     """
     check_kernels(kernels)
     original = prepare(model)
-    ir_model = ir.from_proto(original)
-    Differentiation(ir_model, wrt=wrt, of=of, straight_through=straight_through, progress=progress).emit()
+    ir_model = to_ir(original)
+    Differentiation(
+        ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
+    ).emit()
     return finish(ir_model, original, kernels)
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
-    proto = infer_large(ir.to_proto(ir_model))
+    proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     return use_kernels(proto, kernels)
 
@@ -77,25 +92,28 @@ class Differentiation:
         *,
         wrt: Sequence[str] | None,
         of: Sequence[str] | None,
-        without: Sequence[str] = (),
+        without: Mapping[str, str] | None = None,
         argument: str = "wrt",
         straight_through: bool = False,
+        strict: bool = False,
         progress: Progress = iter,
     ) -> None:
-        """`without`: initializers that the default of `wrt` leaves out. `argument`: what the caller calls `wrt`."""
+        """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants."""
         self.model = model
         self.graph = model.graph
         self.progress = progress
         self.straight_through = straight_through
+        self.strict = strict
         self.argument = argument
         self.given = wrt is not None
         self.without = without
         self.names = used_names(self.graph)
         self.of = self._targets(of)
         self.wrt, self.path = self._variables(wrt)
+        refuse_rounding(self.graph, self.of, self.path)
         if of is None:
-            self.of = [y for y in self.of if y in self.path.active]
-        self._require_dependent()
+            self.of = [y for y in self.of if y in self.path.active] or self.of
+        self.zeros = self._zeros(self.wrt)
 
     def _targets(self, of: Sequence[str] | None) -> list[ir.Value]:
         outputs = {str(value.name): value for value in self.graph.outputs}
@@ -103,40 +121,61 @@ class Differentiation:
             return [value for value in outputs.values() if is_float(value) and not value.is_initializer()]
         return pick_floats(of, outputs, argument="of", what="a graph output")
 
-    def _require_dependent(self) -> None:
-        for y in self.of:
-            if y not in self.path.active:
-                raise InvalidArgumentError(
-                    f"of: {y.name!r} does not depend differentiably on {', '.join(str(x.name) for x in self.wrt)}. "
-                    "Leave it out of `of`"
-                )
+    def _zeros(self, wrt: Sequence[ir.Value]) -> list[ir.Value]:
+        """Those of `wrt` whose derivative is zero, told in a warning; an error with `strict` or where none exists."""
+        zeros = [x for x in wrt if x not in self.path.active]
+        idle = [y for y in self.of if y not in self.path.active]
+        leads = leading(self.graph, self.of)
+        reasons: dict[str, None] = {}
+        for x, of in [*((x, self.of) for x in zeros), *((None, [y]) for y in idle)]:
+            path = find_path(self.graph, of, wrt if x is None else [x])
+            stops = {n: stop for n, stop in path.stops.items() if not leads.isdisjoint(n.outputs)}
+            unknown = {n: stop for n, stop in stops.items() if not stop.zero}
+            if self.strict or unknown:
+                path = replace(path, stops=unknown or stops)
+                if x is None:
+                    raise InvalidArgumentError(
+                        f"of: {of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`"
+                    )
+                raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self.argument)
+            reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
+        if zeros or idle:
+            what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
+            text = f"{self.argument}: the derivative {what} is zero: {'; '.join(reasons)}"
+            warnings.warn(text, OnnxBackpropWarning, stacklevel=4)
+        return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
         if wrt is None:
-            floats = [v for name, v in initializers.items() if is_float(v) and name not in self.without]
+            floats = [v for name, v in initializers.items() if is_float(v) and name not in (self.without or ())]
             path = find_path(self.graph, self.of, floats)
             reached = [value for value in floats if value in path.active]
+            if self.without is None:
+                left_out = constants(self.graph, reached)
+                reached = [value for value in reached if value not in left_out]
+                self.without = {str(value.name): what for value, what in left_out.items()}
+                path = find_path(self.graph, self.of, reached)
             if not reached:
                 raise self._nothing_to_differentiate_by()
             return reached, path
         values = initializers | {str(v.name): v for v in self.graph.inputs}
         picked = pick_floats(wrt, values, argument=self.argument, what="a graph input or an initializer")
-        path = find_path(self.graph, self.of, picked)
-        for value in picked:
-            if value not in path.active:
-                raise self._unreached(value, path)
-        return picked, path
+        return picked, find_path(self.graph, self.of, picked)
 
     def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
         of = ", ".join(str(y.name) for y in self.of) or "a float output"
-        hint = ""
+        hints: list[str] = []
+        if self.without:
+            shown = ", ".join(f"{name!r} ({what})" for name, what in list(self.without.items())[:5])
+            more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
+            hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
         if self.argument == "wrt":
             inputs = ", ".join(str(v.name) for v in self.graph.inputs)
-            hint = f"; name graph inputs ({inputs}) to differentiate by them"
+            hints.append(f"; name graph inputs ({inputs}) to differentiate by them")
         return InvalidArgumentError(
-            f"{self.argument}: no float initializer{' outside frozen' if self.without else ''} influences {of} along a "
-            f"differentiable path, there is nothing to differentiate by{hint}"
+            f"{self.argument}: no float initializer{' of the rest' if self.without else ''} influences {of} along a "
+            f"differentiable path, there is nothing to differentiate by{''.join(hints)}"
         )
 
     def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:
@@ -150,7 +189,8 @@ class Differentiation:
         gradient_names = {value: self._gradient_name(value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
-        # every path to these ends in an input that its rule gives no gradient for, such as a Resize's scales
+        gradients |= {x: op.zeros(op.shape(x), x) for x in self.zeros}
+        # every path to the rest ends in an input that its rule gives no gradient for, such as a Resize's scales
         unreached = [x for x in self.wrt if x not in gradients]
         if unreached and self.given:
             raise self._unreached(unreached[0], self.path)
@@ -187,6 +227,10 @@ class Differentiation:
         seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
         self.graph.inputs.append(seed)
         return seed
+
+
+def _listed(values: Iterable[ir.Value]) -> str:
+    return ", ".join(repr(str(value.name)) for value in values)
 
 
 def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken: list[ir.Value]) -> ir.Value:

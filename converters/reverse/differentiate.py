@@ -17,11 +17,12 @@ from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
-from onnx_backprop.converters.reverse.forward import Forward, label
-from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
+from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedOpError
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
+_ROUNDED_BYTES = 4  # longer integers are lengths and indices
 
 
 @dataclass(frozen=True)
@@ -30,31 +31,32 @@ class GradientPath:
 
     nodes: list[ir.Node]  # in forward order
     active: set[ir.Value]  # depend on a `wrt` value and influence an `of` value, differentiably
-    stops: dict[ir.Node, str]  # nodes that depend on a `wrt` value and let no gradient through, with the reason
+    stops: dict[ir.Node, registry.Stop]  # nodes that depend on a `wrt` value and let no gradient through
 
 
 def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> GradientPath:
     """Find the nodes on a differentiable path from a `wrt` value to an `of` value."""
     influenced = set(wrt)
     candidates: list[tuple[ir.Node, set[ir.Value]]] = []
-    stops: dict[ir.Node, str] = {}
+    stops: dict[ir.Node, registry.Stop] = {}
     for node in graph:
         read = values_read(node) & influenced
         flowing = registry.FLOWING_INPUTS.get((node.domain, node.op_type))
         if read and flowing is not None:
             reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
             if not reached:
-                stops[node] = "no gradient flows to that input"
+                stops[node] = registry.Stop("no gradient flows to that input", zero=False)
             read = {value for value in reached if value is not None}
         if not read:
             continue
-        reason = registry.stops(node)
-        if reason is not None:
-            stops[node] = reason
+        stop = registry.stops(node)
+        made = set() if stop is not None else _carry(node, read)
+        if not made:
+            types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
+            stops[node] = stop or registry.Stop(f"its output has type {', '.join(types)}")
             continue
         candidates.append((node, read))
-        rounds = (node.domain, node.op_type) in registry.ROUNDING
-        influenced.update(value for value in node.outputs if rounds or is_float(value) or value.dtype is None)
+        influenced |= made
     active = set(of) & influenced
     nodes: list[ir.Node] = []
     for node, read in reversed(candidates):
@@ -62,6 +64,36 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             nodes.append(node)
             active |= read
     return GradientPath(nodes[::-1], active, stops)
+
+
+def _carry(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:
+    """The outputs that a gradient may arrive at: floats, and numbers that were rounded from floats."""
+    rounds = (node.domain, node.op_type) in registry.ROUNDING or any(_is_rounded(value) for value in read)
+    return {y for y in node.outputs if is_float(y) or y.dtype is None or (rounds and _is_rounded(y))}
+
+
+def _is_rounded(value: ir.Value) -> bool:
+    """Whether a value on a path is of integers, as quantisation and the sums of its products make them."""
+    return value.dtype is not None and value.dtype.is_integer() and value.dtype.itemsize <= _ROUNDED_BYTES
+
+
+def refuse_rounding(graph: Iterable[ir.Node], of: Iterable[ir.Value], path: GradientPath) -> None:
+    """Raise where a part of the gradient would be left out: a stop that may not lie on a way does."""
+    refused = [node for node, stop in path.stops.items() if stop.refused]
+    if refused:
+        leads = leading(graph, of)
+        for node in refused:
+            if not leads.isdisjoint(node.outputs):
+                raise unsupported(node, path.stops[node].reason)
+
+
+def leading(graph: Iterable[ir.Node], of: Iterable[ir.Value]) -> set[ir.Value]:
+    """Everything that `of` depends on, through whatever types."""
+    result = set(of)
+    for node in reversed(list(graph)):
+        if not result.isdisjoint(node.outputs):
+            result |= values_read(node)
+    return result
 
 
 @dataclass(frozen=True)
@@ -118,7 +150,11 @@ def _plan(
             for body in bodies:
                 of = [y for y, outer in zip(body.outputs, node.outputs, strict=True) if y and outer in path.active]
                 inside = find_path(body.nodes, of, values_read(node) & path.active)
+                refuse_rounding(body.nodes, of, inside)
                 parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
+        if node.op_type not in registry.CARRYING and any(_is_rounded(x) for x in values_read(node) & path.active):
+            known = ", ".join(sorted(registry.CARRYING))
+            raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
         plans.append(NodePlan(node, rule, version, tuple(parts)))
     return plans
 
@@ -253,11 +289,16 @@ def _apply(
     ]
 
 
+def told_stops(stops: Mapping[ir.Node, registry.Stop]) -> str:
+    """The first nodes that stop a gradient, and why, for messages."""
+    return "; ".join(f"{n.op_type} '{label(n)}' stops it ({stop.reason})" for n, stop in list(stops.items())[:4])
+
+
 def explain_unreached(
     name: str, of: Sequence[str], path: GradientPath, *, argument: str = "wrt"
 ) -> InvalidArgumentError:
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
-    reasons = "; ".join(f"{n.op_type} '{label(n)}' stops it ({why})" for n, why in list(path.stops.items())[:4])
+    reasons = told_stops(path.stops)
     return InvalidArgumentError(
         f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")

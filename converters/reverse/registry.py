@@ -35,7 +35,25 @@ FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator)
 ROUNDING = frozenset(
     {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
 )  # their integer outputs carry gradients on, to be divided by a scale
-NO_GRADIENT: dict[tuple[str, str], str] = {}  # (domain, operator) -> why nothing flows through it
+# what may be done to such integers: the rules move their gradients, which are floats, or round as well
+CARRYING = frozenset(
+    {"Cast", "Concat", "ConvInteger", "DequantizeLinear", "Flatten", "Identity", "MatMulInteger", "Reshape"}
+    | {"Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+class Stop(NamedTuple):
+    """Why no gradient flows through a node. zero: its derivative is 0; otherwise there is none, or none is known.
+
+    refused: to pass over it would leave a part of the gradient out, so that the node may not lie on a way at all.
+    """
+
+    reason: str
+    zero: bool = True
+    refused: bool = False
+
+
+NO_GRADIENT: dict[tuple[str, str], Stop] = {}  # by domain and operator
 
 
 def gradient(
@@ -70,12 +88,12 @@ def gradient(
     return register
 
 
-def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
-    """State that no gradient flows through these operators, and why."""
+def no_gradient(reason: str, *op_types: str, domain: str = "", zero: bool = True, refused: bool = False) -> None:
+    """State that no gradient flows through these operators, and why; see `Stop`."""
     for op_type in op_types:
         if (domain, op_type) in NO_GRADIENT or any(k[:2] == (domain, op_type) for k in RULES):
             raise RegistrationError("listed as without gradient twice, or beside a rule", op_type=op_type)
-        NO_GRADIENT[domain, op_type] = reason
+        NO_GRADIENT[domain, op_type] = Stop(reason, zero, refused)
 
 
 def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
@@ -95,7 +113,7 @@ def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     return None if version is None else RULES.get((node.domain, node.op_type, version))
 
 
-def stops(node: ir.Node) -> str | None:
+def stops(node: ir.Node) -> Stop | None:
     """Why no gradient flows through a node, or None when one may."""
     return NO_GRADIENT.get((node.domain, node.op_type))
 

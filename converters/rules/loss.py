@@ -11,8 +11,13 @@ from onnx_backprop.converters.rules.common import FLOAT_TYPES, cast, narrow, wid
 
 @gradient("Cast", versions=(13, 19, 21, 23, 24, 25, 28))
 def cast_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = x in another float type  =>  dx = dy in the type of x; rounding counts as the identity."""
+    """y = x in another float type  =>  dx = dy in the type of x; rounding counts as the identity.
+
+    Of x that quantisation rounded the gradient is a float, whatever integers x and y are of.
+    """
     x, target = element_type(node.input(0)), ir.DataType(node.int("to", 0))
+    if x.is_integer():
+        return dy
     if x not in FLOAT_TYPES or target not in FLOAT_TYPES:
         handled = f"among {', '.join(t.name for t in FLOAT_TYPES)}"
         raise node.refuse("casts", f"{x.name} to {target.name}", handled)

@@ -11,15 +11,22 @@ no_gradient("its output depends on a shape only", "ConstantOfShape")
 no_gradient(
     "its output is random and does not depend on the values of its input", "RandomNormalLike", "RandomUniformLike"
 )
-no_gradient("its output is drawn at random, which has no derivative", "Bernoulli", "Multinomial")
+no_gradient("its output is drawn at random, which has no derivative", "Bernoulli", "Multinomial", zero=False)
 no_gradient("it has no inputs", "Constant", "RandomNormal", "RandomUniform")
 
 no_gradient(
     "it is piecewise constant: its derivative is zero almost everywhere", "Ceil", "Floor", "Round", "Sign", "Hardmax"
 )
-no_gradient("it rounds: its derivative is zero almost everywhere", "QLinearConv", "QLinearMatMul")
+no_gradient(
+    "it rounds, so that the gradient would leave out what passes through it. Quantize the model in QDQ format, "
+    "whose rounding straight_through=True opens",
+    "QLinearConv",
+    "QLinearMatMul",
+    zero=False,
+    refused=True,
+)
 
-no_gradient("it reads the bits of a number as another type, which is nowhere smooth", "BitCast")
+no_gradient("it reads the bits of a number as another type, which is nowhere smooth", "BitCast", zero=False)
 no_gradient("its output depends on the frequencies through rounded bins only", "MelWeightMatrix")
 
 no_gradient("its output is boolean", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
@@ -27,16 +34,7 @@ no_gradient("its output is boolean", "IsInf", "IsNaN", "OptionalHasElement")
 no_gradient("its inputs and output are boolean", "And", "Not", "Or", "Xor")
 no_gradient("its output is integer indices", "ArgMax", "ArgMin", "NonMaxSuppression", "NonZero")
 no_gradient("its output is an integer", "SequenceLength")
-no_gradient(
-    "its inputs and output are integers",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseNot",
-    "BitwiseOr",
-    "BitwiseXor",
-    "ConvInteger",
-    "MatMulInteger",
-)
+no_gradient("its inputs and output are integers", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")
 no_gradient("its input is an integer length", "BlackmanWindow", "HammingWindow", "HannWindow")
 no_gradient("its input is text", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit")
 no_gradient("its input is bytes", "ImageDecoder")

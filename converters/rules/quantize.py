@@ -7,9 +7,11 @@ integer tensor is a float tensor.
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.known import dims, element_type
+from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, widen, work_type
+from onnx_backprop.converters.rules.conv import conv
+from onnx_backprop.converters.rules.matmul import matmul
 
 VERSIONS = (13, 19, 21, 23, 24, 25)
 TYPES = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4")
@@ -75,6 +77,49 @@ def dequantize_linear(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return narrow(op, dq, scale), narrow(op, _summed(op, node, op.Mul(dy, steps), scale), scale)
 
 
+@gradient("MatMulInteger", versions=(10,))
+def matmul_integer(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (A - z_A) · (B - z_B)  =>  with round' = 1 where A and B were rounded: as MatMul, z held.
+
+    Shapes: z_A of one element or per row of A, z_B of one element or per column of B.
+    """
+    a = _shifted(op, node, 0, 2, dy, [-1, 1])
+    b = _shifted(op, node, 1, 3, dy, [-1])
+    return matmul(op, _in_floats(op, node, "MatMul", [a, b]), dy)
+
+
+@gradient("ConvInteger", versions=(10,))
+def conv_integer(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """Y = (X - z_X) * (W - z_W)  =>  with round' = 1 where X and W were rounded: as Conv, z held.
+
+    Shapes: z_X of one element, z_W of one element or one per output channel.
+    """
+    x = _shifted(op, node, 0, 2, dy, [-1])
+    w = _shifted(op, node, 1, 3, dy, [-1] + [1] * (node.rank(1) - 1))
+    return conv(op, _in_floats(op, node, "Conv", [x, w]), dy)
+
+
+def _shifted(op: Builder, node: Forward, place: int, zero: int, dy: ir.Value, axes: list[int]) -> ir.Value:
+    """Input `place` less its zero point, in dy's type; `axes`: the zero points' shape where there are several."""
+    x, z = node.input(place), node.optional(zero)
+    wide = op.Cast(x, to=element_type(dy))
+    if z is not None:
+        shift = op.Cast(z, to=element_type(dy))
+        several = dims(z) not in ((), (1,))
+        wide = op.Sub(wide, op.Reshape(shift, axes) if several else shift)
+    wide.shape, wide.type = x.shape, dy.type
+    return wide
+
+
+def _in_floats(op: Builder, node: Forward, op_type: str, values: list[ir.Value]) -> Forward:
+    """The operator on floats that does the same, as a rule sees it; the node itself is nowhere."""
+    _require_straight_through(op, node)
+    inner = ir.Node("", op_type, values, node.node.attributes.values(), name=node.name)
+    inner.outputs[0].shape, inner.outputs[0].type = node.output().shape, values[0].type
+    wanted = {value for n, value in enumerate(values) if node.wants(n)}
+    return Forward(inner, wanted, node.version)
+
+
 def _require_straight_through(op: Builder, node: Forward) -> None:
     if not op.straight_through:
         raise node.unsupported(
@@ -103,9 +148,12 @@ def _aligned(op: Builder, node: Forward, value: ir.Value, like: ir.Value) -> ir.
 
 
 def _summed(op: Builder, node: Forward, terms: ir.Value, scale: ir.Value) -> ir.Value:
-    """Terms of x's shape, summed to the scale's."""
+    """Terms of x's shape, summed to the scale's; a length that only the run knows may be 1."""
     axis = _axis(node, scale)
     if axis is None:
         return as_shaped(op, op.ReduceSum(terms, keepdims=0), scale)
     rank = node.rank(0)
-    return op.ReduceSum(terms, [n for n in range(rank) if n != axis + rank], keepdims=0, noop_with_empty_axes=1)
+    sums = op.ReduceSum(terms, [n for n in range(rank) if n != axis + rank], keepdims=0, noop_with_empty_axes=1)
+    if known_lengths(scale) is None:
+        sums = op.sum_stretched(sums, op.shape(scale), op.Shape(sums))
+    return sums

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare import graphs
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, load, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
-from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
@@ -29,8 +29,6 @@ from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAI
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import check_kernels
-
-_RANDOM_CHOICE = frozenset({"Bernoulli", "Multinomial"})  # stops that have no derivative, not one that is 0
 
 
 def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS) -> ModelProto:
@@ -146,7 +144,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
         for request, part in elsewhere:
             _evaluate_at_inputs(graph, request, part, names)
         return infer(proto)  # the copies have types now; the next round differentiates them
-    model = ir.from_proto(proto)
+    model = to_ir(proto)
     nodes = list(model.graph)
     values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(v.name): v for node in nodes for v in node.outputs if v.name}
@@ -162,7 +160,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     model.graph.sort()
     if any(node.domain == DOMAIN for node in op.nodes):
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
-    result = ir.to_proto(model)
+    result = to_proto(model)
     result.training_info.extend(proto.training_info)
     return infer(result)
 
@@ -241,8 +239,7 @@ def _differentiate(
 def _require_zero(request: _Request, x: ir.Value, y: ir.Value, inside: Sequence[ir.Node]) -> None:
     """The derivative is 0 where y does not depend on x, or in jumps alone; of anything else nobody knows it is."""
     path = find_path(inside, [y], [x])
-    for stop, reason in path.stops.items():
-        differentiable = registry.stops(stop) is None
-        if differentiable or stop.op_type in _RANDOM_CHOICE:
-            error = explain_unreached(str(x.name), [str(y.name)], replace(path, stops={stop: reason}), argument="xs")
-            raise request.fail(str(error))
+    unknown = {node: stop for node, stop in path.stops.items() if not stop.zero}
+    if unknown:
+        error = explain_unreached(str(x.name), [str(y.name)], replace(path, stops=unknown), argument="xs")
+        raise request.fail(str(error))

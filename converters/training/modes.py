@@ -55,18 +55,6 @@ def infer_mode(graph: ir.Graph) -> None:
             node.resize_outputs(1)
 
 
-def no_parameters(graph: ir.Graph) -> set[ir.Value]:
-    """The initializers that are no parameters by nature, in either mode: running statistics, ratios of Dropout."""
-    places = {"BatchNormalization": _RUNNING, "Dropout": (1,)}
-    return {
-        value
-        for node in graph
-        if node.domain == ""
-        for place in places.get(node.op_type, ())
-        if place < len(node.inputs) and (value := node.inputs[place]) is not None and value.is_initializer()
-    }
-
-
 def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
     """Each running statistic of a BatchNormalization in training mode -> its value after the step.
 

@@ -15,8 +15,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, load, near
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
@@ -25,6 +27,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 _FORMAT = 1
+_SHOWN = 5  # names of a kind that a summary lists
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class TrainingGraph:
         optimizer, running statistics of BatchNormalization, and the state of Dropout's random numbers.
     gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
     frozen: the float initializers that could be trained and are not.
+    left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
     settings: what was asked for, as plain values.
     """
 
@@ -58,6 +62,7 @@ class TrainingGraph:
     updates: dict[str, str] = field(default_factory=dict)
     gradient_norms: str | None = None
     frozen: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
     fill: dict[str, float] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +137,7 @@ class TrainingGraph:
 
     def _part(self, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
         """What computes some outputs of the model, in inference mode."""
-        model = ir.from_proto(self.model)
+        model = to_ir(self.model)
         graph = model.graph
         by_name = {str(value.name): value for node in graph for value in node.outputs}
         by_name |= {str(value.name): value for value in graph.outputs}
@@ -154,7 +159,7 @@ class TrainingGraph:
         for name, value in list(graph.initializers.items()):
             if not value.uses() and value not in needed:
                 del graph.initializers[name]
-        proto = ir.to_proto(model)
+        proto = to_proto(model)
         if graph_name is not None:
             proto.graph.name = f"{self.model.graph.name}_{graph_name}"
         _drop_unused(proto)
@@ -170,7 +175,7 @@ class TrainingGraph:
         return used or (name in self.inputs and not target)
 
     def summary(self) -> str:
-        """A table of the parameters, their shapes, elements and whether they are trained."""
+        """A table of the parameters, their shapes, elements and whether they are trained; what was left out and why."""
         tensors = self._tensors
         statistics = [name for name in self.updates if name not in self.parameters]
         groups = (("trained", self.parameters), ("frozen", self.frozen), ("statistic", statistics))
@@ -185,6 +190,13 @@ class TrainingGraph:
         total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
         lines = table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2))
         lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
+        left_out = {name: what for name, what in self.left_out.items() if what not in NEVER_TRAINED}
+        for what in dict.fromkeys(left_out.values()):
+            names = [name for name, is_ in left_out.items() if is_ == what]
+            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            lines.append(f"left out as {what}: {shown}")
+        if left_out:
+            lines.append("A name that is written out in `trainable` is trained all the same.")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
+from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.selection import select
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.builder import Builder
@@ -260,7 +261,7 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
     graph.extend(op.nodes)
     model = ir.Model(graph, ir_version=MIN_IR_VERSION, producer_name="onnx-backprop")
     writer.attach(model)
-    proto = ir.to_proto(model)
+    proto = to_proto(model)
     about = {
         "updates": updates,
         "learning_rate": writer.rate.name,

@@ -3,22 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import Progress, explain_unreached, find_path
+from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
+from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED, constants
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
-from onnx_backprop.converters.training.modes import draw_masks, no_parameters, renew_statistics, train
+from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
@@ -39,6 +41,7 @@ def training_graph(
     gradient_norms: bool = False,
     carry_state: bool = False,
     straight_through: bool = False,
+    strict: bool = False,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
@@ -55,8 +58,9 @@ def training_graph(
             or a callable `loss(op, outputs)` that emits nodes with op, a `LossBuilder` (`op.Sub(a, b)`,
             `op.input("t", like)`), from the model's outputs by name, and returns a value of one element.
         trainable: initializers to differentiate by: names, globs (`layer1.*`) or regular expressions (`re:…`).
-            Default: every float initializer that influences the loss, but for running statistics of BatchNormalization
-            and ratios of Dropout.
+            Default: every float initializer that influences the loss and is a parameter. What defines the function is
+            none, unless its name is written out: exponents, eps, limits, masks, scales, statistics, tables of
+            positions, single numbers in plain arithmetic. `TrainingGraph.left_out` says what was taken for what.
         frozen: initializers to leave out of that. No gradient is computed for them or for what lies before them alone.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
@@ -67,6 +71,7 @@ def training_graph(
             clipping, float32 in the order of `parameters`.
         carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
+        strict: refuse a name in `trainable` that the loss does not depend on, see `backward`.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -88,7 +93,7 @@ def training_graph(
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     original = prepare(model)
-    ir_model = ir.from_proto(original)
+    ir_model = to_ir(original)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     if training_mode:
         train(ir_model.graph)
@@ -97,7 +102,7 @@ def training_graph(
     ir_model, loss_name, targets = _add_loss(ir_model, chosen, prediction)
     graph = ir_model.graph
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
-    wanted, left_out, frozen_names = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
+    choice = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
     op = LossBuilder(used_names(graph))
     stateful = carry_state or updater is not None
     state = renew_statistics(graph, op) if stateful else {}
@@ -110,11 +115,12 @@ def training_graph(
     end = len(graph.outputs)
     parameters = Differentiation(
         ir_model,
-        wrt=wanted,
+        wrt=choice.wanted,
         of=[loss_name],
-        without=left_out,
+        without=choice.without,
         argument="trainable",
         straight_through=straight_through,
+        strict=strict,
         progress=progress,
     ).emit()
     known: dict[str, Any] = {}
@@ -129,7 +135,8 @@ def training_graph(
         target=targets[0] if targets else None,
         parameters=parameters,
         outputs=outputs,
-        frozen=tuple(name for name in frozen_names if name not in parameters),
+        frozen=tuple(name for name in choice.frozen if name not in parameters),
+        left_out=choice.left_out,
         settings={
             "loss": _settings(chosen),
             "optimizer": _settings(updater),
@@ -155,35 +162,35 @@ def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns |
         raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
 
 
-def _choose(
-    graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns
-) -> tuple[list[str] | None, list[str], list[str]]:
-    """What to differentiate by, None for the default; what that leaves out; and what could be trained but is not."""
-    excluded = no_parameters(graph)
+class _Choice(NamedTuple):
+    """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
+
+    wanted: list[str] | None
+    without: dict[str, str]
+    frozen: list[str]  # parameters all the same
+    left_out: dict[str, str]  # no parameters, and what each is
+
+
+def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns) -> _Choice:
     floats = [v for v in graph.initializers.values() if is_float(v)]
-    of = [value for value in graph.outputs if value.name == loss]
-    path = find_path(graph, of, floats)
-    reached = [str(v.name) for v in floats if v in path.active and v not in excluded]
+    path = find_path(graph, [value for value in graph.outputs if value.name == loss], floats)
+    left_out = {str(v.name): what for v, what in constants(graph, [v for v in floats if v in path.active]).items()}
+    reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
     names = [str(v.name) for v in graph.initializers.values()]
     frozen_names = select("frozen", frozen, names) if frozen else []
-    left_out = [*frozen_names, *(str(v.name) for v in excluded)]
+    without = dict.fromkeys(frozen_names, "frozen") | left_out
     if trainable is None:
-        return None, left_out, [name for name in reached if name in frozen_names]
-    chosen = select("trainable", trainable, reached, exact=names) if _any_pattern(trainable, names) else list(trainable)
-    written_out = [pattern for pattern in trainable if isinstance(pattern, str)]
-    chosen = [name for name in chosen if name in written_out or name not in frozen_names]
+        return _Choice(None, without, [name for name in reached if name in frozen_names], left_out)
+    patterns = _any_pattern(trainable, names)
+    chosen = select("trainable", trainable, reached, exact=names) if patterns else [str(name) for name in trainable]
+    chosen = [name for name in chosen if name in trainable or name not in frozen_names]
     for name in chosen:
-        if name in {str(v.name) for v in excluded}:
-            raise InvalidArgumentError(
-                f"trainable: {name!r} is a running statistic of BatchNormalization or a ratio of Dropout. "
-                "Leave it out of trainable"
-            )
+        if left_out.get(name) in NEVER_TRAINED:
+            raise InvalidArgumentError(f"trainable: {name!r} is a {left_out[name]}. Leave it out of trainable")
     if not chosen:
         raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
-    unreached = [v for v in floats if str(v.name) in chosen and v not in path.active]
-    if unreached:
-        raise explain_unreached(str(unreached[0].name), [loss], path, argument="trainable")
-    return [str(name) for name in chosen], left_out, [name for name in reached if name not in chosen]
+    left_out = {name: what for name, what in left_out.items() if name not in chosen}
+    return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out)
 
 
 def _any_pattern(patterns: Patterns, names: Sequence[str]) -> bool:
@@ -235,13 +242,13 @@ def _typed(ir_model: ir.Model) -> ir.Model:
     values = [value for node in ir_model.graph for value in node.outputs if value.name]
     if ir_model.graph.outputs[0].shape is not None and all(value.dtype is not None for value in values):
         return ir_model
-    proto = ir.to_proto(ir_model)
+    proto = to_proto(ir_model)
     for output in proto.graph.output:
         if not output.HasField("type"):
             known = {v.name: v for v in infer(with_outputs(proto, ())).graph.value_info}
             if output.name in known:
                 output.CopyFrom(known[output.name])
-    return ir.from_proto(infer(proto))
+    return to_ir(infer(proto))
 
 
 def _add_update(

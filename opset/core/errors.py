@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""Every error this package raises on purpose, and its one warning, `OnnxBackpropWarning(UserWarning)`.
 
     OnnxBackpropError(Exception)             catch-all
     ├─ InvalidArgumentError(ValueError)      a call names something that is not there or does not fit

@@ -198,4 +198,4 @@ def test_cast_to_a_float_of_8_bits_is_refused() -> None:
 
 def test_cast_to_integers_lets_no_gradient_through() -> None:
     with pytest.raises(ob.InvalidArgumentError):
-        ob.backward(cast_model(TensorProto.FLOAT, TensorProto.INT64), wrt=["x"])
+        ob.backward(cast_model(TensorProto.FLOAT, TensorProto.INT64), wrt=["x"], strict=True)

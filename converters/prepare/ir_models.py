@@ -1,0 +1,44 @@
+"""Models to and from onnx_ir, which has no type for maps and sequences of them: those are carried beside it."""
+
+import onnx_ir as ir
+from onnx import ModelProto, TypeProto
+
+from onnx_backprop.converters.prepare.graphs import copied
+
+_TYPE = "onnx_backprop.type"  # what a value's meta holds
+
+
+def to_ir(proto: ModelProto) -> ir.Model:
+    """`ir.from_proto` for models whose inputs and outputs may be maps, as of ZipMap."""
+    graph = proto.graph
+    if not any(_has_map(value.type) for value in (*graph.input, *graph.output, *graph.value_info)):
+        return ir.from_proto(proto)
+    light = copied(proto)
+    types: dict[str, TypeProto] = {}
+    for value in (*light.graph.input, *light.graph.output, *light.graph.value_info):
+        if _has_map(value.type):
+            types[value.name] = copied(value.type)
+            value.ClearField("type")
+    model = ir.from_proto(light)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.name in types:
+            value.meta[_TYPE] = types[value.name]
+    return model
+
+
+def to_proto(model: ir.Model) -> ModelProto:
+    """`ir.to_proto`, with the types that `to_ir` set aside."""
+    proto = ir.to_proto(model)
+    pairs = [(model.graph.inputs, proto.graph.input), (model.graph.outputs, proto.graph.output)]
+    for values, infos in pairs:
+        for value, info in zip(values, infos, strict=True):
+            if _TYPE in value.meta:
+                info.type.CopyFrom(value.meta[_TYPE])
+    return proto
+
+
+def _has_map(type_: TypeProto) -> bool:
+    kind = type_.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _has_map(getattr(type_, kind).elem_type)
+    return kind == "map_type"

@@ -1,0 +1,183 @@
+"""What onnxruntime runs and onnx's checker or onnx_ir does not take: converted, run, and right."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+import onnx_backprop as ob
+
+X = np.array([[1, -2, 3, 0.5], [0, 1, -1, 2]], np.float32)
+W = np.array([[1, 2], [3, -4], [0.5, 1], [-1, 0]], np.float32)
+DY = np.array([[1, -1], [2, 0.5]], np.float32)
+
+
+def linear(body: str = "y = MatMul(x, w)", outputs: str = "float[N,2] y") -> ModelProto:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g (float[N,4] x) => ({outputs}) {{ {body} }}')
+    model.graph.initializer.append(numpy_helper.from_array(W, "w"))
+    return model
+
+
+def no_shape() -> ModelProto:
+    model = linear()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def no_type() -> ModelProto:
+    model = linear()
+    model.graph.output[0].ClearField("type")
+    return model
+
+
+def negative() -> ModelProto:
+    model = linear()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    return model
+
+
+def unsorted() -> ModelProto:
+    model = linear("t = MatMul(x, w) y = Identity(t)")
+    model.graph.node.reverse()
+    return model
+
+
+def no_graph_name() -> ModelProto:
+    model = linear()
+    model.graph.name = ""
+    return model
+
+
+def old_ir() -> ModelProto:
+    """Before IR version 4 all initializers are inputs."""
+    model = linear()
+    model.ir_version = 3
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, W.shape))
+    return model
+
+
+def twice() -> ModelProto:
+    """Two initializers of one name: the last counts."""
+    model = linear()
+    model.graph.initializer.insert(0, numpy_helper.from_array(W * 7, "w"))
+    return model
+
+
+def two_fields() -> ModelProto:
+    model = linear()
+    model.graph.initializer[0].float_data.extend(W.ravel())
+    return model
+
+
+def named_domain() -> ModelProto:
+    model = linear()
+    model.graph.node[0].domain = model.opset_import[0].domain = "ai.onnx"
+    return model
+
+
+def zip_map() -> ModelProto:
+    """As skl2onnx ends its classifiers: a sequence of maps beside the scores."""
+    body = "y = MatMul(x, w) z = ai.onnx.ml.ZipMap<classlabels_int64s=[0,1]>(y)"
+    model = linear(body)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    element = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output.append(helper.make_value_info("z", helper.make_sequence_type_proto(element)))
+    return model
+
+
+def sequence() -> ModelProto:
+    return linear("y = MatMul(x, w) z = SequenceConstruct(y, y)", "float[N,2] y, seq(float[N,2]) z")
+
+
+WITH_WARNING = (unsorted, twice, two_fields)
+MODELS = (no_shape, no_type, negative, no_graph_name, old_ir, named_domain, zip_map, sequence, *WITH_WARNING)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_gradient(build: Callable[[], ModelProto]) -> None:
+    model = build()
+    before = model.SerializeToString(deterministic=True)
+    forward = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        converted = ob.backward(model, wrt=["x", "w"], of=["y"])
+        assert ob.explain_gradients(model, wrt=["w"], of=["y"]).ok
+    assert [w.category for w in told] == [ob.OnnxBackpropWarning] * 2 * (build in WITH_WARNING)
+    assert model.SerializeToString(deterministic=True) == before
+    session = onnxruntime.InferenceSession(converted.SerializeToString())
+    *outputs, dx, dw = session.run(None, {"x": X, "y_grad": DY})
+    np.testing.assert_array_equal(outputs[0], forward[0])
+    assert build is sequence or outputs[1:] == forward[1:]
+    np.testing.assert_array_equal(dx, DY @ W.T)
+    np.testing.assert_array_equal(dw, X.T @ DY)
+
+
+@pytest.mark.parametrize("build", [zip_map, sequence, no_shape])
+def test_training(build: Callable[[], ModelProto]) -> None:
+    graph = ob.training_graph(build(), loss="mse", prediction="y", optimizer="sgd")
+    trainer = ob.Trainer(graph, learning_rate=0.1)
+    assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY)
+
+
+def test_names_that_are_no_utf8() -> None:
+    raw = linear().SerializeToString().replace(b"\x01w", b"\x01\xe9")
+    converted = ob.backward(ModelProto.FromString(raw), wrt=["x"])
+    (dx,) = onnxruntime.InferenceSession(converted.SerializeToString()).run(["x_grad"], {"x": X, "y_grad": DY})
+    np.testing.assert_array_equal(dx, DY @ W.T)
+    assert r"\xe9" in ob.training_graph(ModelProto.FromString(raw), loss="mse").parameters
+
+
+def test_a_model_that_neither_takes_is_refused() -> None:
+    with pytest.raises(ob.InvalidModelError, match=r"onnx\.checker: .*missing"):
+        ob.backward(linear("y = MatMul(x, missing)"))
+
+
+@pytest.mark.parametrize("suffix", [".data", "_data"])
+def test_external_data(tmp_path: Path, suffix: str) -> None:
+    path = write_with_data(tmp_path, suffix)
+    assert np.array_equal(gradient(path), DY @ W.T)
+
+
+@pytest.mark.parametrize("suffix", [".data", "_data"])
+def test_external_data_of_a_hugging_face_cache(tmp_path: Path, suffix: str) -> None:
+    """There the model and its data are links into one folder of files named after their contents."""
+    written = write_with_data(tmp_path, suffix)
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for n, name in enumerate([written.name, written.name + suffix]):
+        (tmp_path / name).rename(blobs / f"{n}")
+        (snapshot / name).symlink_to(f"../../blobs/{n}")
+    assert np.array_equal(gradient(snapshot / written.name), DY @ W.T)
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = write_with_data(tmp_path, ".data")
+    secret = tmp_path.parent / f"{tmp_path.name}.secret"
+    Path(f"{path}.data").rename(secret)
+    Path(f"{path}.data").symlink_to(secret)
+    with pytest.raises(ob.InvalidModelError, match="cannot be read"):
+        ob.backward(path)
+
+
+def write_with_data(folder: Path, suffix: str) -> Path:
+    path = folder / "model.onnx"
+    location = path.name + suffix
+    onnx.save(linear(), path, save_as_external_data=True, location=location, size_threshold=0)
+    assert (folder / location).stat().st_size >= W.nbytes
+    return path
+
+
+def gradient(path: Path) -> np.ndarray:
+    converted = ob.backward(path, wrt=["x"])
+    return np.asarray(
+        onnxruntime.InferenceSession(converted.SerializeToString()).run(["x_grad"], {"x": X, "y_grad": DY})[0]
+    )

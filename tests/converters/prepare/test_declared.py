@@ -1,0 +1,77 @@
+"""Declared shapes that a run does not keep to are not believed; where nothing else is known, the run checks the rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, parser
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+import onnx_backprop as ob
+from onnx_backprop.opset import KERNELS
+
+X = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4) / 7
+
+# a model with stale shapes inside, and the gradient of x by hand
+STALE = {
+    "batch of 1 before a pool": (
+        "(float[N,3,H,W] x) => (float z) <float[1,3,H,W] a>"
+        "{ a = Relu(x) y = GlobalAveragePool(a) z = ReduceMean<keepdims=0>(y) }",
+        np.where(X > 0, 1 / X.size, 0),
+    ),
+    "one pixel before MaxPool": (
+        "(float[N,3,4,4] x) => (float z) <float[N,3,1,1] a>"
+        "{ a = Identity(x) y = MaxPool<kernel_shape=[4,4]>(a) z = ReduceSum<keepdims=0>(y) }",
+        np.broadcast_to(np.arange(16).reshape(4, 4) == 15, X.shape),
+    ),
+    "the output's lengths": ("(float[N,3,H,W] x) => (float[1,3,9,9] z) { z = Mul(x, x) }", 2 * X),
+    "the output's rank": ("(float[N,3,H,W] x) => (float[1,s] z) { z = Mul(x, x) }", 2 * X),
+    "inside a branch": (
+        "(float[N,3,H,W] x) => (float z) <bool c = {1}>"
+        "{ y = If(c) <then_branch = t () => (float[1,3,4,4] b) { b = Neg(x) },"
+        " else_branch = e () => (float[1,3,4,4] d) { d = Neg(x) }>"
+        " p = GlobalAveragePool(y) z = ReduceMean<keepdims=0>(p) }",
+        np.full(X.shape, -1 / X.size),
+    ),
+}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("case", STALE)
+def test_stale_shapes(case: str, kernels: str) -> None:
+    text, want = STALE[case]
+    got = gradient_of_x(model_of(text), kernels)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+# inference knows nothing of y's rank, LogSoftmax of none needs none, MatMul's gradient does
+UNKNOWN = (
+    "(float[N,M] x, int64[K] lengths) => (float[{declared}] z)"
+    "<float[2,2] w = {{1.0, 2.0, 3.0, 4.0}}, float[{declared}] y> {{ y = Reshape(x, lengths) z = MatMul(y, w) }}"
+)
+
+
+def test_a_rank_that_only_the_file_knows_is_checked_by_the_run() -> None:
+    model = ob.backward(model_of(UNKNOWN.format(declared="A,B,C")), wrt=["x"])
+    session = ob.session(model)
+    x, dz = np.ones((4, 3), np.float32), np.ones((2, 3, 2), np.float32)
+    feeds = {"x": x, "lengths": np.array([2, 3, 2]), "z_grad": dz}
+    np.testing.assert_array_equal(session.run(["x_grad"], feeds)[0], np.tile([3, 7], 6).reshape(4, 3))
+    feeds |= {"lengths": np.array([6, 2]), "z_grad": dz.reshape(6, 2)}
+    with pytest.raises((Fail, InvalidArgument, RuntimeException)):
+        session.run(["x_grad"], feeds)
+
+
+def model_of(text: str) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}')
+
+
+def gradient_of_x(model: ModelProto, kernels: str) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # of wrong shapes onnxruntime warns as well
+    converted = ob.backward(model, wrt=["x"], kernels=kernels)
+    session = ob.session(converted, kernels=kernels, session_options=options)
+    feeds = {"x": X, "z_grad": np.ones(X.shape, np.float32)}
+    given = {value.name: feeds[value.name] for value in session.get_inputs()}
+    return np.asarray(session.run(["x_grad"], given)[0])

@@ -1,0 +1,185 @@
+"""What is trained by default: what defines the function is no parameter, though it is a float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+
+W = np.linspace(-0.9, 0.8, 24, dtype=np.float32).reshape(4, 6)
+ANGLES = np.arange(16)[:, None] * 10.0 ** -np.arange(3.0)[None]
+
+
+def model_of(body: str, x: str = "float[N,4] x", **tensors: object) -> ModelProto:
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g ({x}) => (float y) {{ {body} }}')
+    arrays = {"w": W, **tensors}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+# name: nodes, tensors, what is left out and as what
+CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
+    "exponent": ("a = MatMul(x, w) y = Pow(a, e)", {"e": 2.0}, {"e": "exponent of Pow"}),
+    "exponents": ("a = MatMul(x, w) y = Pow(a, e)", {"e": [2.0, 3.0, 1.0, 2.0, 3.0, 1.5]}, {"e": "exponent of Pow"}),
+    "step of a range": (
+        "a = MatMul(x, w) r = Range(zero, six, one) y = Add(a, r)",
+        {"zero": 0.0, "six": 6.0, "one": 1.0},
+        {"zero": "limit of Range", "six": "limit of Range", "one": "step of Range"},
+    ),
+    "eps and GELU's numbers": (
+        "a = MatMul(x, w) b = Mul(a, half) c = Add(b, eps) y = Div(c, root)",
+        {"half": 0.5, "eps": [1e-5], "root": [[1.4142135]]},
+        dict.fromkeys(["half", "eps", "root"], "a single number"),
+    ),
+    "limits": (
+        "a = MatMul(x, w) b = Clip(a, low, high) c = Max(b, low2) y = Min(c, high2)",
+        {"low": -1.0, "high": 1.0, "low2": [-0.5] * 6, "high2": 0.7},
+        {"low": "limit of Clip", "high": "limit of Clip", "low2": "limit of Max", "high2": "limit of Min"},
+    ),
+    "a mask that is added": (
+        "a = MatMul(x, w) y = Add(a, mask)",
+        {"mask": np.triu(np.full((6, 6), -np.finfo(np.float32).max), 1)},
+        {"mask": "mask or limit"},
+    ),
+    "a mask of -100, as Swin's": (
+        "a = MatMul(x, w) b = Identity(mask) y = Add(a, b)",
+        {"mask": np.triu(np.full((6, 6), -100.0), 1)},
+        {"mask": "mask or limit"},
+    ),
+    "a mask that is multiplied": (
+        "a = MatMul(x, w) y = Mul(a, mask)",
+        {"mask": np.triu(np.ones((6, 6)))},
+        {"mask": "mask or limit"},
+    ),
+    "infinities": ("a = MatMul(x, w) y = Max(a, floor)", {"floor": np.full(6, -np.inf)}, {"floor": "limit of Max"}),
+    "rotary frequencies": (
+        "p = Gather(w, zero) s = MatMul(x, f) t = Identity(s) c = Cos(t) d = Sin(s) e = Add(c, d) y = Mul(e, p)",
+        {"f": np.geomspace(1, 1e-4, 24).reshape(4, 6), "zero": np.int64(0)},
+        {"f": "frequency of Sin and Cos"},
+    ),
+    "sines and cosines": (
+        "a = MatMul(x, w) c = Gather(cosines, n) s = Gather(sines, n) b = Mul(a, c) d = Mul(a, s) y = Sub(b, d)",
+        {"cosines": np.tile(np.cos(ANGLES), 2), "sines": np.tile(np.sin(ANGLES), 2), "n": np.int64(3)},
+        dict.fromkeys(["cosines", "sines"], "table of sines and cosines"),
+    ),
+    "positions of a transformer, sines and cosines in turn": (
+        "a = MatMul(x, w) p = Slice(table, zero, ten) q = Squeeze(p, zero) r = ReduceMean<keepdims=0>(q, zero) "
+        "y = Add(a, r)",
+        {
+            "table": np.stack([np.sin(ANGLES), np.cos(ANGLES)], -1).reshape(1, 16, 6),
+            "zero": np.array([0]),
+            "ten": np.array([10]),
+        },
+        {},  # reached through ReduceMean alone: not seen, and trained
+    ),
+    "anchors and strides": (
+        "a = MatMul(x, w) s = Sigmoid(a) b = Add(s, anchors) y = Mul(b, strides)",
+        {"anchors": np.arange(6) + 0.5, "strides": [8.0, 8, 16, 16, 32, 32]},
+        dict.fromkeys(["anchors", "strides"], "table of positions"),
+    ),
+    "an input's statistics": (
+        "a = Sub(x, mean) b = Div(a, deviation) y = MatMul(b, w)",
+        {"mean": [0.485, 0.456, 0.406, 0.1], "deviation": [0.229, 0.224, 0.225, 0.3]},
+        dict.fromkeys(["mean", "deviation"], "statistic of an input"),
+    ),
+    "scales of a Resize": (
+        'a = MatMul(x, w) y = Resize<mode="linear">(a, "", s)',
+        {"s": [1.0, 2.0]},
+        {},  # no gradient exists for them
+    ),
+    "padding": (
+        "a = MatMul(x, w) y = Pad(a, by, v)",
+        {"by": np.array([0, 1, 0, 1]), "v": 0.3},
+        {"v": "padding value of Pad"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_left_out(case: str) -> None:
+    body, tensors, left_out = CONSTANTS[case]
+    graph = ob.training_graph(model_of(body, **tensors), loss="mse", optimizer="adam")
+    assert graph.left_out == left_out
+    assert "w" in graph.parameters
+    assert not set(graph.parameters) & set(left_out)
+    assert ob.TrainingGraph.load(graph.model).left_out == left_out
+    for name, what in left_out.items():
+        assert any(what in line and name in line for line in graph.summary().splitlines())
+    converted = ob.backward(model_of(body, **tensors))
+    assert {o.name for o in converted.graph.output if o.name.endswith("_grad")} == {
+        f"{n}_grad" for n in graph.parameters
+    }
+
+
+@pytest.mark.parametrize("case", [case for case, (_, _, left_out) in CONSTANTS.items() if left_out])
+def test_trained_where_it_is_named(case: str) -> None:
+    body, tensors, left_out = CONSTANTS[case]
+    name = next(iter(left_out))
+    if "Range" in left_out[name]:
+        pytest.skip("the length of a Range does not follow a parameter")
+    graph = ob.training_graph(model_of(body, **tensors), loss="mse", trainable=["w", name])
+    assert set(graph.parameters) == {"w", name}
+    assert name not in graph.left_out
+    globbed = ob.training_graph(model_of(body, **tensors), loss="mse", trainable=["*"])
+    assert name not in globbed.parameters
+
+
+WEIGHTS: dict[str, tuple[str, dict[str, object]]] = {
+    "the slope of PRelu": ("a = MatMul(x, w) y = PRelu(a, s)", {"s": [0.25]}),
+    "the bias of one output": ("a = MatMul(x, v) y = Add(a, b)", {"v": W[:, :1], "b": [0.5]}),
+    "the bias behind a reshape": ("a = MatMul(x, v) r = Flatten(a) y = Add(b, r)", {"v": W[:, :1], "b": [0.0]}),
+    "a table of one row": ("a = MatMul(x, w) t = Gather(v, n) y = Mul(a, t)", {"v": [[0.5]], "n": np.int64(0)}),
+    "gain and shift": ("a = MatMul(x, w) b = Mul(a, g) y = Add(b, s)", {"g": [1.0] * 6, "s": [0.0] * 6}),
+    "whole numbers of a product": ("y = MatMul(x, v)", {"v": np.arange(8.0).reshape(4, 2)}),
+    "Fourier features of one kind": ("a = MatMul(x, w) y = Sin(a)", {}),
+    "nothing but single numbers": ("a = Mul(x, s) y = Add(a, t)", {"s": 2.0, "t": [1.0]}),
+    "nothing but whole numbers": ("y = Mul(x, s)", {"s": [1.0, 2.0, 3.0, 4.0]}),
+    "nothing but an input's statistics": ("a = Sub(x, m) y = Mul(a, s)", {"m": W[:, 0], "s": W[:, 1]}),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_trained_by_default(case: str) -> None:
+    body, tensors = WEIGHTS[case]
+    model = model_of(body, **tensors)
+    read = {name for node in model.graph.node for name in node.input}
+    graph = ob.training_graph(model, loss="mse")
+    floats = {"w", *(name for name, value in tensors.items() if np.asarray(value).dtype != np.int64)}
+    assert set(graph.parameters) == floats & read
+    assert not graph.left_out
+
+
+def test_an_exponent_at_negative_numbers_makes_no_nan() -> None:
+    """GELU as PyTorch exports it: its exponent would get the logarithm of negative numbers for a gradient."""
+    body = "a = MatMul(x, w) b = Pow(a, e) c = Mul(b, s) d = Add(a, c) t = Tanh(d) y = Mul(a, t)"
+    model = model_of(body, e=3.0, s=0.044715)
+    trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="adam"), learning_rate=1e-2)
+    x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+    losses = [trainer.step(x=x, target=np.ones((3, 6), np.float32)) for _ in range(10)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def test_a_range_keeps_its_length() -> None:
+    """YOLOv8's anchors."""
+    body = (
+        "a = MatMul(x, w) s = Shape<start=1,end=2>(a) l = Squeeze(s) f = Cast<to=1>(l) r = Range(zero, f, one) "
+        "c = Add(r, half) y = Add(a, c)"
+    )
+    model = model_of(body, zero=0.0, one=1.0, half=0.5)
+    graph = ob.training_graph(model, loss="mse", optimizer="adam")
+    assert list(graph.parameters) == ["w"]
+    trainer = ob.Trainer(graph, learning_rate=1e-2)
+    for _ in range(3):
+        trainer.step(x=np.ones((2, 4), np.float32), target=np.zeros((2, 6), np.float32))
+
+
+def test_nothing_is_left() -> None:
+    model = model_of("y = Pow(x, e)", e=2.0)
+    with pytest.raises(ob.InvalidArgumentError, match=r"trainable: .*'e' \(exponent of Pow\)"):
+        ob.training_graph(model, loss="mse")
