@@ -79,10 +79,11 @@ def rotary_embedding(op: Composer) -> str:
     if op.rank(positions, "by RotaryEmbedding") == 1:
         count = op.Squeeze(op.length(x, 1 if joined else 2), [0])
         positions = op.Add(_range(op, count), positions)
-        cos, sin = (op.Gather(cache, positions) for cache in caches)
-        cos, sin = (op.Unsqueeze(c, [1]) for c in (cos, sin)) if joined else (cos, sin)
+        axes = [1] if joined else []
     else:
-        cos, sin = (op.Unsqueeze(op.Gather(cache, positions), [2 if joined else 1]) for cache in caches)
+        axes = [2 if joined else 1]
+    found = (op.defined_by(op.Gather(cache, positions), 0, "rotation") for cache in caches)
+    cos, sin = (op.Unsqueeze(c, axes) if axes else c for c in found)
     rest = op.Slice(x, [part], [2**62], [3]) if part else None
     turned = _turned(op, op.Slice(x, [0], [part], [3]) if part else x, cos, sin, bool(op.attribute("interleaved", 0)))
     y = op.Concat(turned, rest, axis=3) if rest else turned

@@ -7,7 +7,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.fused.known import Known
-from onnx_backprop.converters.prepare.graphs import attributes_of, called, rename, unique
+from onnx_backprop.converters.prepare.graphs import DEFINES, attributes_of, called, rename, unique
 from onnx_backprop.opset.core.errors import UnsupportedError
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -58,6 +58,12 @@ class Composer:
     def constant(self, array: np.ndarray) -> str:
         """The name of an array."""
         return self.Constant(value=numpy_helper.from_array(np.asarray(array, order="C")))
+
+    def defined_by(self, result: str, index: int, what: str) -> str:
+        """`result`, the node that makes it saying that its input at `index` is no parameter to train, but `what`."""
+        maker = next(node for node in self.nodes if result in node.output)
+        maker.metadata_props.add(key=DEFINES, value=f"{index}: {what} of {self.node.op_type}")
+        return result
 
     def parameter(self, attribute: str, array: np.ndarray) -> str:
         """The name of an initializer `<node>/<attribute>`: numbers that were learned, and can be again."""

@@ -10,7 +10,8 @@ def mat_mul_n_bits(op: Composer) -> str:
     """y = a · wᵀ + bias, w (N, K) = (q - z) · scales, q and z being packed in bytes along K, the lowest bits first.
 
     w is written in standard operators on the packed weight, through which no gradient flows; it flows to a, scales,
-    bias, and to zero points that are floats. What `accuracy_level` rounds is not rounded here.
+    bias, and to zero points that are floats. Of these bias alone is trained unless the others are named. What
+    `accuracy_level` rounds is not rounded here.
     """
     n, k, size = (op.attribute(name) for name in ("N", "K", "block_size"))
     bits = op.attribute("bits", 4)
@@ -23,8 +24,9 @@ def mat_mul_n_bits(op: Composer) -> str:
         raise op.refuse(f"2, 4 and 8 bits are handled, got {bits}")
     a, blocks = op.input(0), -(-k // size)
     q = op.Reshape(op.typed_as(a, _unpacked(op, op.input(1), bits)), [n, blocks, size])
-    scales = op.Reshape(op.input(2), [n, blocks, 1])
-    w = op.Reshape(op.Mul(op.Sub(q, _zero_points(op, a, n, blocks, bits)), scales), [n, blocks * size])
+    centred = op.defined_by(op.Sub(q, _zero_points(op, a, n, blocks, bits)), 1, "zero point")
+    scaled = op.defined_by(op.Mul(centred, op.Reshape(op.input(2), [n, blocks, 1])), 1, "quantization scale")
+    w = op.Reshape(scaled, [n, blocks * size])
     w = op.Slice(w, [0], [k], [1]) if blocks * size != k else w
     y = op.MatMul(a, op.Transpose(w, perm=[1, 0]))
     return op.Add(y, op.input(5)) if op.input(5) else y

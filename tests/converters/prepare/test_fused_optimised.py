@@ -16,6 +16,7 @@ from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import run
+from tests.support.fused_checks import one_node
 from tests.support.transformer import transformer
 
 RNG = np.random.default_rng(6)
@@ -230,3 +231,19 @@ def test_what_stays_refused_says_what_to_do(op_type: str) -> None:
     """)
     with pytest.raises(UnsupportedError, match=rf"com.microsoft::{op_type} \(.*(Differentiate|Export).*'it'"):
         ob.backward(model, wrt=["x"])
+
+
+def test_scales_and_tables_of_rotations_are_not_trained_unless_named() -> None:
+    arrays = {"w": RNG.integers(0, 256, (6, 2, 8)).astype(np.uint8), "s": np.ones((6, 2), np.float32)}
+    feeds = {"x": np.ones((3, 32), np.float32), **arrays, "z": 7.5 * np.ones((6, 2), np.float32), "g": None}
+    feeds["b"] = RNG.standard_normal(6).astype(np.float32)
+    model = one_node("MatMulNBits", feeds, constants=["w", "s", "z", "b"], K=32, N=6, block_size=16)
+    assert set(ob.training_graph(model, loss="mse").parameters) == {"b"}
+    assert set(ob.training_graph(model, loss="mse", trainable=["s", "b"]).parameters) == {"s", "b"}
+    tables = {name: RNG.standard_normal((7, 2)).astype(np.float32) for name in ("cos", "sin")}
+    feeds = {"x": np.ones((1, 3, 8), np.float32), "ids": np.int64([[0, 1, 2]]), **tables}
+    model = one_node("RotaryEmbedding", feeds, constants=["cos", "sin"])
+    model.graph.node.insert(0, helper.make_node("Mul", ["x", "k"], ["x2"]))
+    model.graph.node[1].input[0] = "x2"
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal(8).astype(np.float32), "k"))
+    assert set(ob.training_graph(model, loss="mse").parameters) == {"k"}
