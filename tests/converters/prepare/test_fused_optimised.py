@@ -15,7 +15,7 @@ import onnx_backprop as ob
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.adjoint import run
+from tests.support.adjoint import forward_session, run
 from tests.support.fused_checks import one_node
 from tests.support.transformer import transformer
 
@@ -247,3 +247,12 @@ def test_scales_and_tables_of_rotations_are_not_trained_unless_named() -> None:
     model.graph.node[1].input[0] = "x2"
     model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal(8).astype(np.float32), "k"))
     assert set(ob.training_graph(model, loss="mse").parameters) == {"k"}
+
+
+@pytest.mark.parametrize(("op_type", "domain"), [("Gelu", "com.microsoft"), ("Normalizer", "ai.onnx.ml")])
+def test_a_domain_that_is_used_and_not_imported(op_type: str, domain: str) -> None:
+    x = RNG.standard_normal((3, 4)).astype(np.float32)
+    model = one_node(op_type, {"x": x}, domain=domain)
+    del model.opset_import[1:]
+    run(forward_session(model), {"x": x})  # onnxruntime takes it
+    assert ob.explain_gradients(model).ok
