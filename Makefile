@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance bench lint format docs build wheels clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -44,6 +44,9 @@ endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between un
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance
+
+runtimes: $(INSTALLED) ## training graphs in onnxruntime 1.18 to 1.31, docs/runtimes.md (installs each into .runtimes/)
+	$(BIN)/python -m tests.runtimes $(ARGS)
 
 bench: $(INSTALLED) ## our kernels beside PyTorch and onnxsim, benchmarks/results/ (installs PyTorch)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
@@ -80,7 +83,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The file appears last, so an interrupted installation starts over.

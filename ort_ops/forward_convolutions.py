@@ -9,21 +9,25 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 
 MIN_CHANNELS = 16  # on either side of a group; for fewer onnxruntime's own is as fast
 _KERNEL = (3, 3)
+_DEFAULT = ("", "ai.onnx")
 
 
 def own_convolutions(model: ModelProto) -> ModelProto:
     """Make Convolution nodes, in place, of the Conv nodes whose weights are inputs of the graph; returns the model.
 
     Left alone: weights that are no float32 or whose shape is unknown, few channels, other kernels than 3×3, strides,
-    dilations, auto_pad SAME, negative pads.
+    dilations, auto_pad SAME, negative pads; all of a model whose opset is older than the bodies of our kernels.
     """
+    if any(o.domain in _DEFAULT and o.version < MIN_BODY_OPSET for o in model.opset_import):
+        return model
     initialized = {tensor.name for tensor in model.graph.initializer}
     weights = {v.name: shape for v in model.graph.input if v.name not in initialized and (shape := _shape(v))}
     for node in model.graph.node:
-        if node.op_type == "Conv" and node.domain in ("", "ai.onnx") and node.input[1] in weights:
+        if node.op_type == "Conv" and node.domain in _DEFAULT and node.input[1] in weights:
             attributes = _attributes(node, weights[node.input[1]])
             if attributes is not None:
                 node.op_type, node.domain = "Convolution", DOMAIN

@@ -117,7 +117,7 @@ class Examiner:
         differentiation = Differentiation(graph_model, wrt=names, of=of)
         differentiation.given = wrt is not None
         variables = differentiation.emit()
-        training = finish(graph_model, original, self.kernels)
+        training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
         forward = _with_variables(with_outputs(model, outputs), variables)

@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import TypeVar
 
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, checker, defs, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, checker, defs, shape_inference
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_in_order, read_file
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
+from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
+from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
 
 Names = TypeVar("Names", bound=Sequence[object])
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
@@ -50,14 +52,20 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """
     proto, weights = set_aside(load(model))
     put_in_order(proto)
-    _check_tensors(weights)
     declared = forget_declared(proto)
-    proto = upgrade(_inline(proto))
+    lift_weights(proto)
+    proto, lifted = set_aside(proto)
+    for tensor in (*weights.tensors.values(), *lifted.tensors.values()):
+        _check_tensor(tensor)
+    if proto.functions:
+        proto = _inline(proto)
+        lift_weights(proto)
+    proto = upgrade(proto)
     expand_fused(proto, declared)
     proto = infer_without_misread_scales(
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
     )
-    return weights.put_back(proto)
+    return weights.put_back(lifted.put_back(proto))
 
 
 def infer(proto: ModelProto) -> ModelProto:
@@ -76,23 +84,23 @@ def infer_large(proto: ModelProto) -> ModelProto:
     return weights.put_back(infer(light))
 
 
-def _check_tensors(weights: Weights) -> None:
-    for tensor in weights.tensors.values():
-        if len(tensor.raw_data) > PROTO_LIMIT:
-            raise UnsupportedError(
-                f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
-                "all that one protobuf message can hold. Split it into several and join them with Concat"
-            )
-        try:
-            checker.check_tensor(tensor)
-        except checker.ValidationError as e:
-            raise InvalidModelError(f"initializer {tensor.name!r} does not pass onnx.checker: {e}") from e
+def _check_tensor(tensor: TensorProto) -> None:
+    if len(tensor.raw_data) > PROTO_LIMIT:
+        raise UnsupportedError(
+            f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
+            "all that one protobuf message can hold. Split it into several and join them with Concat"
+        )
+    try:
+        checker.check_tensor(tensor)
+    except checker.ValidationError as e:
+        raise InvalidModelError(f"initializer {tensor.name!r} does not pass onnx.checker: {e}") from e
 
 
 def _inline(proto: ModelProto) -> ModelProto:
     """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
-    kept = [f for f in proto.functions if f.domain != DOMAIN]
+    kept = [f for f in proto.functions if f.domain != DOMAIN and f.overload != NEEDED]
     assign(proto.functions, kept)
+    without_imports(proto, NEEDS_DOMAIN)
     if not kept:
         return proto
     _align_opsets(proto)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
 from onnx_backprop.converters.reverse.builder import Builder
@@ -37,6 +38,7 @@ def backward(
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
     kernels: str = DEFAULT_KERNELS,
+    inline: bool = False,
     straight_through: bool = False,
     strict: bool = False,
     progress: Progress = iter,
@@ -50,6 +52,9 @@ def backward(
             define the function and are none.
         of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
         kernels: how the operators of our domain run, see `use_kernels`.
+        inline: write these into the graph itself, in the lowest opset and IR version, and leave no node of our domain.
+            For runtimes before onnxruntime 1.27, which does not know overloads of functions; the kernels are "onnx"
+            and cannot be exchanged any more.
         straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type, and
             DynamicQuantizeLinear with the integer products behind it. Without it such a node on the way is refused,
             since the derivative of rounding is zero almost everywhere.
@@ -68,19 +73,21 @@ def backward(
     (every missing rule at once, with node names), UnsupportedAttributeError.
     """
     check_kernels(kernels)
+    check_inline(kernels, inline=inline)
     original = prepare(model)
     ir_model = to_ir(original)
     Differentiation(
         ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
     ).emit()
-    return finish(ir_model, original, kernels)
+    return finish(ir_model, original, kernels, inline=inline)
 
 
-def finish(ir_model: ir.Model, original: ModelProto, kernels: str) -> ModelProto:
+def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
-    return use_kernels(proto, kernels)
+    result = use_kernels(proto, kernels)
+    return inlined(result) if inline else result
 
 
 class Differentiation:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare import graphs
+from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, load, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
@@ -31,7 +32,9 @@ from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 
-def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS) -> ModelProto:
+def expand_gradients(
+    model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS, inline: bool = False
+) -> ModelProto:
     """A model in which every node of `ai.onnx.preview.training` is something that stock onnxruntime runs.
 
     A `Gradient` node becomes the nodes that compute Σ ∂y/∂x for each x in its `xs`: for a y of several elements the
@@ -45,6 +48,7 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     Args:
         model: a ModelProto or the path of one; it is not changed.
         kernels: how the operators of our domain run, see `use_kernels`.
+        inline: write them, and the optimizers, into the graph itself, see `backward`.
 
     Returns: a model of opset 18 or later with the same inputs and outputs; one without such nodes is prepared in the
     same way. Raises: InvalidModelError (names in `xs`, `zs`, `y` that the graph does not have, integer tensors, nodes
@@ -52,6 +56,7 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     for operators on the way that have no gradient rule. Those of our domain are differentiated through their bodies.
     """
     check_kernels(kernels)
+    check_inline(kernels, inline=inline)
     source = graphs.copied(load(model))
     _refuse_inner(source)
     if all(o.domain not in ("", "ai.onnx") for o in source.opset_import):  # a model of optimizers alone
@@ -62,7 +67,8 @@ def expand_gradients(model: ModelProto | str | Path, *, kernels: str = DEFAULT_K
     attach_optimizers(proto)
     if not any(node.domain == TRAINING_DOMAIN for node in graphs.all_nodes(proto.graph)):
         graphs.without_imports(proto, TRAINING_DOMAIN)
-    return use_kernels(proto, kernels)
+    result = use_kernels(proto, kernels)
+    return inlined(result) if inline else result
 
 
 def has_training_nodes(model: ModelProto) -> bool:

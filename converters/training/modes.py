@@ -111,24 +111,44 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
 
 
 def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: float) -> ir.Value:
-    """Whether hash(i, key) < ratio · 2³², for each element i of x, in its shape."""
+    """Whether hash(i, key) < ratio · 2³², for each element i of x, in its shape.
+
+    Shifts are those of uint32. Sums, products and the comparison are of int32, whose bits are the same: onnxruntime
+    before 1.22 has none of uint32.
+    """
+
+    def signed(value: ir.Value | int) -> ir.Value | int:
+        if isinstance(value, int):
+            return (value + 2**31) % 2**32 - 2**31
+        return value if value.dtype == ir.DataType.INT32 else op.Cast(value, to=ir.DataType.INT32)
+
+    def unsigned(value: ir.Value) -> ir.Value:
+        return op.Cast(value, to=ir.DataType.UINT32)
+
+    def times(a: ir.Value, b: ir.Value | int) -> ir.Value:
+        return unsigned(op.Mul(signed(a), signed(b)))
+
+    def plus(a: ir.Value, b: ir.Value | int) -> ir.Value:
+        return unsigned(op.Add(signed(a), signed(b)))
 
     def shifted(h: ir.Value, bits: int) -> ir.Value:
         return op.BitwiseXor(h, op.BitShift(h, bits, direction="RIGHT"))
 
     def mixed(h: ir.Value) -> ir.Value:
         """The finalizer of MurmurHash3, which changes half of the bits when one of h changes."""
-        return shifted(op.Mul(shifted(op.Mul(shifted(h, 16), 0x85EBCA6B), 13), 0xC2B2AE35), 16)
+        return shifted(times(shifted(times(shifted(h, 16), 0x85EBCA6B), 13), 0xC2B2AE35), 16)
 
     words = op.Cast(state, to=ir.DataType.UINT32)
     seed, run = op.Gather(words, 0), op.Gather(words, 1)
-    key = mixed(op.Add(mixed(op.Add(mixed(op.Add(seed, 0x9E3779B9)), run)), (salt * 0x632BE5AB + 1) % 2**32))
-    odd = op.BitwiseOr(mixed(op.Add(key, 0x7F4A7C15)), 1)
-    index = op.Cast(op.Range(0, op.Size(x), 1), to=ir.DataType.UINT32)
-    h = op.BitwiseXor(op.Mul(index, 0x9E3779B1), key)
-    h = op.Mul(shifted(h, 16), odd)  # a multiplier of its own, or two keys would give one sequence, shifted
-    h = shifted(op.Mul(shifted(h, 13), 0xC2B2AE35), 16)
-    below = as_shaped(op, op.Less(h, min(round(ratio * 2**32), 2**32 - 1)), x)
+    key = mixed(plus(mixed(plus(mixed(plus(seed, 0x9E3779B9)), run)), salt * 0x632BE5AB + 1))
+    odd = op.BitwiseOr(mixed(plus(key, 0x7F4A7C15)), 1)
+    index = signed(op.Range(0, op.Size(x), 1))
+    h = op.BitwiseXor(times(index, 0x9E3779B1), key)
+    h = times(shifted(h, 16), odd)  # a multiplier of its own, or two keys would give one sequence, shifted
+    h = shifted(times(shifted(h, 13), 0xC2B2AE35), 16)
+    limit = min(round(ratio * 2**32), 2**32 - 1)
+    ordered = signed(op.BitwiseXor(h, 2**31))  # 0 … 2³² - 1 as -2³¹ … 2³¹ - 1
+    below = as_shaped(op, op.Less(ordered, limit - 2**31), x)
     below.shape = x.shape
     return below
 

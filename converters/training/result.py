@@ -24,6 +24,7 @@ from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 _FORMAT = 1
@@ -258,3 +259,4 @@ def _drop_unused(proto: ModelProto) -> None:
         assign(
             entries, [entry for entry in entries if entry.domain not in (DOMAIN, UPDATE_DOMAIN) or entry.domain in used]
         )
+    refuse_older_runtimes(proto)

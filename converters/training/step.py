@@ -21,6 +21,7 @@ from onnx_backprop.converters.training.optimizer_function import (
     work_type,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
 
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
@@ -268,6 +269,7 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
         "fill": writer.state.fill,
         "copies": writer.state.copies,
     }
+    refuse_older_runtimes(proto)
     proto.metadata_props.add(key=OPTIMIZER_METADATA, value=json.dumps(about))
     return proto
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
@@ -36,6 +37,7 @@ def training_graph(
     frozen: Patterns | None = None,
     optimizer: Optimizer | str | None = None,
     kernels: str = DEFAULT_KERNELS,
+    inline: bool = False,
     prediction: str | None = None,
     training_mode: bool = False,
     gradient_norms: bool = False,
@@ -64,6 +66,7 @@ def training_graph(
         frozen: initializers to leave out of that. No gradient is computed for them or for what lies before them alone.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
+        inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
         prediction: the output that the loss reads. Default: the only float output.
         training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
             an inference model is then fine-tuned with its running statistics as constants.
@@ -90,6 +93,7 @@ def training_graph(
     than one element, several outputs to choose from), and what `backward` raises.
     """
     check_kernels(kernels)
+    check_inline(kernels, inline=inline)
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     original = prepare(model)
@@ -127,7 +131,7 @@ def training_graph(
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
         known = _add_update(ir_model, updater, parameters, end, named, masks, norms=gradient_norms)
-    proto = finish(ir_model, original, kernels)
+    proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,
         loss=loss_name,

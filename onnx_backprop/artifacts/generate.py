@@ -13,6 +13,7 @@ from onnx_backprop.artifacts.module import LAZY_RESET, accumulation_names
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
 from onnx_backprop.converters import TrainingGraph, save_model, training_graph
 from onnx_backprop.converters.prepare.graphs import assign, copied
+from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT, infer, load
 from onnx_backprop.converters.training.losses import L1, MSE, AnyLoss, BCEWithLogits, SoftmaxCrossEntropy
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
@@ -66,6 +67,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     *,
     training_mode: bool = False,
+    inline: bool = False,
 ) -> None:
     """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint, each behind `prefix`.
 
@@ -82,6 +84,7 @@ def generate_artifacts(
         nominal_checkpoint: write nominal_checkpoint as well, which holds names, types and shapes but no values.
         loss_input_names: the output that the loss reads, where the model has several; one name.
         training_mode: put Dropout and BatchNormalization into training mode, see `training_graph`.
+        inline: leave no functions in the graphs, for runtimes before onnxruntime 1.27, see `backward`.
 
     The training model: inputs are the model's own, `target` or `labels`, the parameters, `<p>_grad.accumulation.buffer`
     and `lazy_reset_grad`; outputs the loss, the additional ones, `<p>_grad`, `<p>_grad.accumulation.out`.
@@ -123,6 +126,8 @@ def generate_artifacts(
         rule = _OPTIMIZERS[optimizer] if isinstance(optimizer, OptimType) else optimizer
         types = {t.name: (ir.DataType(t.data_type), list(t.dims)) for t in graph.model.graph.initializer}
         files["optimizer_model.onnx"] = optimizer_graph(rule, {name: types[name] for name in graph.parameters})
+    if inline:
+        files = {name: inlined(proto) for name, proto in files.items()}
     state = CheckpointState.of(graph)
     checkpoints = ["checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     present = [f"{prefix}{n}" for n in (*files, *checkpoints) if (folder / f"{prefix}{n}").exists()]

@@ -109,6 +109,9 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--kernels", "--force", "--quiet")
+    convert.add_argument(
+        "--inline", action="store_true", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"
+    )
     convert.add_argument("--verbose", action="store_true", help="tell how nodes are converted")
     convert.set_defaults(run=_convert)
 
@@ -121,12 +124,19 @@ def _convert(arguments: argparse.Namespace) -> int:
         model = load(arguments.model)
         expanded = has_training_nodes(model)
         if expanded:
-            model = expand_gradients(model, kernels=arguments.kernels)
+            model = expand_gradients(model, kernels=arguments.kernels, inline=arguments.inline)
         if arguments.loss is None and expanded and not (arguments.wrt or arguments.of):
             result = model
             lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
-            result = backward(model, wrt=arguments.wrt, of=arguments.of, kernels=arguments.kernels, progress=progress)
+            result = backward(
+                model,
+                wrt=arguments.wrt,
+                of=arguments.of,
+                kernels=arguments.kernels,
+                inline=arguments.inline,
+                progress=progress,
+            )
             gradients = _names(result.graph.output)[len(model.graph.output) :]
             lines = [("inputs", _required(result)), ("gradients", gradients)]
         else:
@@ -137,6 +147,7 @@ def _convert(arguments: argparse.Namespace) -> int:
                 frozen=arguments.frozen,
                 prediction=arguments.prediction,
                 kernels=arguments.kernels,
+                inline=arguments.inline,
                 progress=progress,
             )
             result = graph.model
@@ -266,7 +277,7 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
         shown = names if arguments.verbose else names[:8]
         more = f", … ({len(names)} in all; --verbose lists them)" if len(names) > len(shown) else ""
         print(f"{title}: {', '.join(shown) or 'none'}{more}")
-    print(f"written: {arguments.output} (kernels {arguments.kernels!r})")
+    print(f"written: {arguments.output} (kernels {arguments.kernels!r}{', inlined' if arguments.inline else ''})")
 
 
 def _ops(arguments: argparse.Namespace) -> int:

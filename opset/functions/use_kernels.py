@@ -17,6 +17,7 @@ from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.numba import native_body
 from onnx_backprop.opset.functions.numpy import numpy_body
 from onnx_backprop.opset.functions.onnx import standard_body
+from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
 from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
 from onnx_backprop.opset.operators.registry import BY_NAME
@@ -62,6 +63,7 @@ def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
         result.functions.extend(bodies.functions)
         result.ir_version = max(result.ir_version, MIN_IR_VERSION)
         _import(result, DOMAIN, OPSET_VERSION)
+    refuse_older_runtimes(result)
     return result
 
 

@@ -10,10 +10,12 @@ import onnx_backprop as ob
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 
 
-def model(attributes: str, *, w: str = "float[32,16,3,3]", bias: bool = False, initial: str = "") -> ModelProto:
+def model(
+    attributes: str, *, w: str = "float[32,16,3,3]", bias: bool = False, initial: str = "", opset: int = 18
+) -> ModelProto:
     given = "x, w, b" if bias else "x, w"
     return parser.parse_model(f"""
-        <ir_version: 10, opset_import: ["": 18]>
+        <ir_version: 10, opset_import: ["": {opset}]>
         g (float[N,C,H,W] x, {w} w, float[32] b) => (float[N,32,P,Q] y) {initial}
         {{ y = Conv<{attributes}>({given}) }}""")
 
@@ -51,9 +53,10 @@ def test_the_same_convolution(rng, attributes: str, channels: int, bias: bool, k
         model("group = 1", w="float[32,16,3]"),
         model("group = 1", w="float[32,C,3,3]"),
         model("group = 1", w="float16[32,16,3,3]"),
+        model("group = 1", opset=17),
         model("group = 1", w="float[1,1,1,1]", initial="<float[1,1,1,1] w = {1.0}>"),
     ],
-    ids=["strides", "dilations", "same", "negative", "in", "out", "kernel", "1-D", "open", "type", "constant"],
+    ids=["strides", "dilations", "same", "negative", "in", "out", "kernel", "1-D", "open", "type", "opset", "constant"],
 )
 def test_others_stay(kept: ModelProto) -> None:
     before = kept.SerializeToString()

@@ -83,6 +83,14 @@ def test_the_training_graph_runs(folder: Path, capsys: pytest.CaptureFixture[str
     np.testing.assert_allclose(loss, np.mean(y**2), rtol=1e-6)
 
 
+def test_inline_writes_no_functions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--loss", "mse", "--inline"]) == 0
+    assert onnx.load("out.onnx") == ob.training_graph("small.onnx", loss="mse", inline=True).model
+    assert capsys.readouterr().out.endswith("written: out.onnx (kernels 'onnx', inlined)\n")
+    assert command.main(["convert", "small.onnx", "-o", "gradients.onnx", "--wrt", "x", "--inline"]) == 0
+    assert onnx.load("gradients.onnx") == ob.backward("small.onnx", wrt=["x"], inline=True)
+
+
 def test_without_loss_it_is_backward(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["convert", "small.onnx", "-o", "out.onnx", "--wrt", "x", "gain", "--of", "y"]
     assert command.main(arguments) == 0
@@ -235,6 +243,7 @@ BAD_INPUT = {
     "loss of many elements": ("convert small.onnx -o out.onnx --loss none", r"'y' .* must have one element"),
     "unknown loss": ("convert small.onnx -o out.onnx --loss msee", r"--loss: invalid choice: 'msee'"),
     "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'numba', got 'nump'"),
+    "native kernels inline": ("convert small.onnx -o out.onnx --inline --kernels numba", r"inline: kernels 'numba'"),
     "no folder to write to": (
         "convert small.onnx -o none/out.onnx",
         r"cannot write none/out\.onnx: there is no folder",

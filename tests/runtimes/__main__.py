@@ -1,0 +1,144 @@
+"""Which file trains in which version of onnxruntime: docs/runtimes.md.
+
+    python -m tests.runtimes [--versions 1.18 1.31] [--folder .runtimes]
+
+Each version gets an environment of its own from the package index, kept for the next time. Exit code 1 when a file
+does not do what it says of itself: inlined ones train everywhere, others from the version that their metadata name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from onnx_backprop.opset.functions.overloads import LEAST_ONNXRUNTIME, NEEDED, REQUIREMENT
+from tests.runtimes.cases import CASES, FORMS, STEPS
+from tests.runtimes.runner import LOADS, TOLERANCE
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = ("1.18", "1.20", "1.22", "1.24", "1.26", "1.27", "1.28", "1.31")
+REFUSED = f"needs {LEAST_ONNXRUNTIME}"
+Cells = dict[tuple[int, str, str], dict[str, Any]]  # by case, form and version
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.runtimes", description="Train files in old versions of onnxruntime."
+    )
+    parser.add_argument("--versions", nargs="+", default=VERSIONS, help="of onnxruntime (default: all)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".runtimes", help="for the environments (%(default)s)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        files = Path(name)
+        for number, case in enumerate(CASES):
+            case.write(files / str(number))
+        cells: Cells = {}
+        for version in arguments.versions:
+            python = environment(arguments.folder / version, version)
+            for number, case in enumerate(CASES):
+                for form in FORMS:
+                    cells[number, form, version] = found = trained(python, files / str(number), form)
+                    print(f"{version}  {case.name}, {form}: {found['outcome']}", flush=True)
+        wrong = [cell for cell, found in cells.items() if found["outcome"] not in expected(files, *cell)]
+        text = page(files, cells, arguments.versions)
+    if set(arguments.versions) >= set(VERSIONS):
+        (ROOT / "docs" / "runtimes.md").write_text(text)
+    for number, form, version in wrong:
+        print(f"WRONG: {version}  {CASES[number].name}, {form}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def environment(folder: Path, version: str) -> Path:
+    """The interpreter of an environment that has a version of onnxruntime; made where it is missing."""
+    python, done = folder / "bin" / "python", folder / "installed"
+    if not done.is_file():
+        print(f"installing onnxruntime {version} into {folder}", flush=True)
+        venv.create(folder, clear=True, with_pip=True)
+        numpy = "numpy<2" if version == "1.18" else "numpy"  # compiled for the first NumPy
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, f"onnxruntime=={version}.*", numpy], check=True)
+        done.touch()
+    return python
+
+
+def trained(python: Path, folder: Path, form: str) -> dict[str, Any]:
+    """What the runner says of a file."""
+    script, files = ROOT / "tests" / "runtimes" / "runner.py", ("case.json", "case.npz")
+    command = [python, script, folder / f"{form}.onnx", *(folder / name for name in files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"outcome": f"the process ended with {done.returncode}: {done.stderr.strip()[-200:]}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["outcome"] = REFUSED if NEEDED in found["outcome"] else found["outcome"][:200]
+    return found
+
+
+def expected(files: Path, number: int, form: str, version: str) -> list[str]:
+    """What a file says of itself: that it trains, or what it needs."""
+    model = onnx.load(files / str(number) / f"{form}.onnx")
+    states = any(entry.key == REQUIREMENT for entry in model.metadata_props)
+    older = tuple(map(int, version.split("."))) < tuple(map(int, LEAST_ONNXRUNTIME.split(".")))
+    return [REFUSED] if states and older else ["trains"]
+
+
+def page(files: Path, cells: Cells, versions: list[str]) -> str:
+    """docs/runtimes.md."""
+    lines = [
+        "# Which onnxruntime trains which file",
+        "",
+        "Written by `make runtimes`, which installs every version of onnxruntime into an environment of its own and trains",
+        f'{STEPS} steps there with NumPy and that onnxruntime alone. "trains": every loss is within {TOLERANCE:g}, relative, of',
+        f"what {onnxruntime.__version__} gives for the default file.",
+        "",
+        "A default file keeps the nodes of our domain; what computes them are functions in the file. A node names its function",
+        "by domain, operator and overload (ONNX IR version 10), and of these the specification of the operator leaves the",
+        "overload alone: nodes of one operator that need different functions, for other attributes or shapes, call different",
+        f"overloads. onnxruntime tells these apart from {LEAST_ONNXRUNTIME} on. Older ones run the last of them for every node, as",
+        "onnx's reference evaluator does: for Softmax along two axes of a square matrix that is a wrong gradient without an",
+        "error. So the last one is there to be refused, with",
+        f"`{NEEDED}` in the message, and the metadata say",
+        f"`{REQUIREMENT}: >={LEAST_ONNXRUNTIME}`. A file in which every operator has one function has no overloads, says",
+        "nothing of the kind and trains everywhere.",
+        "",
+        "An inlined file (`inline=True`, `convert --inline`) has no functions and no nodes of our domain, and the lowest opset",
+        "and IR version that its operators allow. Its kernels cannot be exchanged any more.",
+        "",
+        "| Training graph | File | " + " | ".join(versions) + " |",
+        "|---|---|" + "---|" * len(versions),
+    ]
+    for number, case in enumerate(CASES):
+        for form in FORMS:
+            row = [cells[number, form, version]["outcome"] for version in versions]
+            lines.append(f"| {case.name} | {form} | {' | '.join(row)} |")
+    return "\n".join([*lines, "", *costs(files, cells, versions[-1])]) + "\n"
+
+
+def costs(files: Path, cells: Cells, version: str) -> list[str]:
+    """Sizes and the time to load, in the newest version."""
+    lines = [
+        f"Sizes, and the time to make a session in {version} (the best of {LOADS}, one thread):",
+        "",
+        "| Training graph | default, KB | inlined, KB | default, ms | inlined, ms | opset, IR version inlined |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number, case in enumerate(CASES):
+        paths = [files / str(number) / f"{form}.onnx" for form in FORMS]
+        sizes = [f"{path.stat().st_size / 1000:.0f}" for path in paths]
+        times = [f"{1000 * cells[number, form, version]['seconds']:.0f}" for form in FORMS]
+        model = onnx.load(paths[1])
+        levels = f"{model.opset_import[0].version}, {model.ir_version}"
+        lines.append(f"| {' | '.join([case.name, *sizes, *times, levels])} |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
