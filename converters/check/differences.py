@@ -253,7 +253,9 @@ def _not_finite(point: Point, v: Mapping[str, np.ndarray], at: Arrays, precision
 
 
 def _shifted(values: Arrays, v: Mapping[str, np.ndarray], h: float) -> dict[str, np.ndarray]:
-    shifted = {name: (np.asarray(values[name], np.float64) + h * d).astype(values[name].dtype) for name, d in v.items()}
+    shifted = {
+        name: np.asarray(np.asarray(values[name], np.float64) + h * d, values[name].dtype) for name, d in v.items()
+    }  # arrays, also of 0 axes
     return dict(values) | shifted
 
 

@@ -20,6 +20,8 @@ _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data
 # operators that onnxruntime has in every opset of the default domain, and onnx from this one on or never
 _EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
 
+_NEWEST = {MICROSOFT: 1, "ai.onnx.ml": 5}  # what onnxruntime takes a domain for that a model does not import
+
 
 def read_file(path: Path) -> ModelProto:
     """A model file and the tensors beside it; a link to tensors may lead to where the model itself really lies.
@@ -48,9 +50,10 @@ def put_in_order(proto: ModelProto) -> None:
     """Change what says the same to onnxruntime and is wrong to onnx, and check the rest.
 
     Names that are no UTF-8 get escapes, lengths below 0 count as unknown, a model before IR version 4 is one of 4, its
-    initializers being constants. Operators that onnxruntime alone has in the default domain move to its own. Nodes are
-    sorted; of two initializers of one name the last counts, as of two sets of data the raw one. A warning tells where
-    the checker found more than that shapes are missing.
+    initializers being constants. Operators that onnxruntime alone has in the default domain move to its own, and
+    its domains and that of ai.onnx.ml are imported where they are used. Nodes are sorted; of two initializers of
+    one name the last counts, as of two sets of data the raw one. A warning tells where the checker found more than
+    that shapes are missing.
 
     Raises: InvalidModelError for what neither of them takes.
     """
@@ -68,8 +71,8 @@ def put_in_order(proto: ModelProto) -> None:
     own = [node for node in all_nodes(proto) if not node.domain and opset < _EARLIER.get(node.op_type, 0)]
     for node in own:
         node.domain = MICROSOFT
-    if own and all(o.domain != MICROSOFT for o in proto.opset_import):
-        proto.opset_import.add(domain=MICROSOFT, version=1)
+    for domain in {node.domain for node in all_nodes(proto)} & _NEWEST.keys() - {o.domain for o in proto.opset_import}:
+        proto.opset_import.add(domain=domain, version=_NEWEST[domain])
     complaint = _complaint(proto)
     if complaint is None:
         return

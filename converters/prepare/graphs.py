@@ -10,6 +10,7 @@ from onnx_backprop.opset.functions.scope import Scope
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
+DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 
 
 @overload

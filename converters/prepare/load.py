@@ -12,6 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.prepare.accept import put_in_order, read_file
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
+from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
@@ -45,7 +46,7 @@ def load(model: ModelProto | str | Path) -> ModelProto:
 
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:
-    """A checked copy with model-local functions inlined, opset 18 or later, and inferred types and shapes.
+    """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
     Of declared types and shapes those of graph inputs alone are believed, see `declared`.
     """
@@ -60,6 +61,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
         proto = _inline(proto)
         lift_weights(proto)
     proto = upgrade(proto)
+    expand_fused(proto, declared)
     proto = infer_without_misread_scales(
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
     )

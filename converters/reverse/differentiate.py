@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.fused.expand import REFUSED
 from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
@@ -169,6 +170,8 @@ def _describe(node: ir.Node, opsets: dict[str, int]) -> str:
     qualified = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     version = registry.version_of(node, opsets)
     served = registry.served_versions(node.op_type, node.domain)
+    if REFUSED in node.metadata_props:
+        return f"{qualified} ({node.metadata_props[REFUSED]})"
     if version is None:
         return f"{qualified} (not an operator onnx knows)"
     if served:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare import graphs
+
 # operator -> {input: what the function has there}
 DEFINES: dict[str, dict[int, str]] = {
     "BatchNormalization": {3: "running statistic", 4: "running statistic"},
@@ -89,6 +91,9 @@ def _what(value: ir.Value, normalising: set[ir.Value]) -> str | None:
         what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
         if what is not None:
             return f"{what} of {node.op_type}"
+        stated, _, what = node.metadata_props.get(graphs.DEFINES, "").partition(": ")
+        if stated == str(index):
+            return what
     if value in normalising:
         return STATISTIC
     if _makes_angles(value):

@@ -114,7 +114,7 @@ def neg(op: Builder, _node: Forward, dy: ir.Value) -> Grads:
     return op.Neg(dy)
 
 
-@gradient("CastLike", versions=(15, 19, 21, 23, 24, 25))
+@gradient("CastLike", versions=(15, 19, 21, 23, 24, 25), inputs=(0,))
 def cast_like(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x in the float type of the second input  =>  dx = dy in the type of x. Rounding counts as the identity."""
     x, target = element_type(node.input(0)), element_type(node.output())

@@ -39,3 +39,15 @@ no_gradient("its input is an integer length", "BlackmanWindow", "HammingWindow",
 no_gradient("its input is text", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit")
 no_gradient("its input is bytes", "ImageDecoder")
 no_gradient("its input is integers or text", "TfIdfVectorizer")
+
+_CLASSIC = "ai.onnx.ml"
+_TREES = "a tree's output is piecewise constant in its inputs: its derivative is zero almost everywhere"
+no_gradient(_TREES, "TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier", domain=_CLASSIC)
+no_gradient(
+    "it is piecewise constant: its derivative is zero almost everywhere",
+    "Binarizer",
+    "OneHotEncoder",
+    "LabelEncoder",
+    "CategoryMapper",
+    domain=_CLASSIC,
+)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import onnx_backprop as ob
+from tests.support.adjoint import run
 from tests.support.gradient_checks import LINEAR, SMOOTH, VARIANTS, Case, case, check_case, positive, spread
+from tests.support.rule_checks import model_of
 
 SHAPE = (2, 3, 4)
 BROADCASTS = [
@@ -76,3 +79,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str) -> None:
     check_case(case, variant)
+
+
+def test_cast_like_takes_the_type_alone_of_its_second_input() -> None:
+    text = "g (int64[n] i, float[n] x) => (float[n] y) { f = CastLike(i, x) y = Mul(f, x) }"
+    feeds = {"i": np.int64([1, -2, 3]), "x": np.float32([0.5, 1, 2]), "y_grad": np.ones(3, np.float32)}
+    _, dx = run(ob.session(ob.backward(model_of(text), wrt=["x"])), feeds)
+    np.testing.assert_array_equal(dx, feeds["i"].astype(np.float32))

@@ -1,0 +1,1 @@
+"""Operators that are made of standard ones, as onnxruntime's optimisers and scikit-learn's converters leave them."""

@@ -1,0 +1,176 @@
+"""Writes one operator as a composition of standard ones, in a form that reads like the mathematics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.fused.known import Known
+from onnx_backprop.converters.prepare.graphs import DEFINES, attributes_of, called, rename, unique
+from onnx_backprop.opset.core.errors import UnsupportedError
+
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+Operand = str | float | Sequence[int] | np.ndarray | None
+
+
+class Composer:
+    """Emits the nodes that stand for one, `op.Mul(a, b)` a node of type Mul; values go by their names.
+
+    Operands may be numbers, which get the type of the first named operand, lists of int64, and arrays. Each node is
+    named after the one it stands for. What the function never asks for, an attribute or an input, is refused.
+    """
+
+    def __init__(self, node: NodeProto, known: Known, taken: set[str], read: set[str]) -> None:
+        self.node = node
+        self.known = known
+        self.nodes: list[NodeProto] = []
+        self.parameters: list[TensorProto] = []
+        self._taken = taken
+        self._read = read
+        self._attributes = attributes_of(node)
+        self._unasked = set(self._attributes)
+        self._inputs_asked: set[int] = set()
+
+    def __getattr__(self, op_type: str) -> Callable[..., str]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+
+        def emit(*operands: Operand, **attributes: Any) -> str:
+            return self.several(op_type, 1, *operands, **attributes)[0]
+
+        return emit
+
+    def several(self, op_type: str, outputs: int, *operands: Operand, **attributes: Any) -> list[str]:
+        """Emit a node with several outputs."""
+        like = next((o for o in operands if isinstance(o, str) and o), None)
+        inputs = [self._named(o, like) for o in operands]
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        given = {name: value for name, value in attributes.items() if value is not None}
+        label = unique(f"{called(self.node)}/{op_type}", self._taken)
+        names = [label, *(unique(f"{label}/{n}", self._taken) for n in range(1, outputs))]
+        node = helper.make_node(op_type, inputs, names, name=label, **given)
+        self.nodes.append(node)
+        self.known.learn(node)
+        return names
+
+    def constant(self, array: np.ndarray) -> str:
+        """The name of an array."""
+        return self.Constant(value=numpy_helper.from_array(np.asarray(array, order="C")))
+
+    def defined_by(self, result: str, index: int, what: str) -> str:
+        """`result`, the node that makes it saying that its input at `index` is no parameter to train, but `what`."""
+        maker = next(node for node in self.nodes if result in node.output)
+        maker.metadata_props.add(key=DEFINES, value=f"{index}: {what} of {self.node.op_type}")
+        return result
+
+    def parameter(self, attribute: str, array: np.ndarray) -> str:
+        """The name of an initializer `<node>/<attribute>`: numbers that were learned, and can be again."""
+        name = unique(f"{called(self.node)}/{attribute}", self._taken)
+        tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
+        self.parameters.append(tensor)
+        self.known.learn_tensor(name, tensor)
+        return name
+
+    def number(self, value: float, like: str) -> str:
+        """A 0-D constant of the type of `like`."""
+        element = self.known.element(like)
+        if not element:
+            return self.CastLike(self.constant(np.array(value, np.float32)), like)  # onnxruntime folds it
+        return self.Constant(value=helper.make_tensor("", element, [], [value]))
+
+    def input(self, index: int) -> str:
+        """The name of an input, "" where it is left out."""
+        self._inputs_asked.add(index)
+        return self.node.input[index] if index < len(self.node.input) else ""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The value of an attribute, texts as str."""
+        self._unasked.discard(name)
+        value = self._attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def wants(self, index: int) -> bool:
+        """Whether anything reads an output."""
+        return index < len(self.node.output) and self.node.output[index] in self._read
+
+    def rank(self, name: str, why: str) -> int:
+        """The number of axes of a value; UnsupportedError where it is unknown."""
+        rank = self.known.rank(name)
+        if rank is None:
+            raise self.refuse(f"the number of axes of {name!r} must be known {why}. Declare the shapes of graph inputs")
+        return rank
+
+    def is_half(self, name: str) -> bool:
+        """Whether a value is float16 or bfloat16."""
+        return self.known.element(name) in HALVES
+
+    def typed_as(self, like: str, name: str) -> str:
+        """The value in the type of another."""
+        element = self.known.element(like)
+        return self.Cast(name, to=element) if element else self.CastLike(name, like)
+
+    def as_float32(self, name: str) -> str:
+        """The value in float32."""
+        return name if self.known.element(name) == TensorProto.FLOAT else self.Cast(name, to=TensorProto.FLOAT)
+
+    def length(self, name: str, axis: int) -> str:
+        """The length of an axis as a list of one int64."""
+        end = axis + 1 or None
+        return self.Shape(name, start=axis, end=end)
+
+    def joined(self, *lengths: str | int) -> str:
+        """A shape, as an int64 tensor, of numbers and of lists of one."""
+        parts = [self.constant(np.array([n], np.int64)) if isinstance(n, int) else n for n in lengths]
+        return self.Concat(*parts, axis=0)
+
+    def refuse(self, sentence: str) -> UnsupportedError:
+        """The error that says what is not handled and what to do."""
+        domain = f"{self.node.domain}::" if self.node.domain else ""
+        return UnsupportedError(sentence, op_type=f"{domain}{self.node.op_type}", node=called(self.node))
+
+    def finish(self, results: Sequence[str | None]) -> list[NodeProto]:
+        """The nodes, the results under the names that the node gave its outputs."""
+        self._check_all_asked(len(results))
+        made = {name for node in self.nodes for name in node.output}
+        names: dict[str, str] = {}
+        copies: list[tuple[str, str]] = []
+        for result, output in zip(results, self.node.output, strict=False):
+            if not result or not output:
+                continue
+            if result in made and result not in names:
+                names[result] = output
+            else:
+                copies.append((result, output))
+        for result, output in copies:
+            names[self.Identity(result)] = output
+        for node in self.nodes:
+            rename(node, names)
+            self.known.learn(node)
+        return self.nodes
+
+    def _check_all_asked(self, results: int) -> None:
+        if self._unasked:
+            raise self.refuse(
+                f"the attribute {min(self._unasked)!r} is not handled. Leave it out if it changes nothing"
+            )
+        for index, name in enumerate(self.node.input):
+            if name and index not in self._inputs_asked:
+                raise self.refuse(f"input {index}, {name!r}, is not handled. Export the model without it")
+        for index in range(results, len(self.node.output)):
+            if self.wants(index):
+                raise self.refuse(f"output {index}, {self.node.output[index]!r}, is not handled. Read another value")
+
+    def _named(self, operand: Operand, like: str | None) -> str:
+        if operand is None or isinstance(operand, str):
+            return operand or ""
+        if isinstance(operand, np.ndarray):
+            return self.constant(operand)
+        if isinstance(operand, int | float) and like is not None:
+            return self.number(operand, like)
+        return self.constant(np.array(operand, np.int64))
+
+
+Expansion = Callable[[Composer], str | Sequence[str | None]]
+Table = Mapping[tuple[str, str], Expansion]

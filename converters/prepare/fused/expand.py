@@ -1,0 +1,87 @@
+"""`expand_fused`: every fused operator of a model as the standard operators that it stands for."""
+
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
+
+from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.converters.prepare.fused.known import Known
+from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, reason_against
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, reads, subgraphs, used_names, without_imports
+from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.opset.core.errors import UnsupportedError
+
+REFUSED = "onnx_backprop.refused"  # the metadata that says why a node stays as it is
+
+
+def expand_fused(proto: ModelProto, declared: dict[str, TypeProto]) -> None:
+    """Replace, in place, the nodes that `table` knows, in sub-graphs too; outputs keep their names.
+
+    A node in a form that is not handled stays, for it may lie beside every gradient path; the reason stays with it and
+    comes out where a gradient would have to pass. `declared`: types to fall back on where inference finds none; the
+    type of what such a node makes is added, that of its first input, for a path to reach it.
+    """
+    domains = {domain for domain, _ in EXPANSIONS}
+    if not any(_concerned(node) for node in all_nodes(proto.graph)):
+        return
+    read = {value.name for graph in _graphs(proto.graph) for value in graph.output}
+    read = read.union(*map(reads, proto.graph.node))
+    _Expander(proto, declared, used_names(proto.graph), read).graph(proto.graph, None)
+    for domain in domains - {node.domain for node in all_nodes(proto)}:
+        without_imports(proto, domain)
+
+
+class _Expander:
+    def __init__(self, proto: ModelProto, declared: dict[str, TypeProto], taken: set[str], read: set[str]) -> None:
+        self.opsets = list(proto.opset_import)
+        self.declared = declared
+        self.taken = taken
+        self.read = read
+
+    def graph(self, graph: GraphProto, outer: Known | None) -> Known:
+        """Rewrite a graph and those inside it; what is known of its values in the end."""
+        known = Known(graph, self.opsets, self.declared, outer)
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            branches = [self.graph(inner, known) for inner in subgraphs(node)]
+            stands_for = self._expanded(graph, node, known)
+            if stands_for is None:
+                nodes.append(node)
+                known.learn(node)
+                if node.op_type == "If" and not node.domain:
+                    known.learn_branches(node, branches)
+            else:
+                nodes += stands_for
+        assign(graph.node, nodes)
+        return known
+
+    def _expanded(self, graph: GraphProto, node: NodeProto, known: Known) -> list[NodeProto] | None:
+        """What a node stands for; None where it stays."""
+        against = reason_against(node)
+        expansion = EXPANSIONS.get((node.domain, node.op_type))
+        if expansion is None or against:
+            self._leave(node, against, known)
+            return None
+        composer = Composer(node, known, self.taken, self.read)
+        try:
+            results = expansion(composer)
+            nodes = composer.finish([results] if isinstance(results, str) else results)
+        except UnsupportedError as e:
+            self._leave(node, e.message, known)
+            return None
+        graph.initializer.extend(composer.parameters)
+        return nodes
+
+    def _leave(self, node: NodeProto, reason: str, known: Known) -> None:
+        if not reason:
+            return
+        node.metadata_props.add(key=REFUSED, value=reason)
+        element = known.element(node.input[0]) if node.input else 0
+        if element in FLOATS and not self.declared.get(node.output[0], TypeProto()).tensor_type.elem_type:
+            self.declared[node.output[0]] = helper.make_tensor_type_proto(element, None)
+
+
+def _concerned(node: NodeProto) -> bool:
+    return (node.domain, node.op_type) in EXPANSIONS or bool(reason_against(node))
+
+
+def _graphs(graph: GraphProto) -> list[GraphProto]:
+    return [graph, *(inner for node in all_nodes(graph) for inner in subgraphs(node))]

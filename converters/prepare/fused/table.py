@@ -1,0 +1,75 @@
+"""Which function writes which operator out, and what is said of those that none does."""
+
+from onnx import NodeProto
+
+from onnx_backprop.converters.prepare.fused import activations, attention, classic, matmul, normalization, quantized
+from onnx_backprop.converters.prepare.fused.composer import Expansion
+
+MICROSOFT, CLASSIC = "com.microsoft", "ai.onnx.ml"
+
+_MICROSOFT: dict[str, Expansion] = {
+    "Attention": attention.attention,
+    "BiasAdd": activations.bias_add,
+    "BiasDropout": activations.bias_dropout,
+    "BiasGelu": activations.bias_gelu,
+    "BiasSoftmax": activations.bias_softmax,
+    "BiasSplitGelu": activations.bias_split_gelu,
+    "DequantizeLinear": quantized.dequantize_linear,
+    "EmbedLayerNormalization": normalization.embed_layer_normalization,
+    "FastGelu": activations.fast_gelu,
+    "FusedConv": matmul.fused_conv,
+    "FusedGemm": matmul.fused_gemm,
+    "FusedMatMul": matmul.fused_mat_mul,
+    "Gelu": activations.gelu,
+    "GemmFastGelu": activations.gemm_fast_gelu,
+    "LayerNormalization": normalization.layer_normalization,
+    "MatMulNBits": quantized.mat_mul_n_bits,
+    "MultiHeadAttention": attention.multi_head_attention,
+    "QuantizeLinear": quantized.quantize_linear,
+    "QuickGelu": activations.quick_gelu,
+    "RotaryEmbedding": attention.rotary_embedding,
+    "SimplifiedLayerNormalization": normalization.simplified_layer_normalization,
+    "SkipLayerNormalization": normalization.skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": normalization.skip_simplified_layer_normalization,
+    "TransposeMatMul": matmul.fused_mat_mul,
+}
+_CLASSIC: dict[str, Expansion] = {
+    "ArrayFeatureExtractor": classic.array_feature_extractor,
+    "Imputer": classic.imputer,
+    "LinearClassifier": classic.linear_classifier,
+    "LinearRegressor": classic.linear_regressor,
+    "Normalizer": classic.normalizer,
+    "SVMClassifier": classic.svm_classifier,
+    "SVMRegressor": classic.svm_regressor,
+    "Scaler": classic.scaler,
+}
+EXPANSIONS: dict[tuple[str, str], Expansion] = {(MICROSOFT, name): f for name, f in _MICROSOFT.items()}
+EXPANSIONS |= {(CLASSIC, name): f for name, f in _CLASSIC.items()}
+
+_LAYOUT = (
+    "an inference-time layout. Optimise with ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or differentiate the model from "
+    "before it was optimised"
+)
+_ROUNDS = "it computes in integers. Differentiate the model from before it was quantised, or one with QDQ nodes"
+_CACHE = "it reads and writes a cache of keys in place. Export with MultiHeadAttention or standard operators"
+_DOMAINS = {"com.microsoft.nchwc": _LAYOUT, "com.ms.internal.nhwc": _LAYOUT}
+_REFUSED = {
+    "DecoderMaskedMultiHeadAttention": _CACHE,
+    "DecoderMaskedSelfAttention": _CACHE,
+    "DynamicQuantizeLSTM": _ROUNDS,
+    "DynamicQuantizeMatMul": _ROUNDS,
+    "GroupQueryAttention": _CACHE,
+    "MatMulIntegerToFloat": _ROUNDS,
+    "NhwcConv": _LAYOUT,
+    "NhwcFusedConv": _LAYOUT,
+    "NhwcMaxPool": _LAYOUT,
+    "PagedAttention": _CACHE,
+    "SparseAttention": _CACHE,
+}
+
+
+def reason_against(node: NodeProto) -> str:
+    """Why an operator is not handled in any form, "" where nothing is said against it."""
+    if node.domain == MICROSOFT and node.op_type.startswith(("QLinear", "QOrdered", "QAttention", "QGemm", "QEmbed")):
+        return _ROUNDS
+    return _DOMAINS.get(node.domain, "") or (_REFUSED.get(node.op_type, "") if node.domain == MICROSOFT else "")

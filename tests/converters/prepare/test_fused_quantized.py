@@ -1,0 +1,81 @@
+"""Weights of a few bits and linear quantisation of com.microsoft, written out, against onnxruntime's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop.opset.core.errors import UnsupportedError
+from tests.support.fused_checks import check_fused, one_node
+
+RNG = np.random.default_rng(3)
+
+
+def packed(k: int, n: int, bits: int, size: int, points: str, dtype: type) -> dict[str, np.ndarray | None]:
+    blocks = -(-k // size)
+    feeds: dict[str, np.ndarray | None] = {
+        "a": RNG.standard_normal((2, 3, k)).astype(dtype),
+        "w": RNG.integers(0, 256, (n, blocks, size * bits // 8)).astype(np.uint8),
+        "scales": RNG.uniform(0.05, 0.2, (n, blocks)).astype(dtype),
+        "points": None,
+    }
+    if points == "packed":
+        feeds["points"] = RNG.integers(0, 256, (n, -(-blocks * bits // 8))).astype(np.uint8)
+    elif points == "float":
+        feeds["points"] = RNG.uniform(0, 1 << bits, (n, blocks)).astype(dtype)
+    return feeds
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("bits", "points"), [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed"), (2, "")])
+@pytest.mark.parametrize(("k", "size"), [(64, 32), (48, 16), (40, 32)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_mat_mul_n_bits(dtype: type, bits: int, points: str, k: int, size: int, bias: bool) -> None:
+    feeds = packed(k, 6, bits, size, points, dtype)
+    feeds |= {"g_idx": None, "bias": RNG.standard_normal(6).astype(dtype) if bias else None}
+    wrt = ["a"]
+    if dtype == np.float16:
+        wrt = []
+    constants = [n for n in ("w", "scales", "points", "bias") if feeds[n] is not None]
+    settings = {"K": k, "N": 6, "bits": bits, "block_size": size, "constants": constants}
+    tolerance = 1e-4 if dtype == np.float32 else 3e-2
+    check_fused("MatMulNBits", feeds, wrt, tolerance=tolerance, **settings)
+
+
+def test_the_gradient_by_scales_bias_and_float_zero_points() -> None:
+    feeds = packed(48, 6, 4, 16, "float", np.float32)
+    feeds |= {"g_idx": None, "bias": RNG.standard_normal(6).astype(np.float32)}
+    wrt = ["a", "scales", "points", "bias"]
+    check_fused("MatMulNBits", feeds, wrt, tolerance=1e-4, K=48, N=6, bits=4, block_size=16)
+
+
+REFUSED = [
+    ({"weight_prepacked": 1}, "weight_prepacked=0"),
+    ({"bits": 3}, "2, 4 and 8 bits are handled, got 3"),
+    ({"some_day": 1}, "the attribute 'some_day' is not handled"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence"), REFUSED)
+def test_what_mat_mul_n_bits_refuses(more, sentence: str) -> None:
+    feeds = packed(32, 6, 4, 16, "", np.float32)
+    settings = {"K": 32, "N": 6, "bits": 4, "block_size": 16, **more}
+    model = one_node("MatMulNBits", feeds, constants=["w", "scales"], **settings)
+    with pytest.raises(UnsupportedError, match=f"com.microsoft::MatMulNBits .*{sentence}") as error:
+        ob.backward(model, wrt=["a"])
+    assert "'node'" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("axis", [None, 1])
+@pytest.mark.parametrize("point", [False, True])
+def test_linear_quantisation(dtype: type, axis: int | None, point: bool) -> None:
+    shape = () if axis is None else (3,)
+    settings = {} if axis is None else {"axis": axis}
+    numbers = {"scale": RNG.uniform(0.02, 0.1, shape).astype(np.float32)}
+    numbers["point"] = RNG.integers(0, 100, shape).astype(dtype) if point or dtype == np.int8 else None
+    x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+    check_fused("QuantizeLinear", {"x": x, **numbers}, **settings)
+    q = RNG.integers(0, 100, (2, 3, 4)).astype(dtype)
+    check_fused("DequantizeLinear", {"q": q, **numbers}, ["scale"], opset=19, **settings)
