@@ -155,8 +155,9 @@ def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def weights(model: ModelProto) -> list[str]:
-    """The float initializers that the network reads."""
+    """The float initializers that the network reads, but for running statistics."""
     read = {name for node in model.graph.node for name in node.input}
+    read -= {name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
     return [t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in read]
 
 

@@ -147,11 +147,11 @@ def model_of(text: str, opset: int) -> ModelProto:
 
 
 def through(text: str, opset: int) -> str:
-    """What `backward` answers for the nodes of `model_of`, which onnxruntime must run."""
+    """What a strict `backward` answers for the nodes of `model_of`, which onnxruntime must run."""
     model = model_of(text, opset)
     session_run(model)(FEEDS)
     try:
-        ob.backward(model, wrt=["x"])
+        ob.backward(model, wrt=["x"], strict=True)
     except (ob.UnsupportedError, ob.InvalidArgumentError) as e:
         return f"{type(e).__name__}: {e}"
     return "differentiated"
@@ -187,15 +187,16 @@ def _row(name: str, own: list[Case]) -> Row:
                 row.counts[form][answer] += 1
         row.verdict = "wrong" if row.wrong else "right"
         return row
+    if name in REFUSED:
+        return _refused(name)
+    stop = NO_GRADIENT.get(("", name))
     if not takes_floats(name):
-        return Row("no derivative", NO_GRADIENT.get(("", name), "it takes no float tensor"))
-    if ("", name) in NO_GRADIENT:
-        return _without_derivative(name)
-    return _refused(name)
+        return Row("no derivative", "it takes no float tensor" if stop is None else stop.reason)
+    return _refused(name) if stop is None else _without_derivative(name, stop.reason)
 
 
-def _without_derivative(name: str) -> Row:
-    row = Row("no derivative", NO_GRADIENT["", name])
+def _without_derivative(name: str, why: str) -> Row:
+    row = Row("no derivative", why)
     if name not in STOPS:
         row.wrong.append(f"{name}: no case shows that no gradient flows")
     for text, opset in STOPS.get(name, []):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 Graphs = dict[str, list[tuple[str, int]]]
 
+_DYNAMIC = "q, s, z = DynamicQuantizeLinear(x)"
 _ZERO = "zero = Constant <value_int = 0> ()"
 
 STOPS: Graphs = {
@@ -45,20 +46,6 @@ STOPS: Graphs = {
     ],
     "SequenceLength": [("s = SequenceConstruct(x, x) z = SequenceLength(s) y = Cast <to = 1> (z)", 18)],
     "OptionalHasElement": [("z = OptionalHasElement(x) y = Cast <to = 1> (z)", 18)],
-    "QLinearMatMul": [
-        (
-            "s0 = Constant <value_ints = [0]> () s = ReduceMax <keepdims = 0> (x) q = Constant <value = uint8[2,2] {1, 2, 3, 4}> () "
-            "z = Constant <value = uint8 {0}> () m = QLinearMatMul(q, s, z, q, s, z, s, z) y = Cast <to = 1> (m)",
-            18,
-        )
-    ],
-    "QLinearConv": [
-        (
-            "s = ReduceMax <keepdims = 0> (x) q = Constant <value = uint8[1,1,2,2] {1, 2, 3, 4}> () "
-            "z = Constant <value = uint8 {0}> () m = QLinearConv(q, s, z, q, s, z, s, z) y = Cast <to = 1> (m)",
-            18,
-        )
-    ],
 }
 
 _BODY = "(int64 i, bool go, float[3,4] s) => (bool on, float[3,4] t) { on = Identity(go) t = Mul(s, s) }"
@@ -91,6 +78,34 @@ REFUSED: Graphs = {
     "Optional": [("o = Optional(x) y = OptionalGetElement(o)", 18)],
     "OptionalGetElement": [("z = OptionalGetElement(x) y = Mul(z, x)", 18)],
     "QuantizeLinear": [("s = Constant <value_float = 0.1> () q = QuantizeLinear(x, s) y = DequantizeLinear(q, s)", 18)],
+    "QLinearMatMul": [
+        (
+            "s0 = Constant <value_ints = [0]> () s = ReduceMax <keepdims = 0> (x) q = Constant <value = uint8[2,2] {1, 2, 3, 4}> () "
+            "z = Constant <value = uint8 {0}> () m = QLinearMatMul(q, s, z, q, s, z, s, z) y = Cast <to = 1> (m)",
+            18,
+        )
+    ],
+    "QLinearConv": [
+        (
+            "s = ReduceMax <keepdims = 0> (x) q = Constant <value = uint8[1,1,2,2] {1, 2, 3, 4}> () "
+            "z = Constant <value = uint8 {0}> () m = QLinearConv(q, s, z, q, s, z, s, z) y = Cast <to = 1> (m)",
+            18,
+        )
+    ],
+    "MatMulInteger": [
+        (
+            f"{_DYNAMIC} b = Constant <value = int8[4,2] {{1, -2, 3, 4, 5, 6, -7, 8}}> () "
+            "i = MatMulInteger(q, b, z) y = Cast <to = 1> (i)",
+            18,
+        )
+    ],
+    "ConvInteger": [
+        (
+            f"{_DYNAMIC} shape = Constant <value_ints = [1, 1, 3, 4]> () image = Reshape(q, shape) "
+            "w = Constant <value = int8[1,1,2,2] {1, -2, 3, 4}> () i = ConvInteger(image, w, z) y = Cast <to = 1> (i)",
+            18,
+        )
+    ],
     "MaxRoiPool": [
         (
             "shape = Constant <value_ints = [1, 1, 3, 4]> () image = Reshape(x, shape) "
