@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 import onnx_ir as ir
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnx_backprop.opset.functions.scope import Scope
 
-Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto)
+Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
 DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 

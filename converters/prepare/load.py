@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, TensorProto, checker, defs, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, checker, defs
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_in_order, read_file
@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, w
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.long_vectors import infer_shapes
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
@@ -71,7 +72,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
 def infer(proto: ModelProto) -> ModelProto:
     """Type and shape inference; contradictions raise."""
     try:
-        return shape_inference.infer_shapes(proto, check_type=True, strict_mode=False, data_prop=True)
+        return infer_shapes(proto)
     except OnnxBackpropError:
         raise
     except Exception as e:

@@ -82,6 +82,7 @@ class Mode:
         return "antialias" if self.antialias else "exclude_outside" if self.exclude_outside else ""
 
 
+COMPARED = 1 << 16  # pixels along an axis up to which the maps themselves are made and compared
 ANY = Meaning(frozenset(SPEC_COORDINATES), (1.0, *HALF_PIXEL_OFFSETS))
 
 
@@ -112,7 +113,8 @@ def why_neither(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
 
 def _meaning(mode: Mode, axis: AxisScale) -> Meaning:
     """Which published operators place the same taps as this Resize along one axis, for every run."""
-    if isinstance(axis.length, int) and isinstance(axis.out, int) and axis.scale is not None:
+    lengths = isinstance(axis.length, int) and isinstance(axis.out, int) and axis.scale is not None
+    if lengths and max(axis.length, axis.out) <= COMPARED:
         return _known_lengths(mode, axis.length, axis.out, axis.scale)
     return _any_lengths(mode, axis)
 

@@ -4,6 +4,7 @@ A share that all windows have stands in the kernel instead. Images and channels 
 """
 
 from functools import reduce
+from math import prod
 
 import numpy as np
 
@@ -12,9 +13,12 @@ from onnx_backprop.opset.bodies import pooling as pooling_body
 from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
 from onnx_backprop.opset.bodies.expressions import Vector, join
 from onnx_backprop.opset.bodies.expressions import shape as shape_of
+from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Attributes, Op
 from onnx_backprop.opset.maths import pooling
+
+LARGEST_KERNEL = 1 << 24  # pixels: 64 MiB of float32
 
 
 def avg_pool_backward(b: Body, attrs: Attributes, diff_dst: Tensor, src_shape: Tensor | None, adjoint: Op) -> str:
@@ -51,6 +55,12 @@ def _spread(b: Body, attrs: Attributes, dy: Tensor, shape: Vector, outs: Vector,
     if _one_window(attrs, lengths, outs, begin):
         return b.Reshape(
             b.Expand(b.Mul(g, b.float_scalar(value)), join(b, planes, lengths).name), shape.name, allowzero=1
+        )
+    if prod(kernel) > LARGEST_KERNEL:
+        raise UnsupportedError(
+            f"a kernel of {'×'.join(map(str, kernel))} pixels, expected at most {LARGEST_KERNEL} in all where "
+            'the file holds a weight for each. Use kernels "numba", or ReduceMean over what it covers',
+            op_type="AvgPoolBackward",
         )
     weights = Tensor(b.constant(np.full((1, 1, *kernel), value, np.float32)), (1, 1, *kernel))
     # padding behind, or pixels left out there, so that just these windows fit
