@@ -53,6 +53,7 @@ JITTER = 2.0**-6  # relative; how far a point on a kink is moved
 class Examination:
     """A model that was examined: its verdicts, and where it was examined."""
 
+    model: ModelProto  # that has its variables as inputs and initializers
     results: tuple[Result, ...]
     forward: str
     variables: tuple[str, ...]
@@ -69,6 +70,7 @@ class Examination:
 class _Subject:
     """A model, its gradients, and what it is fed."""
 
+    whole: ModelProto  # as it came, or prepared where it keeps variables in nodes: in Constants, in attributes
     model: ModelProto  # the forward, its outputs those that are differentiated, its variables inputs
     gradients: Callable[[Mapping[str, np.ndarray]], Feeds]  # all values -> everything the training graph returns
     variables: dict[str, str]  # to the names of their gradients
@@ -98,6 +100,7 @@ class Examiner:
     ) -> Examination:
         """The verdicts for the gradients of a model with respect to each variable, or each group of variables."""
         subject = self._subject(model, wrt, of)
+        model = subject.whole
         forward = self.open(subject.model)
         defaults = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in subject.variables}
         feeds = self._feeds(subject, forward, check_given(model, given, defaults))
@@ -108,7 +111,7 @@ class Examiner:
             values = {name: self._moved(value) for name, value in values.items()}
             results, used = self._results(subject, forward, feeds, values)
         outputs = tuple(value.name for value in subject.model.graph.output)
-        return Examination(results, used, tuple(subject.variables), outputs, feeds, values)
+        return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
         original = prepare(model)
@@ -120,9 +123,11 @@ class Examiner:
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
-        forward = _with_variables(with_outputs(model, outputs), variables)
+        stored = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+        whole = model if stored.issuperset(variables) else original
+        forward = _with_variables(with_outputs(whole, outputs), variables)
         seeds = {y: f"{y}_grad" for y in outputs if f"{y}_grad" in inputs}
-        return _Subject(forward, self.open(training), variables, seeds)
+        return _Subject(whole, forward, self.open(training), variables, seeds)
 
     def _feeds(self, subject: _Subject, forward: Run, given: Feeds) -> Feeds:
         """The caller's arrays, and the first random ones at which the model and its gradients are finite."""

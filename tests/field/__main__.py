@@ -67,8 +67,14 @@ def _judged(source: Source, variant: str, path: Path, *, again: bool) -> dict[st
     if not answer.exists():
         well, words = _process("tests.field.verdict", source.name, variant, str(path), str(answer))
         if not well:
-            found = {"source": source.name, "variant": variant, "origin": source.origin, "verdict": "traceback"}
-            return found | {"stage": "process", "sentence": words}
+            return {
+                "source": source.name,
+                "variant": variant,
+                "origin": source.origin,
+                "verdict": "traceback",
+                "stage": "process",
+                "sentence": words,
+            }
     return json.loads(answer.read_text())
 
 

@@ -158,4 +158,5 @@ def _multi_head(
         q, k, v = (
             x + part for x, part in zip((q, k, v), b.split([q.shape[-1], k.shape[-1], v.shape[-1]]), strict=True)
         )
-    return _attended(c, *(_heads(x, c.get("num_heads")) for x in (q, k, v)), mask, bias)
+    q, k, v = (_heads(x, c.get("num_heads")) for x in (q, k, v))
+    return _attended(c, q, k, v, mask, bias)

@@ -350,7 +350,7 @@ def _global_pool(c: Call, x: Any) -> Any:
 @operator("Resize", "Upsample")
 def _resize(c: Call, x: Any, *more: Any) -> Any:
     if c.node.op_type == "Upsample" or c.opset < 11:
-        scales, sizes = (more[0] if more else torch.tensor(c.get("scales"))), None
+        scales, sizes = (more[0] if more else torch.tensor(c.get("scales") or ())), None
         where = "asymmetric"
     else:
         _roi, scales, sizes = (*more, None, None, None)[:3]

@@ -7,13 +7,26 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.check import differences
 from tests.support.broken_rules import SMALL, model_of, verdicts, wide_model
 
 # --- right gradients
+
+
+def test_weights_that_the_file_keeps_in_nodes() -> None:
+    """In Constants, and in the attributes of a fused operator that is written out."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 1]>
+        g (float[n, 3] x) => (float[n, 2] y) {
+            w = Constant <value = float[3] {0.5, -1.0, 2.0}> ()
+            h = Mul(x, w)
+            y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0, 3.0, -1.0, 0.5, 2.0], targets = 2> (h)
+        }
+    """)
+    assert verdicts(ob.check_gradients(model, nodes=True)) == dict.fromkeys(("x", "w", "y/coefficients"), "right")
 
 
 def test_a_right_model() -> None:
