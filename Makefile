@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+FIELD ?= .venv-field
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench lint format docs build wheels clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -53,6 +54,13 @@ bench: $(INSTALLED) ## our kernels beside PyTorch and onnxsim, benchmarks/result
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.training_steps
 
+# Of the packages in packages.txt only the files are used, or the half in Python: what they depend on stays away.
+field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
+	@test -d $(FIELD) || $(PYTHON) -m venv $(FIELD)
+	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[field]'
+	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/field/packages.txt
+	$(FIELD)/bin/python -m tests.field $(ARGS)
+
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -83,7 +91,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The file appears last, so an interrupted installation starts over.

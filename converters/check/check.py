@@ -47,15 +47,15 @@ def check(
     report = GradientReport(whole.results, whole.forward, seed)
     if report.verdict == RIGHT and not nodes:
         return report
-    return NodeByNode(examiner, proto, whole).extend(report, progress)
+    return NodeByNode(examiner, whole).extend(report, progress)
 
 
 class NodeByNode:
     """Which node is to blame: each one checked alone, at the values that reach it in the whole model."""
 
-    def __init__(self, examiner: Examiner, model: ModelProto, whole: Examination) -> None:
+    def __init__(self, examiner: Examiner, whole: Examination) -> None:
         self.examiner = examiner
-        self.prepared = prepare(_with_values(model, whole.values))
+        self.prepared = prepare(_with_values(whole.model, whole.values))
         graph = to_ir(self.prepared).graph
         self.path = path_between(graph, whole.outputs, whole.variables)
         self.active = {str(value.name) for value in self.path.active}

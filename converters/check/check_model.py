@@ -4,7 +4,7 @@ Nothing here runs a model itself: the caller hands over a function that opens se
 """
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,6 +54,7 @@ JITTER = 2.0**-6  # relative; how far a point on a kink is moved
 class Examination:
     """A model that was examined: its verdicts, and where it was examined."""
 
+    model: ModelProto  # that has its variables as inputs and initializers
     results: tuple[Result, ...]
     forward: str
     variables: tuple[str, ...]
@@ -70,6 +71,7 @@ class Examination:
 class _Subject:
     """A model, its gradients, and what it is fed."""
 
+    whole: ModelProto  # as it came, or prepared where it keeps variables in nodes: in Constants, in attributes
     model: ModelProto  # the forward, its outputs those that are differentiated, its variables inputs
     gradients: Callable[[Mapping[str, np.ndarray]], Feeds]  # all values -> everything the training graph returns
     variables: dict[str, str]  # to the names of their gradients
@@ -99,6 +101,7 @@ class Examiner:
     ) -> Examination:
         """The verdicts for the gradients of a model with respect to each variable, or each group of variables."""
         subject = self._subject(model, wrt, of)
+        model = subject.whole
         forward = self.open(subject.model)
         defaults = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in subject.variables}
         feeds = self._feeds(subject, forward, check_given(model, given, defaults))
@@ -109,22 +112,23 @@ class Examiner:
             values = {name: self._moved(value) for name, value in values.items()}
             results, used = self._results(subject, forward, feeds, values)
         outputs = tuple(value.name for value in subject.model.graph.output)
-        return Examination(results, used, tuple(subject.variables), outputs, feeds, values)
+        return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
         original = prepare(model)
         graph_model = to_ir(original)
-        own = {value.name for value in (*model.graph.input, *model.graph.initializer)}
-        names = list(wrt) if wrt is not None else reached(graph_model.graph, of, own)
+        names = list(wrt) if wrt is not None else reached(graph_model.graph, of)
         differentiation = Differentiation(graph_model, wrt=names, of=of)
         differentiation.given = wrt is not None
         variables = differentiation.emit()
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
-        forward = _with_variables(with_outputs(model, outputs), variables)
+        stored = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+        whole = model if stored.issuperset(variables) else original
+        forward = _with_variables(with_outputs(whole, outputs), variables)
         seeds = {y: f"{y}_grad" for y in outputs if f"{y}_grad" in inputs}
-        return _Subject(forward, self.open(training), variables, seeds)
+        return _Subject(whole, forward, self.open(training), variables, seeds)
 
     def _feeds(self, subject: _Subject, forward: Run, given: Feeds) -> Feeds:
         """The caller's arrays, and the first random ones at which the model and its gradients are finite."""
@@ -234,12 +238,9 @@ def _is_finite(value: np.ndarray) -> bool:
     return bool(np.isfinite(np.asarray(value, np.float64)).all())
 
 
-def reached(graph: ir.Graph, of: Sequence[str] | None, own: Container[str]) -> list[str]:
-    """The default of `wrt` here: the float inputs and parameters that influence the outputs differentiably.
-
-    own: what the model itself has; preparing it may have made initializers of what stands in its nodes.
-    """
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values()) if is_float(v) and v.name in own}
+def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
+    """The default of `wrt` here: the float inputs and parameters that influence the outputs differentiably."""
+    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values()) if is_float(v)}
     path = path_between(graph, of, list(values))
     active = {name: value for name, value in values.items() if value in path.active}
     left_out = constants(graph, [value for value in active.values() if value.is_initializer()])

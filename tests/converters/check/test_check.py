@@ -7,13 +7,26 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.check import differences
 from tests.support.broken_rules import SMALL, model_of, verdicts, wide_model
 
 # --- right gradients
+
+
+def test_weights_that_the_file_keeps_in_nodes() -> None:
+    """In Constants, and in the attributes of a fused operator that is written out."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 1]>
+        g (float[n, 3] x) => (float[n, 2] y) {
+            w = Constant <value = float[3] {0.3, -1.0, 2.0}> ()
+            h = Mul(x, w)
+            y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0, 3.0, -1.0, 0.5, 2.0], targets = 2> (h)
+        }
+    """)
+    assert verdicts(ob.check_gradients(model, nodes=True)) == dict.fromkeys(("x", "w", "y/coefficients"), "right")
 
 
 def test_a_right_model() -> None:
@@ -280,17 +293,6 @@ def test_an_exponent_at_negative_numbers_is_named() -> None:
     assert {result.variables for result in report.results} == {"x", "w"}
     with pytest.raises(ob.InvalidArgumentError, match="the gradient of e: empty, infinite or NaN"):
         ob.check_gradients(model, wrt=["w", "e"])
-
-
-def test_weights_in_constants_are_checked() -> None:
-    model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 18]> g (float[3,4] x) => (float[3,2] y) { y = MatMul(x, w) }'
-    )
-    tensor = numpy_helper.from_array(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), "value")
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
-    report = ob.check_gradients(model)
-    assert report.ok
-    assert {result.variables for result in report.results} == {"x", "w"}
 
 
 @pytest.mark.parametrize("attributes", ['auto_pad="SAME_UPPER"', "output_padding=[1,1]", "output_shape=[9,9]"])

@@ -1,0 +1,120 @@
+"""Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again]
+
+Every file is made, changed and judged in processes of their own. Files and answers are kept in build/field, so that a
+run that was stopped goes on where it was; --again judges anew. Writes docs/field.md when nothing was left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.field.report import write
+from tests.field.sources import Source, sources
+from tests.field.variants import variants
+
+BUILD = Path("build/field")
+TIMEOUT = 600
+
+
+def _process(*arguments: str) -> tuple[bool, str]:
+    """Whether a module of ours ended well, and the last of what it said."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"not done after {TIMEOUT} s"
+    lines = done.stderr.strip().splitlines()
+    return done.returncode == 0, "" if done.returncode == 0 else f"{done.returncode}: {lines[-1] if lines else ''}"
+
+
+def _made(source: Source, variant: str, base: Path | None) -> tuple[Path | None, str]:
+    """The file of a variant, or why there is none: that is the other tool's doing, not ours."""
+    folder = BUILD / source.name / variant.replace(" ", "-")
+    path, failed = folder / "model.onnx", folder / "failed.txt"
+    if failed.exists():
+        return None, failed.read_text()
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / "draft.onnx"
+        well, words = _process("tests.field.variants", variant, source.name, str(base), str(draft))
+        if not well or not draft.exists():
+            failed.write_text(words)
+            return None, words
+        shutil.move(draft, path)
+    return path, ""
+
+
+def _judged(source: Source, variant: str, path: Path, *, again: bool) -> dict[str, object]:
+    answer = path.with_name("verdict.json")
+    if again:
+        answer.unlink(missing_ok=True)
+    if not answer.exists():
+        well, words = _process("tests.field.verdict", source.name, variant, str(path), str(answer))
+        if not well:
+            return {
+                "source": source.name,
+                "variant": variant,
+                "origin": source.origin,
+                "verdict": "traceback",
+                "stage": "process",
+                "sentence": words,
+            }
+    return json.loads(answer.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a part of the name of the sources to judge")
+    parser.add_argument("--variant", default="", help="a part of the name of the variants to judge")
+    parser.add_argument("--again", action="store_true", help="judge again what has been judged")
+    options = parser.parse_args()
+    found: list[dict[str, object]] = []
+    unmade: list[tuple[str, str, str]] = []
+    for source in sources().values():
+        if options.only not in source.name:
+            continue
+        base, words = _made(source, "as is", None)
+        if base is None:
+            unmade.append((source.name, "as is", words))
+            print(f"{source.name}: not made: {words}", flush=True)
+            continue
+        for variant in ("as is", *variants(source)):
+            if options.variant not in variant:
+                continue
+            start = time.monotonic()
+            path, words = _made(source, variant, base)
+            if path is None:
+                unmade.append((source.name, variant, words))
+                print(f"{source.name} ({variant}): not made: {words[:150]}", flush=True)
+                continue
+            verdict = _judged(source, variant, path, again=options.again)
+            found.append(verdict)
+            more = f" {verdict['stage']}: {str(verdict['sentence'])[:300]}" if verdict["verdict"] != "right" else ""
+            print(
+                f"{source.name} ({variant}): {verdict['verdict']}{more} [{time.monotonic() - start:.0f} s]", flush=True
+            )
+    counts = Counter(str(verdict["verdict"]) for verdict in found)
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if not options.only and not options.variant:
+        write(Path("docs/field.md"), found, unmade)
+    return 0 if set(counts) <= {"right", "refused"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""docs/field.md, from the verdicts."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Verdicts = list[dict[str, Any]]
+SECONDS, TIMES, MORE = 5.0, 3.0, 500.0  # what a conversion may take: of a processor; of memory, in files and megabytes
+
+_HEAD = """# The field
+
+Real files: out of packages, exported from PyTorch by both exporters, fitted by scikit-learn, and what optimisers, float16
+and quantisation make of them. `make field` makes and judges them, each in a process of its own, and writes this page;
+every option is its default, but for `loss`, `optimizer="adamw"` and, where there are several outputs, `prediction`.
+
+**right**: the gradients of the loss by every parameter, those of `backward` by every parameter and every float input, and
+ten steps of AdamW agree with PyTorch in float64, which runs the same file node by node (`tests/field/twin.py`; where it
+does not know an operator, differences of the forward), and what is exported after them runs in onnxruntime and computes
+what the trainer does. **refused**: with a sentence that names node and operator, at conversion. **gap**: the largest
+‖g - r‖ / ‖r‖ of a gradient g and its reference r. **trained**: the share of the numbers of the module, or else that the
+file stores, that are parameters. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
+process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager: the module itself, and for files without
+one, in italics, the file node by node.
+"""
+
+
+def write(path: Path, found: Verdicts, unmade: list[tuple[str, str, str]]) -> None:
+    parts = [_HEAD, *_summary(found), *_table(found), *_refusals(found), *_rest(found), *_unmade(unmade)]
+    path.write_text("\n".join(parts).rstrip() + "\n")
+
+
+def _summary(found: Verdicts) -> Iterable[str]:
+    counts = Counter(str(v["verdict"]) for v in found)
+    names = ("right", "refused", "wrong", "traceback", "NaN", "undecided")
+    yield f"{len(found)} files: " + ", ".join(f"**{counts[name]} {name}**" for name in names) + "."
+    slow = [v for v in found if v.get("seconds", 0) > SECONDS]
+    large = [v for v in found if _excess(v) > 0]
+    converted = [v for v in found if not math.isnan(v.get("seconds", math.nan))]
+    if converted:
+        longest = max(v["seconds"] for v in converted)
+        most = max(_multiple(v) for v in converted)
+        yield (
+            f"Conversions above {SECONDS:g} s of processor: {len(slow)} (the longest {longest:.1f} s); above "
+            f"{TIMES:g} times the file and {MORE:g} MB: {len(large)} (the most: {most:.1f} times and {MORE:g} MB)."
+        )
+    ratios = [r for v in found if (r := _ratio(v)) and not math.isnan(r) and v["module"]]
+    if ratios:
+        yield (
+            f"Steps per second beside PyTorch eager, {len(ratios)} files with a module: geometric mean "
+            f"{statistics.geometric_mean(ratios):.2f} times, median {statistics.median(ratios):.2f}, the least {min(ratios):.2f}."
+        )
+    yield ""
+
+
+def _multiple(v: dict[str, Any]) -> float:
+    return max(0.0, (v["megabytes"] - MORE) / v["file_megabytes"])
+
+
+def _excess(v: dict[str, Any]) -> float:
+    if math.isnan(v.get("megabytes", math.nan)):
+        return 0.0
+    return v["megabytes"] - TIMES * v["file_megabytes"] - MORE
+
+
+def _ratio(v: dict[str, Any]) -> float:
+    rate, theirs = v.get("rate", math.nan), v.get("torch_rate", math.nan)
+    return rate / theirs if theirs and not math.isnan(theirs) else math.nan
+
+
+def _table(found: Verdicts) -> Iterable[str]:
+    yield "| model | from | variant | verdict | gap | parameters | trained | convert s | file MB | peak MB | steps/s | PyTorch | times |"
+    yield "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    last = None
+    for v in found:
+        name, origin = (v["source"], v["origin"]) if v["source"] != last else ("", "")
+        last = v["source"]
+        verdict = v["verdict"] if v["verdict"] in ("right", "refused") else f"**{v['verdict']}**"
+        share = v.get("share", math.nan)
+        mark = "" if v.get("module") else "*"
+        ratio = _ratio(v)
+        cells = [
+            name,
+            origin,
+            v["variant"],
+            verdict,
+            _number(v.get("error"), ".0e"),
+            str(v.get("parameters") or ""),
+            "" if math.isnan(share) else f"{100 * share:.0f} %",
+            _number(v.get("seconds"), ".1f"),
+            _number(v.get("file_megabytes"), ".1f"),
+            _number(v.get("megabytes"), ".0f"),
+            _number(v.get("rate"), ".3g"),
+            _number(v.get("torch_rate"), ".3g"),
+            "" if math.isnan(ratio) else f"{mark}{ratio:.2f}{mark}",
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _number(value: float | None, how: str) -> str:
+    return "" if value is None or math.isnan(value) else format(value, how)
+
+
+def _refusals(found: Verdicts) -> Iterable[str]:
+    refused = [v for v in found if v["verdict"] == "refused"]
+    if refused:
+        yield "## Refused\n"
+        yield from _sentences(refused)
+
+
+def _rest(found: Verdicts) -> Iterable[str]:
+    rest = [v for v in found if v["verdict"] not in ("right", "refused")]
+    if rest:
+        yield "## Neither right nor refused\n"
+        yield from _sentences(rest)
+
+
+def _sentences(found: Verdicts) -> Iterable[str]:
+    """Every sentence once, with the files that it is said of."""
+    said: dict[str, list[str]] = {}
+    for v in found:
+        sentence = " ".join(str(v["sentence"]).split())
+        said.setdefault(sentence if len(sentence) < 420 else sentence[:400] + " …", []).append(
+            f"{v['source']} ({v['variant']})"
+        )
+    for sentence, names in said.items():
+        shown = re.sub(r"([*_<>|])", r"\\\1", sentence)
+        yield f"- {shown}  "
+        yield f"  {', '.join(names)}"
+    yield ""
+
+
+def _unmade(unmade: list[tuple[str, str, str]]) -> Iterable[str]:
+    if unmade:
+        yield "## Not made\n"
+        yield "The other tool fails on the file, before anything of ours is asked:\n"
+        for name, variant, words in unmade:
+            yield f"- {name} ({variant}): {' '.join(words.split())[:160]}"

@@ -1,0 +1,118 @@
+"""An ONNX file in PyTorch, node by node and in float64: an opinion on its gradients that shares no code with ours.
+
+The operators are in `twin_operators`, written after ONNX's text. What none of them covers raises `UnknownOperatorError`. Needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
+
+from tests.field import twin_operators
+
+torch: Any = import_module("torch")
+
+
+class UnknownOperatorError(Exception):
+    """The twin has no such operator."""
+
+
+class _Graph:
+    """A graph taken apart once; subgraphs are among the attributes of the nodes."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.nodes = [(node, {a.name: _attribute(a) for a in node.attribute}) for node in graph.node]
+        self.stored = list(graph.initializer)
+        self.inputs = [value.name for value in graph.input]
+        self.outputs = [value.name for value in graph.output]
+        self.values: dict[str, Any] = {}
+
+
+def _attribute(attribute: AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return _Graph(value) if isinstance(value, GraphProto) else value
+
+
+class Twin:
+    """A file as a function in PyTorch.
+
+    leaves: values that stand for the tensors of these names wherever the file stores one, in initializers and
+    Constant nodes, also those of subgraphs. found: the leaves that a run has met.
+    """
+
+    def __init__(self, model: ModelProto, leaves: Mapping[str, Any], dtype: Any = None) -> None:
+        self.model = inliner.inline_local_functions(model) if model.functions else model
+        self.opset = {entry.domain: entry.version for entry in self.model.opset_import}
+        self.leaves = leaves
+        self.dtype = dtype or torch.float64
+        self.found: set[str] = set()
+        self._graph = _Graph(self.model.graph)
+
+    def __call__(self, feeds: Mapping[str, Any], output: str) -> Any:
+        """One output of the file. A feed in float is taken as it is, so that it can be differentiated by."""
+        return self._run(self._graph, {"": None} | dict(feeds))[output]
+
+    def _tensor(self, name: str, stored: Any) -> Any:
+        if name in self.leaves:
+            self.found.add(name)
+            return self.leaves[name]
+        return self.tensor(stored)
+
+    def tensor(self, stored: Any) -> Any:
+        """A stored tensor or array, floats in the type of the twin."""
+        array = numpy_helper.to_array(stored) if isinstance(stored, TensorProto) else np.asarray(stored)
+        if array.dtype.kind in "USO":
+            return array
+        if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn"):
+            array = array.astype(np.float32)
+        value = torch.from_numpy(np.array(array))
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+    def _run(self, graph: _Graph, outer: dict[str, Any]) -> dict[str, Any]:
+        if not graph.values:
+            graph.values = {t.name: self._tensor(t.name, t) for t in graph.stored}
+        values = outer | graph.values | {name: value for name, value in outer.items() if name in graph.inputs}
+        for node, attributes in graph.nodes:
+            results = self._node(node, attributes, values)
+            for name, value in zip(node.output, results, strict=False):
+                if name:
+                    values[name] = value
+        return values
+
+    def _node(self, node: NodeProto, attributes: dict[str, Any], values: dict[str, Any]) -> tuple[Any, ...]:
+        if node.op_type == "Constant" and not node.domain:
+            ((name, value),) = attributes.items()
+            return (self._tensor(node.output[0], np.array(value) if name != "value" else value),)
+        if node.op_type == "If" and not node.domain:
+            branch = attributes["then_branch" if bool(values[node.input[0]]) else "else_branch"]
+            found = self._run(branch, values)
+            return tuple(found[value] for value in branch.outputs)
+        if node.op_type == "Loop" and not node.domain:
+            return self._loop(node, attributes["body"], values)
+        operator = twin_operators.OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
+        if operator is None:
+            raise UnknownOperatorError(f"{node.domain or 'ai.onnx'}.{node.op_type} '{node.name}'")
+        call = twin_operators.Call(node, attributes, self.opset.get(node.domain, 1), self.dtype, len(node.output))
+        result = operator(call, *(values[name] for name in node.input))
+        return result if isinstance(result, tuple) else (result,)
+
+    def _loop(self, node: NodeProto, body: _Graph, values: dict[str, Any]) -> tuple[Any, ...]:
+        count, condition, *carried = (values[name] for name in node.input)
+        count = 2**62 if count is None else int(count)
+        going = True if condition is None else bool(condition)
+        scans: list[list[Any]] = [[] for _ in body.outputs[1 + len(carried) :]]
+        n = 0
+        while going and n < count:
+            given = [torch.tensor(n), torch.tensor(going), *carried]
+            found = self._run(body, values | dict(zip(body.inputs, given, strict=True)))
+            going = bool(found[body.outputs[0]])
+            results = [found[value] for value in body.outputs[1:]]
+            carried, last = results[: len(carried)], results[len(carried) :]
+            for scan, value in zip(scans, last, strict=True):
+                scan.append(value)
+            n += 1
+        return (*carried, *(torch.stack(scan) for scan in scans))
