@@ -43,10 +43,12 @@ def _process(*arguments: str) -> tuple[bool, str]:
     return done.returncode == 0, "" if done.returncode == 0 else f"{done.returncode}: {lines[-1] if lines else ''}"
 
 
-def _made(source: Source, variant: str, base: Path | None) -> tuple[Path | None, str]:
+def _made(source: Source, variant: str, base: Path | None, *, again: bool) -> tuple[Path | None, str]:
     """The file of a variant, or why there is none: that is the other tool's doing, not ours."""
     folder = BUILD / source.name / variant.replace(" ", "-")
     path, failed = folder / "model.onnx", folder / "failed.txt"
+    if again:
+        failed.unlink(missing_ok=True)
     if failed.exists():
         return None, failed.read_text()
     if not path.exists():
@@ -89,7 +91,7 @@ def main() -> int:
     for source in sources().values():
         if options.only not in source.name:
             continue
-        base, words = _made(source, "as is", None)
+        base, words = _made(source, "as is", None, again=options.again)
         if base is None:
             unmade.append((source.name, "as is", words))
             print(f"{source.name}: not made: {words}", flush=True)
@@ -98,14 +100,18 @@ def main() -> int:
             if options.variant not in variant:
                 continue
             start = time.monotonic()
-            path, words = _made(source, variant, base)
+            path, words = _made(source, variant, base, again=options.again)
             if path is None:
                 unmade.append((source.name, variant, words))
                 print(f"{source.name} ({variant}): not made: {words[:150]}", flush=True)
                 continue
             verdict = _judged(source, variant, path, again=options.again)
             found.append(verdict)
-            more = f" {verdict['stage']}: {str(verdict['sentence'])[:300]}" if verdict["verdict"] != "right" else ""
+            more = (
+                f" {verdict['stage']}: {' '.join(str(verdict['sentence']).split())[:250]}"
+                if verdict["verdict"] != "right"
+                else ""
+            )
             print(
                 f"{source.name} ({variant}): {verdict['verdict']}{more} [{time.monotonic() - start:.0f} s]", flush=True
             )

@@ -165,6 +165,8 @@ class Judge:
         floats = [v.name for v in session.get_outputs() if v.type in ("tensor(float)", "tensor(float16)")]
         self.prediction = self.source.prediction or floats[0]
         (self.y,) = session.run([self.prediction], self.feeds)
+        if not isinstance(self.y, np.ndarray):
+            raise JudgementError(UNDECIDED, f"{self.prediction!r} is no tensor")
         self.half = self.y.dtype == np.float16 or any(v.dtype == np.float16 for v in self.values.values())
         y, rng = self.y.astype(np.float64), np.random.default_rng(5)
         if self.source.loss == "softmax_cross_entropy":
