@@ -1,4 +1,4 @@
-"""Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again]
+"""Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again] [--report]
 
 Every file is made, changed and judged in processes of their own. Files and answers are kept in build/field, so that a
 run that was stopped goes on where it was; --again judges anew. Writes docs/field.md when nothing was left out.
@@ -80,12 +80,30 @@ def _judged(source: Source, variant: str, path: Path, *, again: bool) -> dict[st
     return json.loads(answer.read_text())
 
 
+def _kept() -> tuple[list[dict[str, object]], list[tuple[str, str, str]]]:
+    """The verdicts that lie in build/field, and what could not be made."""
+    found: list[dict[str, object]] = []
+    unmade: list[tuple[str, str, str]] = []
+    for source in sources().values():
+        for variant in ("as is", *variants(source)):
+            folder = BUILD / source.name / variant.replace(" ", "-")
+            if (folder / "verdict.json").exists():
+                found.append(json.loads((folder / "verdict.json").read_text()))
+            elif (folder / "failed.txt").exists():
+                unmade.append((source.name, variant, (folder / "failed.txt").read_text()))
+    return found, unmade
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the name of the sources to judge")
     parser.add_argument("--variant", default="", help="a part of the name of the variants to judge")
     parser.add_argument("--again", action="store_true", help="judge again what has been judged")
+    parser.add_argument("--report", action="store_true", help="only write docs/field.md of what has been judged")
     options = parser.parse_args()
+    if options.report:
+        write(Path("docs/field.md"), *_kept())
+        return 0
     found: list[dict[str, object]] = []
     unmade: list[tuple[str, str, str]] = []
     for source in sources().values():
