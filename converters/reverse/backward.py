@@ -25,6 +25,7 @@ from onnx_backprop.converters.reverse.differentiate import (
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
@@ -177,9 +178,21 @@ class Differentiation:
             shown = ", ".join(f"{name!r} ({what})" for name, what in list(self.without.items())[:5])
             more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
             hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
-        if self.argument == "wrt":
-            inputs = ", ".join(str(v.name) for v in self.graph.inputs)
-            hints.append(f"; name graph inputs ({inputs}) to differentiate by them")
+        inputs = [v for v in self.graph.inputs if is_float(v)]
+        path = find_path(self.graph, self.of, inputs)
+        leads = leading(self.graph, self.of)
+        shapes = ("Shape", "Size")
+        stops = {n: s for n, s in path.stops.items() if n.op_type not in shapes and not leads.isdisjoint(n.outputs)}
+        if not self.without and (stops or path.nodes):
+            shown = told_stops(stops) or ", ".join(f"{n.op_type} '{label(n)}'" for n in path.nodes[:3])
+            hints.append(f": {shown}" if stops else f": {shown} and what follows hold none")
+        if inputs and self.argument == "wrt":
+            names = ", ".join(str(v.name) for v in inputs)
+            hints.append(f"; name graph inputs ({names}) to differentiate by them")
+        elif stops:
+            hints.append(". Choose an output that depends on weights")
+        elif inputs:
+            hints.append(". backward(model, wrt=[…]) differentiates by graph inputs")
         return InvalidArgumentError(
             f"{self.argument}: no float initializer{' of the rest' if self.without else ''} influences {of} along a "
             f"differentiable path, there is nothing to differentiate by{''.join(hints)}"

@@ -1,4 +1,4 @@
-"""Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again]
+"""Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again] [--report]
 
 Every file is made, changed and judged in processes of their own. Files and answers are kept in build/field, so that a
 run that was stopped goes on where it was; --again judges anew. Writes docs/field.md when nothing was left out.
@@ -43,10 +43,12 @@ def _process(*arguments: str) -> tuple[bool, str]:
     return done.returncode == 0, "" if done.returncode == 0 else f"{done.returncode}: {lines[-1] if lines else ''}"
 
 
-def _made(source: Source, variant: str, base: Path | None) -> tuple[Path | None, str]:
+def _made(source: Source, variant: str, base: Path | None, *, again: bool) -> tuple[Path | None, str]:
     """The file of a variant, or why there is none: that is the other tool's doing, not ours."""
     folder = BUILD / source.name / variant.replace(" ", "-")
     path, failed = folder / "model.onnx", folder / "failed.txt"
+    if again:
+        failed.unlink(missing_ok=True)
     if failed.exists():
         return None, failed.read_text()
     if not path.exists():
@@ -78,18 +80,36 @@ def _judged(source: Source, variant: str, path: Path, *, again: bool) -> dict[st
     return json.loads(answer.read_text())
 
 
+def _kept() -> tuple[list[dict[str, object]], list[tuple[str, str, str]]]:
+    """The verdicts that lie in build/field, and what could not be made."""
+    found: list[dict[str, object]] = []
+    unmade: list[tuple[str, str, str]] = []
+    for source in sources().values():
+        for variant in ("as is", *variants(source)):
+            folder = BUILD / source.name / variant.replace(" ", "-")
+            if (folder / "verdict.json").exists():
+                found.append(json.loads((folder / "verdict.json").read_text()))
+            elif (folder / "failed.txt").exists():
+                unmade.append((source.name, variant, (folder / "failed.txt").read_text()))
+    return found, unmade
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the name of the sources to judge")
     parser.add_argument("--variant", default="", help="a part of the name of the variants to judge")
     parser.add_argument("--again", action="store_true", help="judge again what has been judged")
+    parser.add_argument("--report", action="store_true", help="only write docs/field.md of what has been judged")
     options = parser.parse_args()
+    if options.report:
+        write(Path("docs/field.md"), *_kept())
+        return 0
     found: list[dict[str, object]] = []
     unmade: list[tuple[str, str, str]] = []
     for source in sources().values():
         if options.only not in source.name:
             continue
-        base, words = _made(source, "as is", None)
+        base, words = _made(source, "as is", None, again=options.again)
         if base is None:
             unmade.append((source.name, "as is", words))
             print(f"{source.name}: not made: {words}", flush=True)
@@ -98,14 +118,18 @@ def main() -> int:
             if options.variant not in variant:
                 continue
             start = time.monotonic()
-            path, words = _made(source, variant, base)
+            path, words = _made(source, variant, base, again=options.again)
             if path is None:
                 unmade.append((source.name, variant, words))
                 print(f"{source.name} ({variant}): not made: {words[:150]}", flush=True)
                 continue
             verdict = _judged(source, variant, path, again=options.again)
             found.append(verdict)
-            more = f" {verdict['stage']}: {str(verdict['sentence'])[:300]}" if verdict["verdict"] != "right" else ""
+            more = (
+                f" {verdict['stage']}: {' '.join(str(verdict['sentence']).split())[:250]}"
+                if verdict["verdict"] != "right"
+                else ""
+            )
             print(
                 f"{source.name} ({variant}): {verdict['verdict']}{more} [{time.monotonic() - start:.0f} s]", flush=True
             )

@@ -19,6 +19,15 @@ THREADS = torch.get_num_threads()
 torch.set_num_threads(1)  # where nothing is timed: threads that wait for each other are slow on a busy machine
 
 
+def torch_threads() -> int:
+    """How many threads PyTorch would take."""
+    return THREADS
+
+
+def use_threads(count: int) -> None:
+    torch.set_num_threads(count)
+
+
 def _loss(kind: str, y: Any, target: Any) -> Any:
     return F.cross_entropy(y, target) if kind == "softmax_cross_entropy" else F.mse_loss(y, target)
 
@@ -100,7 +109,6 @@ class Oracle:
 
 def eager_step(module: Any, oracle: Oracle, kind: str, target: np.ndarray, batch: Feeds) -> Callable[[], float] | None:
     """A step of PyTorch eager: of the module where there is one, else of the twin, else none."""
-    torch.set_num_threads(THREADS)
     if module is None:
         return None if oracle.problem else oracle.eager(kind, target)
     xs = [torch.from_numpy(value) for value in batch.values()]

@@ -25,8 +25,9 @@ does not know an operator, differences of the forward), and what is exported aft
 what the trainer does. **refused**: with a sentence that names node and operator, at conversion. **gap**: the largest
 ‖g - r‖ / ‖r‖ of a gradient g and its reference r. **trained**: the share of the numbers of the module, or else that the
 file stores, that are parameters. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
-process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager: the module itself, and for files without
-one, in italics, the file node by node.
+process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
+faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long:
+these numbers show what is slow, docs/performance.md what is fast.
 """
 
 
@@ -49,7 +50,7 @@ def _summary(found: Verdicts) -> Iterable[str]:
             f"Conversions above {SECONDS:g} s of processor: {len(slow)} (the longest {longest:.1f} s); above "
             f"{TIMES:g} times the file and {MORE:g} MB: {len(large)} (the most: {most:.1f} times and {MORE:g} MB)."
         )
-    ratios = [r for v in found if (r := _ratio(v)) and not math.isnan(r) and v["module"]]
+    ratios = [r for v in found if (r := _ratio(v)) and not math.isnan(r) and v.get("module")]
     if ratios:
         yield (
             f"Steps per second beside PyTorch eager, {len(ratios)} files with a module: geometric mean "

@@ -86,7 +86,9 @@ def _export(net: Net, module: Any, exporter: str, path: Path) -> None:
                 module, tuple(feeds.values()), str(path), dynamo=False, dynamic_axes=dynamic, opset_version=17, **names
             )
             return
-        axes = tuple(dict(net.axes.get(name, {})) for name in feeds)
+        axes: Any = tuple(dict(net.axes.get(name, {})) for name in feeds)
+        if net.package == "transformers":
+            axes = {"xs": axes}  # see `_named`
         program = torch.onnx.export(
             module, tuple(feeds.values()), dynamo=True, dynamic_shapes=axes, verbose=False, **names
         )
@@ -236,6 +238,7 @@ def _transformers() -> list[Net]:
         attention = more.pop("attention", "sdpa")
 
         def build() -> Any:
+            torchvision()
             transformers = import_module("transformers")
             found = getattr(transformers, config)(**numbers)
             found._attn_implementation = attention

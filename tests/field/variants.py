@@ -83,6 +83,14 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
+def _loads(path: str) -> None:
+    """Raise what onnxruntime says of a file that it does not load: then it is nothing to train either."""
+    onnxruntime: Any = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def variants(source: Source) -> list[str]:
     """The variants of a source that are judged: all, or of most networks two."""
     if source.kind == "sklearn":
@@ -98,3 +106,4 @@ if __name__ == "__main__":
         sources()[of].write(Path(to))
     else:
         VARIANTS[wanted](sources()[of], Path(path), Path(to))
+    _loads(to)

@@ -279,6 +279,20 @@ def test_model_may_be_a_path(tmp_path: Path) -> None:
     assert from_path.model == ob.training_graph(network(), loss="mse").model
 
 
+def test_nothing_to_train_names_what_the_model_is_made_of() -> None:
+    opsets = '<ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 1]>'
+    plain = parser.parse_model(f"{opsets} g (float[n, 2] x) => (float[n, 2] y) {{ [act] y = Tanh(x) }}")
+    with pytest.raises(ob.InvalidArgumentError, match=r"Tanh 'act'.* hold none\. backward\(model, wrt=\[…\]\)"):
+        ob.training_graph(plain, loss="mse")
+    with pytest.raises(
+        ob.InvalidArgumentError, match=r"Tanh 'act' and what follows hold none; name graph inputs \(x\)"
+    ):
+        ob.backward(plain)
+    stopped = parser.parse_model(f"{opsets} g (float[n, 2] x) => (float[n, 2] y) {{ [act] y = Sign(x) }}")
+    with pytest.raises(ob.InvalidArgumentError, match="Sign 'act' stops it .*Choose an output that depends on weights"):
+        ob.training_graph(stopped, loss="mse")
+
+
 REFUSED = {
     "unknown trainable": ({"loss": "mse", "trainable": ["w11"]}, r"trainable: .*got 'w11'\. Did you mean 'w1'"),
     "unknown frozen": ({"loss": "mse", "frozen": ["gian"]}, r"frozen: .*got 'gian'\. Did you mean 'gain'"),
