@@ -8,14 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, checker
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, reads, subgraphs
-from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
+from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
 
 MICROSOFT = "com.microsoft"
+LEAST_OPSET = 18  # of the default domain, where a model imports others alone
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 # operators that onnxruntime has in every opset of the default domain, and onnx from this one on or never
 _EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
@@ -73,11 +75,17 @@ def put_in_order(proto: ModelProto) -> None:
         node.domain = MICROSOFT
     for domain in {node.domain for node in all_nodes(proto)} & _NEWEST.keys() - {o.domain for o in proto.opset_import}:
         proto.opset_import.add(domain=domain, version=_NEWEST[domain])
+    if not opset:
+        proto.opset_import.add(domain="", version=LEAST_OPSET)  # a model of other domains alone
+    for graph in _graphs(proto):
+        sparse = [tensor.values.name for tensor in graph.sparse_initializer]
+        for name in [*sparse, *(called(node) for node in graph.node if _is_sparse(node))]:
+            raise UnsupportedError(f"{name!r} is a sparse tensor. Store it as a dense one")
     complaint = _complaint(proto)
     if complaint is None:
         return
     for graph in _graphs(proto):
-        assign(graph.initializer, {t.name: t for t in graph.initializer}.values())
+        _merge(graph)
         _sort(graph)
     for tensor in filter(lambda t: t.HasField("raw_data"), _tensors(proto)):
         for name in _FIELDS:
@@ -132,6 +140,23 @@ def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
     for node in all_nodes(proto):
         for attribute in node.attribute:
             yield from ([attribute.t] if attribute.HasField("t") else attribute.tensors)
+
+
+def _is_sparse(node: NodeProto) -> bool:
+    return any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
+
+
+def _merge(graph: GraphProto) -> None:
+    """Of two initializers of one name and the same numbers keep one; of others onnxruntime takes this one or that."""
+    first: dict[str, TensorProto] = {}
+    for tensor in graph.initializer:
+        other = first.setdefault(tensor.name, tensor)
+        if other is not tensor and not np.array_equal(numpy_helper.to_array(other), numpy_helper.to_array(tensor)):
+            raise InvalidModelError(
+                f"two initializers are called {tensor.name!r} and hold different numbers. Rename one"
+            )
+    if len(first) < len(graph.initializer):
+        assign(graph.initializer, first.values())
 
 
 def _sort(graph: GraphProto) -> None:

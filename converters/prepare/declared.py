@@ -7,7 +7,7 @@ length is believed of graph inputs only, which onnxruntime holds the caller to.
 from collections.abc import Callable
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, rename, subgraphs, unique, used_names
 
@@ -16,15 +16,35 @@ _TRAINING = "ai.onnx.preview.training"
 
 
 def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
-    """Drop the declared types and lengths of everything but graph inputs; what was declared in the main graph."""
+    """Drop the declared types and lengths of everything but graph inputs; what was declared in the main graph.
+
+    An output that is an input or an initializer has its shape. Bodies of Loop are never without a counter and a
+    condition, which onnxruntime wants to know the shapes of.
+    """
     declared = {v.name: copied(v.type) for v in (*proto.graph.value_info, *proto.graph.output)}
-    for graph in [proto.graph, *(graph for node in all_nodes(proto) for graph in subgraphs(node))]:
-        del graph.value_info[:]
-        bound = graph.output if graph is proto.graph else (*graph.input, *graph.output)
-        for value in bound:
-            if value.type.HasField("tensor_type"):
-                value.type.tensor_type.ClearField("shape")
+    inputs = {v.name: v for v in proto.graph.input}
+    tensors = {t.name: t for t in proto.graph.initializer}
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        if value.name in inputs:
+            value.type.CopyFrom(inputs[value.name].type)
+        elif value.name in tensors:
+            tensor = tensors[value.name]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.data_type, tensor.dims))
+        else:
+            _forget_shape(value)
+    for node in all_nodes(proto):
+        kept = 2 if node.op_type == "Loop" else 0
+        for graph in subgraphs(node):
+            del graph.value_info[:]
+            for value in (*graph.output, *list(graph.input)[kept:]):
+                _forget_shape(value)
     return declared
+
+
+def _forget_shape(value: ValueInfoProto) -> None:
+    if value.type.HasField("tensor_type"):
+        value.type.tensor_type.ClearField("shape")
 
 
 def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:

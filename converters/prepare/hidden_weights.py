@@ -7,10 +7,12 @@ leave them there. As initializers they have names that a caller can train them b
 from collections import Counter
 from collections.abc import Iterator
 
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, made_in, rename, subgraphs, unique
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, copied, made_in, rename, subgraphs, unique
 from onnx_backprop.converters.prepare.large_weights import FLOATS, constant_of
+
+_GIVEN = "/weight"  # behind the name of what a branch gives out
 
 
 def lift_weights(proto: ModelProto) -> None:
@@ -20,9 +22,9 @@ def lift_weights(proto: ModelProto) -> None:
     """
     graphs = list(_graphs(proto.graph))
     defined = Counter(name for graph in graphs for name in made_in(graph))
-    lifted = [(graph, list(_take(graph, main=graph is proto.graph))) for graph in graphs]
+    lifted = [(graph, _take(graph, main=graph is graphs[0])) for graph in graphs]
     defined.subtract(tensor.name for _, tensors in lifted for tensor in tensors)
-    taken = {name for name, count in defined.items() if count}
+    taken = {name for name, count in defined.items() if count > 0}
     for graph, tensors in lifted:
         new: dict[str, str] = {}
         for tensor in tensors:
@@ -44,22 +46,40 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 yield from _graphs(branch)
 
 
-def _take(graph: GraphProto, *, main: bool) -> Iterator[TensorProto]:
-    """Take float tensors out of a graph; what it gives out as it is has to stay."""
-    kept_names = {value.name for value in (*graph.output, *graph.input)}
-    nodes, initializers = list(graph.node), list(graph.initializer)
-    for node in list(nodes):
+def _take(graph: GraphProto, *, main: bool) -> list[TensorProto]:
+    """Take float tensors out of a graph, in place, since the graphs of its nodes are held on to.
+
+    What the main graph gives out as it is stays; of what a branch gives out an Identity of the tensor is left.
+    """
+    given = {value.name for value in graph.output}
+    kept = {value.name for value in graph.input} | (given if main else set())
+    taken: list[TensorProto] = []
+    for n, node in reversed(list(enumerate(graph.node))):
         tensor = constant_of(node)
-        if tensor is not None and isinstance(node.output[0], str) and node.output[0] not in kept_names:
-            nodes.remove(node)
-            named = copied(tensor)
-            named.name = node.output[0]
-            yield named
-    for tensor in () if main else list(initializers):
-        if tensor.data_type in FLOATS and tensor.name not in kept_names:
-            initializers.remove(tensor)
-            yield copied(tensor)
-    if len(nodes) < len(graph.node):
-        assign(graph.node, nodes)
-    if len(initializers) < len(graph.initializer):
-        assign(graph.initializer, initializers)
+        if tensor is None or not isinstance(node.output[0], str) or node.output[0] in kept:
+            continue
+        taken.append(_named(tensor, node.output[0]))
+        if node.output[0] in given:
+            taken[-1].name += _GIVEN
+            node.CopyFrom(_identity(node.output[0]))
+        else:
+            del graph.node[n]
+    for n, tensor in () if main else reversed(list(enumerate(graph.initializer))):
+        if tensor.data_type not in FLOATS or tensor.name in kept:
+            continue
+        taken.append(_named(tensor, tensor.name))
+        if tensor.name in given:
+            taken[-1].name += _GIVEN
+            graph.node.append(_identity(tensor.name))
+        del graph.initializer[n]
+    return taken[::-1]
+
+
+def _named(tensor: TensorProto, name: str) -> TensorProto:
+    result = copied(tensor)
+    result.name = name
+    return result
+
+
+def _identity(name: str) -> NodeProto:
+    return helper.make_node("Identity", [name + _GIVEN], [name], name=name)

@@ -159,6 +159,8 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     """The values of the given names; InvalidArgumentError with near misses for an unknown or repeated one."""
     result: list[ir.Value] = []
     for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"{argument}: expected names, got {name!r}")
         if name not in values:
             raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{suggest(name, values)}")
         if values[name] in result:

@@ -26,6 +26,8 @@ def select(argument: str, patterns: Patterns, names: Iterable[str], *, exact: It
     known = {*pool, *exact}
     result: dict[str, bool] = {}  # name -> whether it was written out
     for pattern in patterns:
+        if not isinstance(pattern, str | re.Pattern):
+            raise InvalidArgumentError(f"{argument}: expected names or patterns, got {pattern!r}")
         if isinstance(pattern, str) and pattern in known:
             if result.get(pattern):
                 raise InvalidArgumentError(f"{argument}: {pattern!r} is given twice")

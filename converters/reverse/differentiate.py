@@ -7,13 +7,13 @@ of its outputs into gradients of its inputs, and the gradients of a value that i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.fused.expand import REFUSED
-from onnx_backprop.converters.prepare.graphs import values_read
+from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
@@ -51,6 +51,8 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             continue
         stop = registry.stops(node)
         made = set() if stop is not None else _carry(node, read)
+        if made and (node.domain, node.op_type) == ("", "If"):
+            made, read, stop = _through_if(node, read, made)
         if not made:
             types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
             stops[node] = stop or registry.Stop(f"its output has type {', '.join(types)}")
@@ -64,6 +66,23 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             nodes.append(node)
             active |= read
     return GradientPath(nodes[::-1], active, stops)
+
+
+def _through_if(
+    node: ir.Node, read: set[ir.Value], made: set[ir.Value]
+) -> tuple[set[ir.Value], set[ir.Value], registry.Stop]:
+    """Those of the outputs that a branch leads to, and what it leads there from; why there are none."""
+    branches = subgraphs(node)
+    inside = [find_path(branch, branch.outputs, read) for branch in branches]
+    led = {y for path, branch in zip(inside, branches, strict=True) for y in _led(node, branch, path)}
+    stops = {inner: stop for path in inside for inner, stop in path.stops.items()}
+    reason = told_stops(stops) or "no output of its branches depends on it"
+    flowing = {value for value in read if any(value in path.active for path in inside)}
+    return made & led, flowing, registry.Stop(reason, zero=all(stop.zero for stop in stops.values()))
+
+
+def _led(node: ir.Node, branch: ir.Graph, path: GradientPath) -> Iterator[ir.Value]:
+    yield from (outer for outer, y in zip(node.outputs, branch.outputs, strict=True) if y in path.active)
 
 
 def _carry(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:

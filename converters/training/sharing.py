@@ -12,6 +12,8 @@ from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Ties = Sequence[tuple[str, str]]
+Use = tuple[ir.Node, int]
+STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _SHOWN = 4  # places that a warning lists
 
 
@@ -26,19 +28,23 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
         stored = {str(v.name): v for v in graph.initializers.values()}
         a, b = pick(pair, stored, argument="tie", what="an initializer")
         first, second = (np.asarray(v.const_value.numpy()) for v in (a, b) if v.const_value is not None)
-        if first.dtype == second.dtype and np.array_equal(first, second):
-            b.replace_all_uses_with(a, replace_graph_outputs=True)
-        elif first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second):
-            turned = ir.node("Transpose", [a], {"perm": [1, 0]}, name=f"{b.name}/tied")
-            turned.outputs[0].name, turned.outputs[0].type, turned.outputs[0].shape = f"{b.name}/tied", b.type, b.shape
-            graph.insert_before(graph[0], turned)
-            b.replace_all_uses_with(turned.outputs[0], replace_graph_outputs=True)
-        else:
+        same = first.dtype == second.dtype and np.array_equal(first, second)
+        turned = first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second)
+        if not same and not turned:
             raise InvalidArgumentError(
                 f"tie: {a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
                 "hold different numbers. Tie copies of one tensor, or of its transpose"
             )
-        del graph.initializers[str(b.name)]
+        name = str(b.name)
+        graph.initializers.pop(name)
+        if b.is_graph_input():
+            graph.inputs.remove(b)
+        b.name = None
+        tied = ir.node("Identity" if same else "Transpose", [a], {} if same else {"perm": [1, 0]}, name=f"{name}/tied")
+        (output,) = tied.outputs
+        output.name, output.type, output.shape = name, b.type, b.shape
+        graph.insert_before(graph[0], tied)
+        b.replace_all_uses_with(output, replace_graph_outputs=True)
 
 
 def untie(graph: ir.Graph) -> None:
@@ -55,7 +61,7 @@ def untie(graph: ir.Graph) -> None:
             (output,) = node.outputs
             name, output.name = str(output.name), None
             _copy_for(graph, value, name, [(reader, n) for reader, n in output.uses()])
-            graph.remove(node, safe=True)
+            (node.graph or graph).remove(node, safe=True)
         first = True
         for node, index in list(value.uses()):
             if not first:
@@ -65,9 +71,25 @@ def untie(graph: ir.Graph) -> None:
             del graph.initializers[str(value.name)]
 
 
+def split_statistics(graph: ir.Graph) -> None:
+    """Give BatchNormalization statistics of their own where an exporter found them equal to weights, or to each other.
+
+    Fresh ones are all zeros and ones; a step would write the renewed statistic over the weight.
+    """
+    names = used_names(graph)
+    for node in [n for n in graph if (n.domain, n.op_type) == ("", "BatchNormalization")]:
+        for index in STATISTICS:
+            value = node.inputs[index]
+            if value is None or not value.is_initializer() or value.const_value is None:
+                continue
+            if any(n != index or other.op_type != node.op_type for other, n in value.uses()):
+                _copy_for(graph, value, unique(f"{value.name}/statistic", names), [(node, index)])
+
+
 def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
     """The tensors that an exporter seems to have merged for being equal, and the nodes that read each."""
-    return {str(value.name): [label(node) for node in _readers(value)] for value in values if _is_merged(value)}
+    merged = {str(value.name): [label(node) for node, _ in _places(value)] for value in values if _is_merged(value)}
+    return {name: list(dict.fromkeys(readers)) for name, readers in merged.items()}
 
 
 def told_shared(found: dict[str, list[str]]) -> str:
@@ -86,24 +108,23 @@ def told_shared(found: dict[str, list[str]]) -> str:
 def _is_merged(value: ir.Value) -> bool:
     """Whether a float tensor of several numbers, all of them equal, is read in several places."""
     tensor = value.const_value
-    if tensor is None or not is_float(value) or tensor.size < 2 or len(_readers(value)) < 2:
+    if tensor is None or not is_float(value) or tensor.size < 2 or len(_places(value)) < 2:
         return False
     flat = tensor.numpy().ravel()
     return bool(flat[0] == flat[-1] and (flat == flat[0]).all())
 
 
-def _readers(value: ir.Value) -> list[ir.Node]:
-    result: dict[ir.Node, None] = {}
-    for node, _ in value.uses():
-        result |= dict.fromkeys(reader for reader, _ in node.outputs[0].uses()) if _hands_on(node) else {node: None}
-    return list(result)
+def _places(value: ir.Value) -> list[Use]:
+    """Where a value is read, by itself or from an Identity."""
+    uses = list(value.uses())
+    return [place for node, n in uses for place in (node.outputs[0].uses() if _hands_on(node) else [(node, n)])]
 
 
 def _hands_on(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type == "Identity" and not node.outputs[0].is_graph_output()
 
 
-def _copy_for(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[tuple[ir.Node, int]]) -> None:
+def _copy_for(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use]) -> None:
     """A tensor of the same numbers, read in some places instead."""
     assert value.const_value is not None
     tensor = ir.tensor(value.const_value.numpy().copy(), name=name)

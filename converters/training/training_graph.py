@@ -25,7 +25,7 @@ from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder,
 from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
+from onnx_backprop.converters.training.sharing import Ties, shared, split_statistics, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
@@ -112,6 +112,7 @@ def training_graph(
     share(ir_model.graph, tie)
     if untie:
         separate(ir_model.graph)
+    split_statistics(ir_model.graph)
     if training_mode:
         train(ir_model.graph)
     _check_names(ir_model.graph, trainable, frozen)
@@ -131,6 +132,7 @@ def training_graph(
     graph = ir_model.graph
     end = len(graph.outputs)
     together = shared(graph.initializers.values())
+    renewed = [value.name for value in state]
     parameters = Differentiation(
         ir_model,
         wrt=choice.wanted,
@@ -141,7 +143,7 @@ def training_graph(
         strict=strict,
         progress=progress,
     ).emit()
-    together = {name: readers for name, readers in together.items() if name in parameters}
+    together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
     if together:
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
     known: dict[str, Any] = {}

@@ -141,6 +141,9 @@ def _masked(op: Composer, mask: str, scores: str, value: float) -> str:
     if rank != 1:
         raise op.refuse(f"masks of 1, 2 and 3 axes are handled, got {rank}. Export another form")
     batch = op.length(scores, 0)
+    # (B) or (2B); packed lengths, (3B + 2), fail in the run
+    rows = op.Min(op.Div(op.Shape(mask), batch), op.constant(np.array([2])))
+    mask = op.Reshape(op.Reshape(mask, op.joined(rows, batch)), [-1])
     none = op.ConstantOfShape(batch, value=helper.make_tensor("", TensorProto.INT32, [1], [0]))
     bounds = op.Reshape(op.Slice(op.Concat(mask, none, axis=0), [0], op.Mul(batch, [2])), op.joined(2, batch, 1))
     end, start = (op.Gather(bounds, op.constant(np.array(n)), axis=0) for n in (0, 1))
@@ -150,10 +153,12 @@ def _masked(op: Composer, mask: str, scores: str, value: float) -> str:
 
 
 def _later(op: Composer, scores: str, past: str | int) -> str:
-    """Whether a key comes after a query, (S, T)."""
+    """Whether a key comes after a query, (S, T). onnxruntime hides none from the last query, however many there are."""
     queries, keys = (_range(op, op.Squeeze(op.length(scores, axis), [0])) for axis in (2, 3))
-    queries = op.Add(queries, past) if isinstance(past, str) else queries
-    return op.Greater(op.Unsqueeze(keys, [0]), op.Unsqueeze(queries, [1]))
+    last = op.Equal(queries, op.Sub(op.length(scores, 2), op.constant(np.array([1]))))
+    at = op.Add(queries, past) if isinstance(past, str) else queries
+    later = op.Greater(op.Unsqueeze(keys, [0]), op.Unsqueeze(at, [1]))
+    return op.And(later, op.Unsqueeze(op.Not(last), [1]))
 
 
 def _range(op: Composer, count: str) -> str:

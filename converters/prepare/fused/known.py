@@ -11,6 +11,7 @@ from onnx import (
     NodeProto,
     OperatorSetIdProto,
     TensorProto,
+    TensorShapeProto,
     TypeProto,
     defs,
     helper,
@@ -63,11 +64,11 @@ class Known:
         found = self._inferred(node)
         for name in filter(None, node.output):
             type_ = found.get(name, TypeProto())
-            declared = self._declared.get(name)
-            if declared is not None and not type_.tensor_type.elem_type:
-                type_ = declared
-            elif declared is not None and not type_.tensor_type.HasField("shape"):
-                type_.tensor_type.shape.CopyFrom(declared.tensor_type.shape)
+            stated = self._declared.get(name, TypeProto())
+            if type_.WhichOneof("value") is None and not stated.HasField("tensor_type"):
+                type_ = stated
+            elif type_.WhichOneof("value") in (None, "tensor_type"):
+                _complete(type_.tensor_type, stated.tensor_type)
             self._types[name] = type_
 
     def learn_branches(self, node: NodeProto, branches: Sequence["Known"]) -> None:
@@ -134,3 +135,11 @@ def _tensor(attribute: AttributeProto) -> TensorProto | None:
     value = helper.get_attribute_value(attribute)
     kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     return numpy_helper.from_array(np.array(value, kinds[attribute.name])) if attribute.name in kinds else None
+
+
+def _complete(type_: TypeProto.Tensor, stated: TypeProto.Tensor) -> None:
+    """Take over the element type and the rank, which the run checks; stated lengths may be of another time."""
+    type_.elem_type = type_.elem_type or stated.elem_type
+    if stated.HasField("shape") and not type_.HasField("shape"):
+        type_.shape.SetInParent()
+        type_.shape.dim.extend(TensorShapeProto.Dimension() for _ in stated.shape.dim)

@@ -65,9 +65,9 @@ def old_ir() -> ModelProto:
 
 
 def twice() -> ModelProto:
-    """Two initializers of one name: the last counts."""
+    """Two initializers of one name and the same numbers."""
     model = linear()
-    model.graph.initializer.insert(0, numpy_helper.from_array(W * 7, "w"))
+    model.graph.initializer.append(model.graph.initializer[0])
     return model
 
 
@@ -138,6 +138,37 @@ def test_names_that_are_no_utf8() -> None:
 def test_a_model_that_neither_takes_is_refused() -> None:
     with pytest.raises(ob.InvalidModelError, match=r"onnx\.checker: .*missing"):
         ob.backward(linear("y = MatMul(x, missing)"))
+
+
+def test_initializers_of_one_name_that_differ_are_refused() -> None:
+    """onnxruntime takes the first or the last of them."""
+    model = linear()
+    model.graph.initializer.insert(0, numpy_helper.from_array(W * 7, "w"))
+    with pytest.raises(ob.InvalidModelError, match="two initializers are called 'w'"):
+        ob.backward(model)
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    values, indices = numpy_helper.from_array(np.float32([1, 2]), "w"), numpy_helper.from_array(np.array([0, 5]))
+    model = linear()
+    del model.graph.initializer[:]
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 2]))
+    with pytest.raises(ob.UnsupportedError, match="'w' is a sparse tensor"):
+        ob.backward(model)
+    del model.graph.sparse_initializer[:]
+    node = helper.make_node("Constant", [], ["w"], sparse_value=helper.make_sparse_tensor(values, indices, [4, 2]))
+    model.graph.node.insert(0, node)
+    with pytest.raises(ob.UnsupportedError, match="'w' is a sparse tensor"):
+        ob.backward(model)
+
+
+def test_a_model_of_another_domain_alone() -> None:
+    model = linear("y = ai.onnx.ml.LinearRegressor<coefficients=[1.0,2.0,3.0,-1.0], targets=1>(x)", "float[N,1] y")
+    del model.graph.initializer[:]
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    onnxruntime.InferenceSession(model.SerializeToString())
+    assert list(ob.training_graph(model, loss="mse").parameters) == ["y/coefficients"]
 
 
 @pytest.mark.parametrize("suffix", [".data", "_data"])

@@ -75,3 +75,29 @@ def gradient_of_x(model: ModelProto, kernels: str) -> np.ndarray:
     feeds = {"x": X, "z_grad": np.ones(X.shape, np.float32)}
     given = {value.name: feeds[value.name] for value in session.get_inputs()}
     return np.asarray(session.run(["x_grad"], given)[0])
+
+
+def test_outputs_that_are_inputs_or_weights() -> None:
+    model = model_of(
+        "(float[N,M] x) => (float[3] z, float[9] w, float[9,9,9] x) <float[2,2] w = {1.0,2.0,3.0,4.0}> { y = MatMul(x, w) z = ReduceSum<keepdims=0>(y) }"
+    )
+    converted = ob.backward(model, wrt=["x", "w"], of=["z"])
+    x = np.ones((3, 2), np.float32)
+    *_, dx, dw = ob.session(converted).run(None, {"x": x})
+    np.testing.assert_array_equal(dx, np.tile([3, 7], (3, 1)))
+    np.testing.assert_array_equal(dw, np.full((2, 2), 3))
+
+
+def test_a_loop_beside_the_path() -> None:
+    """Its body keeps what onnxruntime wants to know of the counter and the condition."""
+    model = model_of(
+        "(float[N,2] x, int64 n, bool go) => (float[N,2] z, float[N,2] a)"
+        " { z = Mul(x, x) a = Loop(n, go, x) <body = b (int64 i, bool c, float[1,2] s) => (bool d, float[1,2] t)"
+        " { d = Identity(c) t = Mul(s, s) }> }"
+    )
+    x = np.array([[1, 2], [3, 4], [0.5, -1]], np.float32)
+    feeds = {"x": x, "n": np.array(2), "go": np.array(True), "z_grad": np.ones_like(x)}
+    z, a, dx = (np.asarray(v) for v in ob.session(ob.backward(model, wrt=["x"], of=["z"])).run(None, feeds))
+    np.testing.assert_array_equal(dx, 2 * x)
+    np.testing.assert_allclose(a, x**4, rtol=1e-6)
+    assert z.shape == (3, 2)

@@ -117,3 +117,28 @@ def test_a_name_that_the_graph_uses_otherwise() -> None:
     model.graph.node.append(helper.make_node("Neg", ["u"], ["y"]))
     assert [t.name for t in prepare(model).graph.initializer] == ["y_2", "y_3"]
     assert set(gradients(model, {"x": X, "c": np.array(True)})) == {"y_2_grad", "y_3_grad"}
+
+
+@pytest.mark.parametrize("form", ["Constant", "initializer"])
+def test_what_a_branch_gives_out(form: str) -> None:
+    """A weight that a branch gives out as it is, beside one in a Constant of the main graph."""
+    model = model_of(
+        "g (float[N,3] x, bool c) => (float[N,2] y) {"
+        " w = If(c) <then_branch = t () => (float[3,2] r) { k = Neg(v) r = Neg(k) },"
+        " else_branch = e () => (float[3,2] s) { q = Relu(x) }> y = MatMul(x, w) }"
+    )
+    then, other = (a.g for a in model.graph.node[0].attribute)
+    if then.name != "t":
+        then, other = other, then
+    del other.node[:]
+    if form == "Constant":
+        insert(other, "s", W)
+    else:
+        other.initializer.append(numpy_helper.from_array(W, "s"))
+    insert(model.graph, "v", V)
+    for taken in (True, False):
+        found = gradients(model, {"x": X, "c": np.array(taken)})
+        want = X.T @ np.ones((4, 2))
+        assert set(found) == {"v_grad", "s/weight_grad"}
+        np.testing.assert_allclose(found["v_grad"], want if taken else 0 * want, rtol=1e-5)
+        np.testing.assert_allclose(found["s/weight_grad"], 0 * want if taken else want, rtol=1e-5)

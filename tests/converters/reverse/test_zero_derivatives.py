@@ -127,3 +127,21 @@ def test_in_a_training_graph() -> None:
     np.testing.assert_array_equal(trainer.state()["v"], [1, -2, 3])
     with pytest.raises(ob.InvalidArgumentError, match=r"trainable: 'v' does not influence loss"):
         ob.training_graph(model, loss="mse", trainable=["w", "v"], strict=True)
+
+
+def test_inside_branches() -> None:
+    body = (
+        "c = Constant<value=bool[1] {1}>() y = If(c) <then_branch = t () => (float[N,3] a) { [one] s = Sign(x) a = Mul(s, w) },"
+        " else_branch = e () => (float[N,3] b) { [two] f = Floor(x) b = Add(f, w) }>"
+    )
+    (dx, dw), told = gradient(model_of(body), ["x", "w"])
+    assert not dx.any()
+    np.testing.assert_array_equal(dw, np.sign(X).sum(0))
+    (text,) = told
+    assert "Sign 'one'" in text
+    assert "Floor 'two'" in text
+    with pytest.raises(ob.InvalidArgumentError, match="Sign 'one' stops it"):
+        ob.backward(model_of(body), wrt=["x"], strict=True)
+    drawn = body.replace("Sign(x)", "Bernoulli(x)")
+    with pytest.raises(ob.InvalidArgumentError, match="Bernoulli 'one' stops it"):
+        ob.backward(model_of(drawn), wrt=["x"])

@@ -325,3 +325,21 @@ def test_scales_of_a_length_that_only_the_run_knows(count: int) -> None:
     terms = dy * (q.astype(np.float64) - 1)
     assert ds.shape == (count,)
     np.testing.assert_allclose(ds, terms.sum(0) if count == 3 else [terms.sum()], rtol=1e-6)
+
+
+def test_scales_of_integer_products_are_no_parameters() -> None:
+    """Per channel they have several elements, and Mul reads them."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[5,4] x) => (float[5,3] y) {
+            q, scale, zero = DynamicQuantizeLinear(x) i = MatMulInteger(q, b, zero)
+            f = Cast<to=1>(i) k = Mul(scale, step) m = Mul(f, k) y = Add(m, bias) }"""
+    )
+    tensors = {
+        "b": np.arange(12, dtype=np.int8).reshape(4, 3),
+        "step": np.float32([0.3, 0.1, 0.7]),
+        "bias": np.float32([0.1, 0.2, 0.4]),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())
+    graph = ob.training_graph(model, loss="mse")
+    assert list(graph.parameters) == ["bias"]
+    assert graph.left_out == {"step": "quantization scale of DynamicQuantizeLinear"}

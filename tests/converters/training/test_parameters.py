@@ -58,8 +58,9 @@ CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
     ),
     "infinities": ("a = MatMul(x, w) y = Max(a, floor)", {"floor": np.full(6, -np.inf)}, {"floor": "limit of Max"}),
     "rotary frequencies": (
-        "p = Gather(w, zero) s = MatMul(x, f) t = Identity(s) c = Cos(t) d = Sin(s) e = Add(c, d) y = Mul(e, p)",
-        {"f": np.geomspace(1, 1e-4, 24).reshape(4, 6), "zero": np.int64(0)},
+        "a = Slice(x, zero, one, one) s = MatMul(a, f) t = Identity(s) c = Cos(t) d = Sin(s) e = Add(c, d) "
+        "b = MatMul(x, w) y = Mul(e, b)",
+        {"f": np.geomspace(1, 1e-4, 6).reshape(1, 6), "zero": np.array([0]), "one": np.array([1])},
         {"f": "frequency of Sin and Cos"},
     ),
     "sines and cosines": (
@@ -82,10 +83,43 @@ CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
         {"anchors": np.arange(6) + 0.5, "strides": [8.0, 8, 16, 16, 32, 32]},
         dict.fromkeys(["anchors", "strides"], "table of positions"),
     ),
+    "a mask along one axis, added to a product": (
+        "a = MatMul(x, w) y = Add(a, mask)",
+        {"mask": [0.0, 0, -1e9, -1e9, 0, 0]},
+        {"mask": "mask or limit"},
+    ),
+    "a mask behind a logarithm": (
+        "a = MatMul(x, w) m = Log(mask) y = Add(a, m)",
+        {"mask": np.tril(np.ones((6, 6)))},
+        {"mask": "mask or limit"},
+    ),
+    "rotations that are stretched, of two axes of an image": (
+        "a = MatMul(x, w) b = Mul(a, cosines) c = Mul(a, sines) y = Sub(b, c)",
+        {
+            "cosines": 1.2 * np.cos(np.arange(36).reshape(6, 6) / 7),
+            "sines": 1.2 * np.sin(np.arange(36).reshape(6, 6) / 7),
+        },
+        dict.fromkeys(["cosines", "sines"], "table of sines and cosines"),
+    ),
+    "places of a distribution, as YOLOv8's": (
+        "a = MatMul(x, w) b = Softmax(a) y = MatMul(b, places)",
+        {"places": np.arange(6.0).reshape(6, 1)},
+        {"places": "table of positions"},
+    ),
     "an input's statistics": (
         "a = Sub(x, mean) b = Div(a, deviation) y = MatMul(b, w)",
         {"mean": [0.485, 0.456, 0.406, 0.1], "deviation": [0.229, 0.224, 0.225, 0.3]},
         dict.fromkeys(["mean", "deviation"], "statistic of an input"),
+    ),
+    "an input's statistics before gain and shift": (
+        "a = Sub(x, m) b = Div(a, d) c = Mul(b, g) e = Add(c, h) y = MatMul(e, w)",
+        {"m": W[:, 0], "d": W[:, 1], "g": W[:, 2], "h": W[:, 3]},
+        dict.fromkeys(["m", "d"], "statistic of an input"),
+    ),
+    "a weight that is limited from below": (
+        "m = Max(v, eps) a = MatMul(x, w) y = MatMul(a, m)",
+        {"v": W.T, "eps": 1e-3},
+        {"eps": "limit of Max"},
     ),
     "scales of a Resize": (
         'a = MatMul(x, w) y = Resize<mode="linear">(a, "", s)',
@@ -136,6 +170,20 @@ WEIGHTS: dict[str, tuple[str, dict[str, object]]] = {
     "a table of one row": ("a = MatMul(x, w) t = Gather(v, n) y = Mul(a, t)", {"v": [[0.5]], "n": np.int64(0)}),
     "gain and shift": ("a = MatMul(x, w) b = Mul(a, g) y = Add(b, s)", {"g": [1.0] * 6, "s": [0.0] * 6}),
     "whole numbers of a product": ("y = MatMul(x, v)", {"v": np.arange(8.0).reshape(4, 2)}),
+    "an embedding whose first row is zeros": (
+        "a = MatMul(x, w) t = Gather(v, n) y = Add(a, t)",
+        {"v": np.vstack([np.zeros((1, 6)), np.linspace(-1e-3, 1e-3, 54).reshape(9, 6)]), "n": np.int64(3)},
+    ),
+    "the bias of a sparse autoencoder": (
+        "c = Sub(x, b) a = MatMul(c, w) r = Relu(a) d = MatMul(r, v) y = Add(d, b)",
+        {"b": [0.3, 0.1, -0.2, 0.7], "v": W.T},
+    ),
+    "centres of radial functions": (
+        "u = Unsqueeze(x, one) d = Sub(u, centres) e = Mul(d, d) s = ReduceSum<keepdims=0>(e, two) y = MatMul(s, v)",
+        {"centres": W.T.reshape(1, 6, 4), "one": np.array([1]), "two": np.array([2]), "v": W.T},
+    ),
+    "Fourier features that are learned": ("s = MatMul(x, w) c = Cos(s) d = Sin(s) y = Add(c, d)", {}),
+    "the scale of logits, of which the logarithm is stored": ("a = MatMul(x, w) e = Exp(s) y = Mul(a, e)", {"s": 2.65}),
     "Fourier features of one kind": ("a = MatMul(x, w) y = Sin(a)", {}),
     "nothing but single numbers": ("a = Mul(x, s) y = Add(a, t)", {"s": 2.0, "t": [1.0]}),
     "nothing but whole numbers": ("y = Mul(x, s)", {"s": [1.0, 2.0, 3.0, 4.0]}),
@@ -148,8 +196,8 @@ def test_trained_by_default(case: str) -> None:
     body, tensors = WEIGHTS[case]
     model = model_of(body, **tensors)
     read = {name for node in model.graph.node for name in node.input}
-    graph = ob.training_graph(model, loss="mse")
-    floats = {"w", *(name for name, value in tensors.items() if np.asarray(value).dtype != np.int64)}
+    graph = ob.training_graph(model, loss="mse", training_mode=False)
+    floats = {"w", *(name for name, value in tensors.items() if np.asarray(value).dtype.kind == "f")}
     assert set(graph.parameters) == floats & read
     assert not graph.left_out
 

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 
@@ -105,3 +105,72 @@ def test_what_cannot_be_tied() -> None:
         ob.training_graph(model, loss="mse", tie=[("w", "wo")])
     with pytest.raises(ob.InvalidArgumentError, match="tie: expected pairs of names"):
         ob.training_graph(model, loss="mse", tie=["w"])
+
+
+def test_a_tied_weight_that_is_an_output_and_an_input() -> None:
+    model = model_of("a = MatMul(x, w) r = Tanh(a) y = MatMul(r, head)", w=W, head=W)
+    for place in (model.graph.input, model.graph.output):
+        place.append(helper.make_tensor_value_info("head", TensorProto.FLOAT, [4, 4]))
+    graph = ob.training_graph(model, loss="mse", prediction="y", tie=[("w", "head")], optimizer="sgd")
+    assert graph.inputs == ("x", "target")
+    assert graph.outputs == ("y", "head")
+    exported = graph.inference_model({"w": V})
+    assert [value.name for value in exported.graph.input] == ["x"]
+    session = onnxruntime.InferenceSession(exported.SerializeToString())
+    y, head = (np.asarray(value) for value in session.run(None, {"x": X}))
+    np.testing.assert_array_equal(head, V)
+    np.testing.assert_allclose(y, np.tanh(X @ V) @ V, rtol=1e-4, atol=1e-5)
+
+
+def test_names_that_are_none() -> None:
+    model = model_of("a = MatMul(x, w) y = MatMul(a, v)", w=W, v=V)
+    with pytest.raises(ob.InvalidArgumentError, match="tie: expected names, got 1"):
+        ob.training_graph(model, loss="mse", tie=[(1, 2)])
+    with pytest.raises(ob.InvalidArgumentError, match="trainable: expected names or patterns, got None"):
+        ob.training_graph(model, loss="mse", trainable=[None])
+    with pytest.raises(ob.InvalidArgumentError, match="wrt: expected names, got None"):
+        ob.backward(model, wrt=[None])
+
+
+def fresh_normalisation() -> ModelProto:
+    """Of a fresh BatchNormalization gain and variance are ones, shift and mean zeros: two tensors for four."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[N,4] y) '
+        "{ a = MatMul(x, w) y = BatchNormalization(a, ones, zeros, zeros, ones) }"
+    )
+    tensors = {"w": W, "ones": np.ones(4, np.float32), "zeros": np.zeros(4, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())
+    return model
+
+
+@pytest.mark.parametrize("training_mode", [False, True])
+def test_statistics_are_not_weights(training_mode: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = ob.training_graph(fresh_normalisation(), loss="mse", optimizer="sgd", training_mode=training_mode)
+    assert set(graph.parameters) == {"w", "ones", "zeros"}
+    trainer = ob.Trainer(graph, learning_rate=0.1)
+    for _ in range(3):
+        trainer.step(x=X, target=TARGET)
+    trained = trainer.parameters()
+    state = trainer.state()
+    a = X @ W
+    if training_mode:
+        assert np.abs(state["zeros/statistic"]).max() > 1e-3
+        np.testing.assert_allclose(np.sign(state["zeros/statistic"]), np.sign(a.mean(0)))
+    assert np.abs(trained["ones"] - 1).max() < 0.9
+    assert np.abs(trained["zeros"]).max() > 1e-4
+
+
+def test_merged_tensors_in_branches_are_split() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x, bool c) => (float[N,4] y) { a = Add(x, bias) '
+        "b = MatMul(a, w) y = If(c) <then_branch = t () => (float[N,4] d) { i = Identity(bias) d = Add(b, i) },"
+        " else_branch = e () => (float[N,4] f) { f = Neg(b) }> }"
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(v, n) for n, v in {"w": W, "bias": np.zeros(4, np.float32)}.items()
+    )
+    graph = ob.training_graph(model, loss="mse", untie=True)
+    assert set(graph.parameters) == {"w", "bias", "i"}
+    onnxruntime.InferenceSession(graph.model.SerializeToString())
