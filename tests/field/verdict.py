@@ -93,6 +93,8 @@ class Judge:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.forward()
+                if not any(value.dtype.kind == "f" for value in self.feeds.values()):
+                    return ""
                 self.oracle = Oracle(self.path, {}, self.feeds, self.prediction, self.y)
                 self.backward(by_parameters=False)
         except JudgementError as e:
@@ -205,7 +207,7 @@ class Judge:
         self.got = dict(zip(graph.parameters, got[2:], strict=True))
         from tests.field.oracle import Oracle
 
-        self.oracle = Oracle(self.path, self.values, self.feeds, self.prediction, self.y)
+        self.oracle = Oracle(self.path, self.values, self.feeds, self.prediction, self.y, half=self.half)
         if self.oracle.problem:
             self.result.notes.append(self.oracle.problem)
             self._differences(list(self.values))
@@ -216,7 +218,7 @@ class Judge:
     def _compare(self, got: Feeds, expected: Feeds, of: str) -> None:
         error, name = _worst(got, expected, half=self.half)
         self.result.error = max(error, np.nan_to_num(self.result.error))
-        if error > (0.1 if self.half else 1e-2):
+        if error > (0.2 if self.half else 1e-2):  # a Relu's cell that rounding moves over 0 changes all before it
             raise JudgementError(WRONG, f"gradient of {of} by {name!r}: off by {error:.2g} of its norm")
 
     def _differences(self, wrt: list[str]) -> None:
