@@ -11,8 +11,9 @@ from onnx_backprop.converters.check.check_model import Examination, Examiner, Op
 from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
-from onnx_backprop.converters.prepare.accept import initializers_are_constants
+from onnx_backprop.converters.prepare.accept import put_in_order
 from onnx_backprop.converters.prepare.graphs import called, copied, reads
+from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import load, prepare
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
@@ -39,7 +40,8 @@ def check(
 ) -> GradientReport:
     """The report of `onnx_backprop.check_gradients`; `open_session` makes a model into a function that runs it."""
     proto = copied(load(model))
-    initializers_are_constants(proto)
+    put_in_order(proto)
+    lift_weights(proto)
     examiner = Examiner(open_session, seed, kernels, tolerance)
     whole = examiner.examine(proto, wrt, of, dict(feeds or {}))
     report = GradientReport(whole.results, whole.forward, seed)

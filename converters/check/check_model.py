@@ -22,6 +22,7 @@ from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 
@@ -142,11 +143,15 @@ class Examiner:
             except Exception as e:  # noqa: BLE001 - whatever onnxruntime raises for these inputs
                 problem = problem or _first_line(e)
                 continue
-            if all(np.isfinite(np.asarray(y, np.float64)).all() and y.size for y in outputs.values()):
+            wrong = [y for y, value in outputs.items() if not _is_finite(value) or not value.size]
+            if not wrong:
                 _require_repeatable(forward, feeds, outputs)
-                if not missing or self._finite_gradients(subject, feeds, outputs):
+                wrong = [] if not missing else self._without_gradient(subject, feeds, outputs)
+                if not wrong:
                     return feeds
-            problem = problem or "the outputs or gradients are empty, infinite or NaN"
+                if len(wrong) < len(subject.variables):
+                    wrong = [f"the gradient of {name}" for name in wrong]
+            problem = problem or f"{', '.join(wrong)}: empty, infinite or NaN"
         what = "the values given" if not missing else "random values for its inputs"
         hint = "Give others" if not missing else f"Give values for {', '.join(repr(v.name) for v in missing)}"
         raise InvalidArgumentError(
@@ -154,12 +159,13 @@ class Examiner:
             "feeds={name: array}, or on the command line --feeds FILE.npz"
         )
 
-    def _finite_gradients(self, subject: _Subject, feeds: Feeds, outputs: Feeds) -> bool:
+    def _without_gradient(self, subject: _Subject, feeds: Feeds, outputs: Feeds) -> list[str]:
+        """The variables whose gradients are infinite or NaN."""
         try:
             answers = subject.gradients(feeds | self._cotangents(subject, outputs)[1])
         except Exception:  # noqa: BLE001 - said later, of the values that are settled upon
-            return True
-        return all(np.isfinite(answers[g].astype(np.float64)).all() for g in subject.variables.values())
+            return []
+        return [x for x, gradient in subject.variables.items() if not _is_finite(answers[gradient])]
 
     def _cotangents(self, subject: _Subject, outputs: Feeds) -> tuple[Feeds, Feeds]:
         """Dy by output, and the same by the name of the input that takes it."""
@@ -228,11 +234,17 @@ class Examiner:
         return (x + JITTER * size * rng.standard_normal(x.shape)).astype(value.dtype)
 
 
+def _is_finite(value: np.ndarray) -> bool:
+    return bool(np.isfinite(np.asarray(value, np.float64)).all())
+
+
 def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
-    """Every float input and initializer that influences the outputs differentiably: the default of `wrt` here."""
+    """The default of `wrt` here: the float inputs and parameters that influence the outputs differentiably."""
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values()) if is_float(v)}
     path = path_between(graph, of, list(values))
-    names = [name for name, value in values.items() if value in path.active]
+    active = {name: value for name, value in values.items() if value in path.active}
+    left_out = constants(graph, [value for value in active.values() if value.is_initializer()])
+    names = [name for name, value in active.items() if value not in left_out]
     if not names:
         raise InvalidArgumentError(
             "wrt: no float input or initializer influences a float output along a differentiable path, there is no "

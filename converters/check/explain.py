@@ -1,7 +1,8 @@
-"""`explain_gradients`: which rule serves each node, and where and why a gradient path stops. It builds no model."""
+"""`explain_gradients`: which rule serves each node, and where and why a gradient path stops. It writes no model."""
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,7 +12,7 @@ from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, pick, prepare
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import pick_floats
+from onnx_backprop.converters.reverse.backward import backward, pick_floats
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
@@ -23,8 +24,9 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.tables import table
-from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 
 SERVED, STOPS, REFUSED, MISSING, ASIDE = "served", "stops", "refused", "no rule", "aside"
 
@@ -35,7 +37,8 @@ class NodeExplanation:
 
     op: operator and version, as "Conv-22". status: "served" by a rule; "stops": no gradient flows on; "refused": the
     rule does not handle this attribute or form; "no rule": none is written; "aside": no output asked for depends on
-    it. by: the rule, the body or the branches. why: the reason where it is not served.
+    it. by: the rule, the body or the branches. why: the reason where it is not served. needed: `backward` comes by it;
+    by default it does not come by what lies before all parameters.
     """
 
     op: str
@@ -43,33 +46,43 @@ class NodeExplanation:
     status: str
     by: str = ""
     why: str = ""
+    needed: bool = True
 
 
 @dataclass(frozen=True)
 class VariableExplanation:
-    """Whether a gradient reaches a variable, and if not, why."""
+    """Whether a gradient reaches a variable, and if not, why.
+
+    refused: it was asked for by name, and `backward` refuses it; where it merely is zero, `backward` answers zeros.
+    """
 
     name: str
     reached: bool
     why: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True)
 class GradientExplanation:
     """What `backward` would do; `print` shows it as tables.
 
-    variables: those of `wrt`. nodes: those that depend on the variables, in the order of the graph. ok: every variable
-    is reached and every node on the way is served.
+    variables: those of `wrt`. nodes: those that depend on the variables, in the order of the graph. ok: `backward` does
+    it: every node on its way is served, no variable is refused, and by default one at least is reached. refusal: why it
+    does not do it all the same.
     """
 
     variables: tuple[VariableExplanation, ...]
     nodes: tuple[NodeExplanation, ...]
+    by_default: bool = False
+    refusal: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether `backward` gives a gradient for every variable."""
-        blocked = any(node.status in (REFUSED, MISSING) for node in self.nodes)
-        return not blocked and all(variable.reached for variable in self.variables)
+        """Whether `backward` converts the model."""
+        blocked = any(node.needed and node.status in (REFUSED, MISSING) for node in self.nodes)
+        refused = any(variable.refused for variable in self.variables)
+        unasked = any(v.reached for v in self.variables) or not self.by_default
+        return not blocked and not refused and unasked and not self.refusal
 
     def __str__(self) -> str:
         variables = [(v.name, "yes" if v.reached else "no", v.why) for v in self.variables]
@@ -77,17 +90,20 @@ class GradientExplanation:
         lines = table(("variable", "gradient", ""), variables)
         if nodes:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
+        if self.refusal:
+            lines += ["", f"refused: {self.refusal}"]
         return "\n".join(lines)
 
 
 def explain_gradients(
     model: ModelProto | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
 ) -> GradientExplanation:
-    """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is built.
+    """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
     Args:
         model: a ModelProto or the path of one.
-        wrt: graph inputs and initializers, of any type. Default: every float one.
+        wrt: graph inputs and initializers, of any type. Default: every float one; initializers that are no parameters
+            are told with what they are instead, as `exponent of Pow`.
         of: graph outputs. Default: every float output.
 
     The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. A rule is tried on
@@ -95,41 +111,68 @@ def explain_gradients(
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
-    ir_model = to_ir(prepare(model))
+    prepared = prepare(model)
+    ir_model = to_ir(prepared)
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
-    if wrt is None:
-        variables = [v for v in values.values() if is_float(v)]
-    else:
-        variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
     targets = [v for v in outputs.values() if is_float(v)]
     if of is not None:
         targets = pick_floats(of, outputs, argument="of", what="a graph output")
-    path = find_path(graph, targets, [v for v in variables if is_float(v)])
-    explainer = _Explainer(ir_model, path)
-    return GradientExplanation(
-        tuple(_variable(v, graph, targets, path) for v in variables), tuple(explainer.nodes(variables))
-    )
+    if wrt is not None:
+        variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
+        taken, left_out = [v for v in variables if is_float(v)], {}
+    else:
+        variables = [v for v in values.values() if is_float(v)]
+        reached = find_path(graph, targets, variables).active
+        left_out = constants(graph, [v for v in variables if v.is_initializer() and v in reached])
+        taken = [v for v in variables if v.is_initializer() and v in reached and v not in left_out]
+        taken = taken or [v for v in variables if not v.is_initializer()]
+    path = find_path(graph, targets, [v for v in variables if is_float(v) and v not in left_out])
+    explainer = _Explainer(ir_model, path, set(find_path(graph, targets, taken).nodes))
+    told = [
+        VariableExplanation(str(v.name), False, f"{left_out[v]}, which wrt can name")
+        if v in left_out
+        else _variable(v, graph, targets, path, asked=wrt is not None)
+        for v in variables
+    ]
+    result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
+    return replace(result, refusal=_refusal(prepared, wrt, of)) if result.ok else result
 
 
-def _variable(x: ir.Value, graph: ir.Graph, targets: list[ir.Value], path: GradientPath) -> VariableExplanation:
+def _refusal(prepared: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:
+    """What a conversion says against a model whose nodes are served one by one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OnnxBackpropWarning)
+        try:
+            backward(prepared, wrt=wrt, of=of)
+        except OnnxBackpropError as e:
+            return str(e)
+    return ""
+
+
+def _variable(
+    x: ir.Value, graph: ir.Graph, targets: list[ir.Value], path: GradientPath, *, asked: bool
+) -> VariableExplanation:
     name = str(x.name)
     if not is_float(x):
-        return VariableExplanation(name, False, f"its type is {type_name(x)}; gradients exist for floats only")
+        why = f"its type is {type_name(x)}; gradients exist for floats only"
+        return VariableExplanation(name, False, why, refused=asked)
     if x in path.active:
         return VariableExplanation(name, True)
     alone = find_path(graph, targets, [x])
-    return VariableExplanation(name, False, told_stops(alone.stops) or "no output asked for depends on it")
+    why = told_stops(alone.stops) or "no output asked for depends on it"
+    return VariableExplanation(name, False, why, refused=asked and not all(s.zero for s in alone.stops.values()))
 
 
 class _Explainer:
     """Tries each node of a path on its own."""
 
-    def __init__(self, model: ir.Model, path: GradientPath) -> None:
+    def __init__(self, model: ir.Model, path: GradientPath, needed: set[ir.Node]) -> None:
         self.graph = model.graph
         self.opsets = model.opset_imports
         self.path = path
+        self.needed = needed
         self.names = used_names(model.graph)
 
     def nodes(self, variables: Sequence[ir.Value]) -> list[NodeExplanation]:
@@ -143,7 +186,8 @@ class _Explainer:
             if node in on_path:
                 result.append(self._on_path(node))
             elif node in self.path.stops:
-                result.append(self._told(node, STOPS, self.path.stops[node].reason))
+                stop = self.path.stops[node]
+                result.append(self._told(node, REFUSED if stop.refused else STOPS, stop.reason))
             else:
                 result.append(self._told(node, ASIDE, "no output asked for depends on it"))
             if node not in self.path.stops:
@@ -153,7 +197,10 @@ class _Explainer:
     def _told(self, node: ir.Node, status: str, why: str = "", by: str = "") -> NodeExplanation:
         version = registry.version_of(node, self.opsets)
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        return NodeExplanation(f"{name}-{version}" if version else name, label(node), status, by, why)
+        title = f"{name}-{version}" if version else name
+        return NodeExplanation(
+            title, label(node), status, by, why, needed=node in self.needed or node in self.path.stops
+        )
 
     def _on_path(self, node: ir.Node) -> NodeExplanation:
         alone = GradientPath([node], self.path.active, {})

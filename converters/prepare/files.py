@@ -7,7 +7,7 @@ from typing import BinaryIO
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import without_initializers
+from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
@@ -72,7 +72,7 @@ def _serialized(model: ModelProto, limit: int) -> bytes | None:
 
 def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
     """The model with its large initializers referring to `location`, and those tensors with their offsets."""
-    small = without_initializers(model, {tensor.name for tensor in model.graph.initializer})
+    small = without_tensors(model, {tensor.name for tensor in model.graph.initializer})
     tensors: list[tuple[int, TensorProto]] = []
     offset = 0
     for tensor in model.graph.initializer:

@@ -137,16 +137,17 @@ def without_imports(model: ModelProto, domain: str) -> None:
     assign(model.opset_import, [o for o in model.opset_import if o.domain != domain])
 
 
-def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """A copy of a model without the initializers of the given names, whose values are not copied meanwhile."""
+def without_tensors(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model without the initializers and Constant nodes of given names, which are not copied meanwhile."""
     result = ModelProto()
-    for target, source, left_out in ((result, model, "graph"), (result.graph, model.graph, "initializer")):
+    for target, source, left_out in ((result, model, ("graph",)), (result.graph, model.graph, ("initializer", "node"))):
         for field, value in source.ListFields():
-            if field.name == left_out:
+            if field.name in left_out:
                 continue
             if hasattr(value, "MergeFrom"):
                 getattr(target, field.name).MergeFrom(value)
             else:
                 setattr(target, field.name, value)
     result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    result.graph.node.extend(n for n in model.graph.node if n.op_type != "Constant" or n.output[0] not in names)
     return result

@@ -7,10 +7,10 @@ leave them there. As initializers they have names that a caller can train them b
 from collections import Counter
 from collections.abc import Iterator
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, made_in, rename, subgraphs, unique
-from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.converters.prepare.large_weights import FLOATS, constant_of
 
 
 def lift_weights(proto: ModelProto) -> None:
@@ -49,11 +49,12 @@ def _take(graph: GraphProto, *, main: bool) -> Iterator[TensorProto]:
     kept_names = {value.name for value in (*graph.output, *graph.input)}
     nodes, initializers = list(graph.node), list(graph.initializer)
     for node in list(nodes):
-        tensor = _value(node)
-        if tensor is not None and node.output[0] not in kept_names:
+        tensor = constant_of(node)
+        if tensor is not None and isinstance(node.output[0], str) and node.output[0] not in kept_names:
             nodes.remove(node)
-            tensor.name = node.output[0]
-            yield tensor
+            named = copied(tensor)
+            named.name = node.output[0]
+            yield named
     for tensor in () if main else list(initializers):
         if tensor.data_type in FLOATS and tensor.name not in kept_names:
             initializers.remove(tensor)
@@ -62,11 +63,3 @@ def _take(graph: GraphProto, *, main: bool) -> Iterator[TensorProto]:
         assign(graph.node, nodes)
     if len(initializers) < len(graph.initializer):
         assign(graph.initializer, initializers)
-
-
-def _value(node: NodeProto) -> TensorProto | None:
-    """A copy of the float tensor of a Constant node."""
-    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
-        return None
-    tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
-    return copied(tensor) if tensor is not None and tensor.data_type in FLOATS else None

@@ -4,13 +4,13 @@ onnx's tools work on serialised copies of a model; for hundreds of megabytes of 
 everything else together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import assign, without_initializers
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, without_tensors
 
 LARGE = 4096  # elements
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -38,12 +38,14 @@ class Weights:
 
 
 def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
-    """A copy of a model in which inputs of the same name, type and shape stand for its large float initializers.
+    """A copy of a model in which inputs of the same name, type and shape stand for its large float tensors.
 
-    The tensors themselves are not copied: they stay the model's own until they are put back.
+    Initializers themselves are not copied: they stay the model's own until they are put back. Constants of the main
+    graph become initializers.
     """
     tensors = {t.name: t for t in model.graph.initializer if _is_large(t)}
-    light = without_initializers(model, tensors)
+    tensors |= dict(_constants(model.graph))
+    light = without_tensors(model, tensors)
     inputs = {value.name for value in model.graph.input}
     light.graph.input.extend(
         helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in tensors.items() if name not in inputs
@@ -51,7 +53,25 @@ def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
     # before IR version 4 an initializer was always listed as an input too, which did not make it one
     declared = tensors.keys() if model.ir_version < 4 else tensors.keys() - inputs
     order = [t.name for t in model.graph.initializer]
-    return light, Weights(tensors, order, frozenset(declared))
+    return light, Weights(tensors, [*order, *(name for name in tensors if name not in order)], frozenset(declared))
+
+
+def constant_of(node: NodeProto) -> TensorProto | None:
+    """The float tensor of a Constant node."""
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+        return None
+    tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
+    return tensor if tensor is not None and tensor.data_type in FLOATS else None
+
+
+def _constants(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    kept = {value.name for value in graph.output}
+    for node in graph.node:
+        tensor = constant_of(node)
+        if tensor is not None and _is_large(tensor) and isinstance(node.output[0], str) and node.output[0] not in kept:
+            named = copied(tensor)
+            named.name = node.output[0]
+            yield named.name, named
 
 
 def _is_large(tensor: TensorProto) -> bool:

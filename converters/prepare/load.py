@@ -53,20 +53,17 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """
     proto, weights = set_aside(load(model))
     put_in_order(proto)
-    declared = forget_declared(proto)
-    lift_weights(proto)
-    proto, lifted = set_aside(proto)
-    for tensor in (*weights.tensors.values(), *lifted.tensors.values()):
+    for tensor in weights.tensors.values():
         _check_tensor(tensor)
-    if proto.functions:
-        proto = _inline(proto)
-        lift_weights(proto)
+    declared = forget_declared(proto)
+    proto = _inline(proto)
+    lift_weights(proto)
     proto = upgrade(proto)
     expand_fused(proto, declared)
     proto = infer_without_misread_scales(
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
     )
-    return weights.put_back(lifted.put_back(proto))
+    return weights.put_back(proto)
 
 
 def infer(proto: ModelProto) -> ModelProto:

@@ -139,6 +139,8 @@ def read_attributes(node: Forward) -> ConvAttributes:
     ):
         if len(values) != count or min(values) < low:
             raise node.invalid(f"attribute {name}: expected {count} values >= {low}, got {values}")
+    if node.int("group", 1) < 1:
+        raise node.invalid(f"group: expected 1 or more, got {node.int('group', 1)}")
     return ConvAttributes(strides, dilations, (pads[:axes], pads[axes:]), auto_pad, node.int("group", 1), kernel)
 
 

@@ -215,7 +215,7 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     explain = commands.add_parser(
         "explain",
         help="tell which rule serves each node, and where and why a gradient path stops",
-        description="Builds nothing. Exit code 0: every variable gets a gradient, 1: not, 2: bad input.",
+        description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
     share(explain, "--wrt", "--of")

@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import TrainingGraph, save_model
-from onnx_backprop.converters.prepare.graphs import without_initializers
+from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -76,7 +76,7 @@ class Trainer:
         options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
         options.enable_mem_pattern = False
         self.session_options = options
-        model = without_initializers(self.graph.model, self.graph.updates)
+        model = without_tensors(self.graph.model, self.graph.updates)
         if self.kernels == "numba":
             own_convolutions(model)
         self._session = session(model, kernels=self.kernels, session_options=options)
@@ -210,7 +210,7 @@ class Trainer:
     def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, np.ndarray]:
         """The outputs of the model in inference mode, the loss among them, for one batch with its target."""
         if self._evaluation is None:
-            model = without_initializers(self.graph.eval_model(), self.graph.forward_state)
+            model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
         fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
         accepted = {value.name for value in self._evaluation.get_inputs()}

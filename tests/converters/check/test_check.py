@@ -21,7 +21,7 @@ def test_weights_that_the_file_keeps_in_nodes() -> None:
     model = parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 1]>
         g (float[n, 3] x) => (float[n, 2] y) {
-            w = Constant <value = float[3] {0.5, -1.0, 2.0}> ()
+            w = Constant <value = float[3] {0.3, -1.0, 2.0}> ()
             h = Mul(x, w)
             y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0, 3.0, -1.0, 0.5, 2.0], targets = 2> (h)
         }
@@ -280,3 +280,39 @@ def test_feeds_that_do_not_fit(case: str) -> None:
 def test_given_feeds_are_used() -> None:
     model = model_of("g (float[A, B] x, int64[2] s) => (float[C, D] y) { y = Reshape(x, s) }")
     assert ob.check_gradients(model, feeds={"s": np.array([-1, 2]), "x": np.ones((4, 3), np.float32)}).ok
+
+
+def test_an_exponent_at_negative_numbers_is_named() -> None:
+    """By default it is no variable; where it is asked for, the message tells whose gradient is NaN."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[3,4] x) => (float[3,4] y) <float e = {3.0}, float[4] w = '
+        "{1.0, 0.5, 0.25, 2.0}> { b = Mul(x, w) a = Abs(b) c = Neg(a) y = Pow(c, e) }"
+    )
+    report = ob.check_gradients(model)
+    assert report.ok
+    assert {result.variables for result in report.results} == {"x", "w"}
+    with pytest.raises(ob.InvalidArgumentError, match="the gradient of e: empty, infinite or NaN"):
+        ob.check_gradients(model, wrt=["w", "e"])
+
+
+@pytest.mark.parametrize("attributes", ['auto_pad="SAME_UPPER"', "output_padding=[1,1]", "output_shape=[9,9]"])
+def test_nothing_else_is_printed(attributes: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Transposed convolutions of symbolic lengths, tried with lengths that onnxruntime may refuse."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[N,2,H,W] x) => (float[N,3,P,Q] y) '
+        f"{{ y = ConvTranspose<strides=[2,2], {attributes}>(x, w) }}"
+    )
+    w = np.random.default_rng(0).standard_normal((2, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    assert ob.check_gradients(model).ok
+    assert capfd.readouterr() == ("", "")
+
+
+def test_variables_without_axes() -> None:
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[1,3,9,9] x) => (float[1,4,7,7] y) <float s = {2.0}> '
+        "{ a = Mul(x, s) y = Conv(a, w) }"
+    )
+    w = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    assert ob.check_gradients(model, wrt=["s", "w"]).ok

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, parser
+from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.command import main as command
@@ -48,7 +50,7 @@ def test_rules_stops_and_what_lies_aside() -> None:
     variables = {v.name: (v.reached, v.why) for v in explanation.variables}
     assert {name for name, (reached, _) in variables.items() if reached} == {"x", "weight", "bias"}
     assert variables["unused"] == (False, "no output asked for depends on it")
-    assert not explanation.ok
+    assert explanation.ok
     assert ob.explain_gradients(model_of(NET), wrt=["weight"], of=["y"]).ok
 
 
@@ -187,7 +189,60 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[:2] == ["variable  gradient", "weight    yes"]
     assert any(re.match(r"Conv-22 +conv +served +rules\.conv\.\w+$", line) for line in lines), lines
     assert any(re.match(r"Floor-13 +floor +stops +.*zero almost everywhere", line) for line in lines), lines
-    assert command.main(["explain", path]) == 1
+    assert command.main(["explain", path]) == 0
+    capsys.readouterr()
+    with pytest.warns(ob.OnnxBackpropWarning):  # which the command prints
+        ob.backward(model_of(NET), wrt=["unused"])
     assert command.main(["explain", path, "--of", "nothing"]) == 2
     assert capsys.readouterr().err.startswith("onnx-backprop: error: of: ")
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+AGREEING = {  # nodes, wrt: whether backward does it, explain says the same
+    "group 0": ("y = Conv<group=0>(image, kernel)", ["image"]),
+    "an exponent": ("y = Pow(x, e)", None),
+    "an exponent by name": ("y = Pow(x, e)", ["e"]),
+    "an unused tensor": ("y = Mul(x, w)", None),
+    "an unused tensor by name": ("y = Mul(x, w)", ["e"]),
+    "the scales of a Resize": ('y = Resize(x, "", w)', ["w"]),
+    "rounding": ("q, s, z = DynamicQuantizeLinear(x) i = Cast<to=1>(q) d = Mul(i, s) y = Mul(d, w)", ["x"]),
+    "rounding behind all weights": ("q, s, z = DynamicQuantizeLinear(x) i = Cast<to=1>(q) y = Mul(i, w)", None),
+    "a loop before all weights": (
+        "a = Loop(n, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)"
+        " { d = Identity(c) t = Mul(s, s) }> y = Mul(a, w)",
+        None,
+    ),
+    "a loop": (
+        "a = Loop(n, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t)"
+        " { d = Identity(c) t = Mul(s, s) }> y = Mul(a, w)",
+        ["x"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AGREEING)
+def test_it_agrees_with_the_conversion(case: str) -> None:
+    nodes, wrt = AGREEING[case]
+    model = model_of(
+        "g (float[2] x, float[1,2,4,4] image, int64 n, bool go) => (float[A] y) "
+        f"<float e = {{2.0}}, float[2] w = {{0.25, 0.5}}> {{ {nodes} }}"
+    )
+    kernel = np.ones((3, 2, 3, 3), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(kernel, "kernel"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ob.OnnxBackpropWarning)
+            ob.backward(model, wrt=wrt)
+        converts = True
+    except ob.OnnxBackpropError:
+        converts = False
+    assert ob.explain_gradients(model, wrt=wrt).ok == converts
+
+
+def test_what_is_no_parameter_is_told() -> None:
+    model = model_of(
+        "g (float[2] x) => (float[2] y) <float e = {2.0}, float[2] w = {0.25, 0.5}> { a = Mul(x, w) y = Pow(a, e) }"
+    )
+    told = {v.name: (v.reached, v.why) for v in ob.explain_gradients(model).variables}
+    assert told["e"] == (False, "exponent of Pow, which wrt can name")
+    assert told["w"] == (True, "")
