@@ -87,9 +87,10 @@ class Oracle:
         found = torch.tensor(target)
         return found.to(self.twin.dtype) if found.is_floating_point() else found
 
-    def trained(self, kind: str, target: np.ndarray, steps: int) -> list[float]:
-        """The losses of so many steps of AdamW in float32 with our defaults, each before its update."""
-        step = self.eager(kind, target)
+    def trained(self, kind: str, target: np.ndarray, steps: int, *, exact: bool = False) -> list[float]:
+        """The losses of so many steps of AdamW with our defaults, each before its update; exact: in float64."""
+        self._load(torch.float64 if exact else torch.float32)
+        step = self._step(kind, target)
         return [step() for _ in range(steps)]
 
     def _step(self, kind: str, target: np.ndarray) -> Callable[[], float]:

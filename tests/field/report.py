@@ -20,9 +20,9 @@ and quantisation make of them. `make field` makes and judges them, each in a pro
 every option is its default, but for `loss`, `optimizer="adamw"` and, where there are several outputs, `prediction`.
 
 **right**: the gradients of the loss by every parameter, those of `backward` by every parameter and every float input, and
-ten steps of AdamW agree with PyTorch in float64, which runs the same file node by node (`tests/field/twin.py`; where it
-does not know an operator, differences of the forward), and what is exported after them runs in onnxruntime and computes
-what the trainer does. **refused**: with a sentence that names node and operator, at conversion. **gap**: the largest
+the first updates of AdamW agree with PyTorch in float64, which runs the same file node by node (`tests/field/twin.py`; where it
+does not know an operator, differences of the forward), and after ten of them the losses and the state are
+finite, and what is exported runs in onnxruntime and computes what the trainer does. **refused**: with a sentence that names node and operator, at conversion. **gap**: the largest
 ‖g - r‖ / ‖r‖ of a gradient g and its reference r; right up to 1e-2, in float16, where rounding moves many cells over
 the kinks of Relu, up to 0.2. **trained**: the share of the numbers of the module, or else that the
 file stores, that are parameters. Conversion is one call of `training_graph`: seconds of processor, and the memory of the

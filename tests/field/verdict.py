@@ -268,12 +268,7 @@ class Judge:
         if bad:
             raise JudgementError(NAN, f"not finite after {STEPS} steps: {', '.join(bad[:5])}")
         if not self.half and not self.oracle.problem:
-            expected = self.oracle.trained(self.source.loss, self.target, STEPS)
-            gap = abs(losses[-1] - expected[-1]) / (abs(losses[0]) + 1e-12)
-            if gap > 0.05:
-                raise JudgementError(
-                    WRONG, f"after {STEPS} steps of AdamW the loss is {losses[-1]:.6g}, PyTorch's {expected[-1]:.6g}"
-                )
+            self._compare_losses(losses)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trained.onnx"
             self.trainer.export(path)
@@ -285,6 +280,16 @@ class Judge:
             raise JudgementError(
                 WRONG, f"the exported model computes another prediction: {_distance(y, expected_y):.1e}"
             )
+
+    def _compare_losses(self, losses: list[float]) -> None:
+        """After two updates: later ones tell rounding errors apart where a training at this rate is wild."""
+        kind = self.source.loss
+        for exact in (False, True):
+            expected = self.oracle.trained(kind, self.target, 3, exact=exact)
+            gap = max(abs(a - b) for a, b in zip(losses[:3], expected, strict=True)) / (abs(losses[0]) + 1e-12)
+            if gap <= 0.05:
+                return
+        raise JudgementError(WRONG, f"the first losses of AdamW are {losses[:3]}, PyTorch's {expected}")
 
     def pace(self) -> None:
         """Steps per second, ours and PyTorch's in turns: on one thread or on all, whichever it is faster on."""
@@ -299,7 +304,12 @@ class Judge:
         theirs: list[float] = []
         for threads in () if step is None else {1, torch_threads()}:
             use_threads(threads)
-            theirs.append(_steps(step))
+            try:
+                theirs.append(_steps(step))
+            except (
+                RuntimeError
+            ) as e:  # a module that keeps what it has computed for the next call is for inference only
+                self.result.notes.append(f"PyTorch's module does not train: {e}")
             ours.append(_steps(lambda: self.trainer.step(batch)))
         self.result.rate = max(ours)
         self.result.torch_rate = max(theirs, default=float("nan"))
