@@ -102,10 +102,11 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write docs/field.md of what has been judged")
     options = parser.parse_args()
     if options.report:
-        write(Path("docs/field.md"), *_kept())
+        found, unmade = _kept()
+        whole = sum(1 + len(variants(source)) for source in sources().values())
+        write(Path("docs/field.md"), found, unmade, whole - len(found) - len(unmade))
         return 0
-    found: list[dict[str, object]] = []
-    unmade: list[tuple[str, str, str]] = []
+    found, unmade = [], []
     for source in sources().values():
         if options.only not in source.name:
             continue

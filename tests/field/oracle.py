@@ -35,7 +35,10 @@ def _loss(kind: str, y: Any, target: Any) -> Any:
 class Oracle:
     """The file in PyTorch, in float64. problem: why it has nothing to say, or empty."""
 
-    def __init__(self, path: Path, values: Feeds, feeds: Feeds, prediction: str, y: np.ndarray) -> None:
+    def __init__(
+        self, path: Path, values: Feeds, feeds: Feeds, prediction: str, y: np.ndarray, *, half: bool = False
+    ) -> None:
+        self.half = half
         self.model, self.values, self.feeds, self.prediction = onnx.load(path), values, feeds, prediction
         self.problem = ""
         try:
@@ -57,7 +60,7 @@ class Oracle:
             name: torch.tensor(value).to(dtype).requires_grad_() if value.dtype.kind == "f" else torch.tensor(value)
             for name, value in self.feeds.items()
         }
-        self.twin = Twin(self.model, self.leaves, dtype)
+        self.twin = Twin(self.model, self.leaves, dtype, half=self.half)
 
     def forward(self) -> Any:
         return self.twin(self.fed, self.prediction)
@@ -84,9 +87,10 @@ class Oracle:
         found = torch.tensor(target)
         return found.to(self.twin.dtype) if found.is_floating_point() else found
 
-    def trained(self, kind: str, target: np.ndarray, steps: int) -> list[float]:
-        """The losses of so many steps of AdamW in float32 with our defaults, each before its update."""
-        step = self.eager(kind, target)
+    def trained(self, kind: str, target: np.ndarray, steps: int, *, exact: bool = False) -> list[float]:
+        """The losses of so many steps of AdamW with our defaults, each before its update; exact: in float64."""
+        self._load(torch.float64 if exact else torch.float32)
+        step = self._step(kind, target)
         return [step() for _ in range(steps)]
 
     def _step(self, kind: str, target: np.ndarray) -> Callable[[], float]:

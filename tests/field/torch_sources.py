@@ -345,6 +345,7 @@ def _transformers() -> list[Net]:
             translation,
             "logits",
             axes=pairs,
+            attention="eager",
         ),
         net(
             "llama",

@@ -21,15 +21,45 @@ class UnknownOperatorError(Exception):
     """The twin has no such operator."""
 
 
+def _rounded(value: Any) -> Any:
+    if value is None or not value.is_floating_point():
+        return value
+    return value + (value.detach().half().to(value.dtype) - value.detach()).nan_to_num()
+
+
 class _Graph:
     """A graph taken apart once; subgraphs are among the attributes of the nodes."""
 
     def __init__(self, graph: GraphProto) -> None:
-        self.nodes = [(node, {a.name: _attribute(a) for a in node.attribute}) for node in graph.node]
+        nodes = _sorted(list(graph.node))
+        self.nodes = [(node, {a.name: _attribute(a) for a in node.attribute}) for node in nodes]
         self.stored = list(graph.initializer)
         self.inputs = [value.name for value in graph.input]
         self.outputs = [value.name for value in graph.output]
         self.values: dict[str, Any] = {}
+
+
+def _sorted(nodes: list[NodeProto]) -> list[NodeProto]:
+    """In an order that can be run: some converters put casts of the inputs last, and onnxruntime does not mind."""
+    missing = {name for node in nodes for name in node.output if name}
+    result: list[NodeProto] = []
+    while nodes:
+        later: list[NodeProto] = []
+        for node in nodes:
+            if _reads(node) & missing:
+                later.append(node)
+            else:
+                result.append(node)
+                missing.difference_update(node.output)
+        if len(later) == len(nodes):
+            raise NotImplementedError("a cycle")
+        nodes = later
+    return result
+
+
+def _reads(node: NodeProto) -> set[str]:
+    inner = [n for a in node.attribute if a.HasField("g") for n in a.g.node]
+    return set(node.input).union(*(_reads(n) for n in inner))
 
 
 def _attribute(attribute: AttributeProto) -> Any:
@@ -41,10 +71,12 @@ class Twin:
     """A file as a function in PyTorch.
 
     leaves: values that stand for the tensors of these names wherever the file stores one, in initializers and
-    Constant nodes, also those of subgraphs. found: the leaves that a run has met.
+    Constant nodes, also those of subgraphs. found: the leaves that a run has met. half: what every node computes is
+    rounded to float16, and differentiated as if it were not: else other cells than in onnxruntime lie beyond a kink.
     """
 
-    def __init__(self, model: ModelProto, leaves: Mapping[str, Any], dtype: Any = None) -> None:
+    def __init__(self, model: ModelProto, leaves: Mapping[str, Any], dtype: Any = None, *, half: bool = False) -> None:
+        self.half = half
         self.model = inliner.inline_local_functions(model) if model.functions else model
         self.opset = {entry.domain: entry.version for entry in self.model.opset_import}
         self.leaves = leaves
@@ -98,7 +130,8 @@ class Twin:
             raise UnknownOperatorError(f"{node.domain or 'ai.onnx'}.{node.op_type} '{node.name}'")
         call = twin_operators.Call(node, attributes, self.opset.get(node.domain, 1), self.dtype, len(node.output))
         result = operator(call, *(values[name] for name in node.input))
-        return result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, tuple) else (result,)
+        return tuple(_rounded(value) for value in results) if self.half else results
 
     def _loop(self, node: NodeProto, body: _Graph, values: dict[str, Any]) -> tuple[Any, ...]:
         count, condition, *carried = (values[name] for name in node.input)

@@ -360,7 +360,7 @@ def _resize(c: Call, x: Any, *more: Any) -> Any:
         size = [int(n) for n in sizes]
         given = [n / m for n, m in zip(size, x.shape, strict=True)]
     else:
-        given = [float(s) for s in scales]
+        given = [] if scales is None else [float(s) for s in scales]
         size = [int(n * s) for n, s in zip(x.shape, given, strict=True)]
     for axis, (n, m, s) in enumerate(zip(x.shape, size, given, strict=True)):
         if n != m or s != 1:

@@ -93,6 +93,8 @@ class Judge:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.forward()
+                if not any(value.dtype.kind == "f" for value in self.feeds.values()):
+                    return ""
                 self.oracle = Oracle(self.path, {}, self.feeds, self.prediction, self.y)
                 self.backward(by_parameters=False)
         except JudgementError as e:
@@ -205,7 +207,7 @@ class Judge:
         self.got = dict(zip(graph.parameters, got[2:], strict=True))
         from tests.field.oracle import Oracle
 
-        self.oracle = Oracle(self.path, self.values, self.feeds, self.prediction, self.y)
+        self.oracle = Oracle(self.path, self.values, self.feeds, self.prediction, self.y, half=self.half)
         if self.oracle.problem:
             self.result.notes.append(self.oracle.problem)
             self._differences(list(self.values))
@@ -216,7 +218,7 @@ class Judge:
     def _compare(self, got: Feeds, expected: Feeds, of: str) -> None:
         error, name = _worst(got, expected, half=self.half)
         self.result.error = max(error, np.nan_to_num(self.result.error))
-        if error > (0.1 if self.half else 1e-2):
+        if error > (0.2 if self.half else 1e-2):  # a Relu's cell that rounding moves over 0 changes all before it
             raise JudgementError(WRONG, f"gradient of {of} by {name!r}: off by {error:.2g} of its norm")
 
     def _differences(self, wrt: list[str]) -> None:
@@ -266,12 +268,7 @@ class Judge:
         if bad:
             raise JudgementError(NAN, f"not finite after {STEPS} steps: {', '.join(bad[:5])}")
         if not self.half and not self.oracle.problem:
-            expected = self.oracle.trained(self.source.loss, self.target, STEPS)
-            gap = abs(losses[-1] - expected[-1]) / (abs(losses[0]) + 1e-12)
-            if gap > 0.05:
-                raise JudgementError(
-                    WRONG, f"after {STEPS} steps of AdamW the loss is {losses[-1]:.6g}, PyTorch's {expected[-1]:.6g}"
-                )
+            self._compare_losses(losses)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trained.onnx"
             self.trainer.export(path)
@@ -283,6 +280,16 @@ class Judge:
             raise JudgementError(
                 WRONG, f"the exported model computes another prediction: {_distance(y, expected_y):.1e}"
             )
+
+    def _compare_losses(self, losses: list[float]) -> None:
+        """After two updates: later ones tell rounding errors apart where a training at this rate is wild."""
+        kind = self.source.loss
+        for exact in (False, True):
+            expected = self.oracle.trained(kind, self.target, 3, exact=exact)
+            gap = max(abs(a - b) for a, b in zip(losses[:3], expected, strict=True)) / (abs(losses[0]) + 1e-12)
+            if gap <= 0.05:
+                return
+        raise JudgementError(WRONG, f"the first losses of AdamW are {losses[:3]}, PyTorch's {expected}")
 
     def pace(self) -> None:
         """Steps per second, ours and PyTorch's in turns: on one thread or on all, whichever it is faster on."""
@@ -297,7 +304,12 @@ class Judge:
         theirs: list[float] = []
         for threads in () if step is None else {1, torch_threads()}:
             use_threads(threads)
-            theirs.append(_steps(step))
+            try:
+                theirs.append(_steps(step))
+            except (
+                RuntimeError
+            ) as e:  # a module that keeps what it has computed for the next call is for inference only
+                self.result.notes.append(f"PyTorch's module does not train: {e}")
             ours.append(_steps(lambda: self.trainer.step(batch)))
         self.result.rate = max(ours)
         self.result.torch_rate = max(theirs, default=float("nan"))
