@@ -178,6 +178,8 @@ class Differentiation:
             shown = ", ".join(f"{name!r} ({what})" for name, what in list(self.without.items())[:5])
             more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
             hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
+            if any(what.startswith("quantization scale") for what in self.without.values()):
+                hints.append(". Weights stored as integers cannot be trained: train the float model first")
         inputs = [v for v in self.graph.inputs if is_float(v)]
         path = find_path(self.graph, self.of, inputs)
         leads = leading(self.graph, self.of)

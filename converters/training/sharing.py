@@ -65,7 +65,7 @@ def untie(graph: ir.Graph) -> None:
         first = True
         for node, index in list(value.uses()):
             if not first:
-                _copy_for(graph, value, unique(f"{value.name}_2", names), [(node, index)])
+                _copy_for(graph, value, unique(str(value.name), names), [(node, index)])
             first = False
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[str(value.name)]

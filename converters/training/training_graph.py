@@ -333,8 +333,8 @@ def _settings(chosen: object) -> Any:
 
 
 def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
-    """The output that the loss reads, or that is the loss."""
-    outputs = {str(value.name): value for value in graph.outputs}
+    """The output that the loss reads, or that is the loss; of ZipMap's maps, the tensor that it makes them of."""
+    outputs = {str(value.name): _before_maps(value) for value in graph.outputs}
     if name is not None:
         (value,) = pick([name], outputs, argument="prediction", what="a graph output")
         if not is_float(value):
@@ -353,6 +353,12 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
             f"prediction: the model has {len(floats)} float outputs, {names}. Name the one that the loss reads"
         )
     return floats[0]
+
+
+def _before_maps(output: ir.Value) -> ir.Value:
+    node = output.producer()
+    tensor = node.inputs[0] if node is not None and node.op_type == "ZipMap" else None
+    return output if tensor is None else tensor
 
 
 def require_one_element(value: ir.Value) -> None:

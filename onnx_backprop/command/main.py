@@ -76,15 +76,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _as_options(message: str) -> str:
+    """A message of the library in the terms of the command."""
+    for name in ("straight_through", "strict", "untie", "inline"):
+        message = message.replace(f"{name}=True", f"--{name.replace('_', '-')}")
+    return message
+
+
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
     """One line for a warning of ours; another's as Python writes it."""
     ours = issubclass(category, OnnxBackpropWarning)
-    text = f"{PROGRAM}: warning: {message}\n" if ours else warnings.formatwarning(message, category, *where[:2])
+    text = (
+        f"{PROGRAM}: warning: {_as_options(str(message))}\n"
+        if ours
+        else warnings.formatwarning(message, category, *where[:2])
+    )
     sys.stderr.write(text)
 
 
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {_as_options(message)}", file=sys.stderr)
     return 2
 
 

@@ -127,6 +127,15 @@ def test_training(build: Callable[[], ModelProto]) -> None:
     assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY)
 
 
+@pytest.mark.parametrize("prediction", ["z", None])
+def test_the_maps_of_a_classifier_stand_for_its_scores(prediction: str | None) -> None:
+    model = zip_map()
+    del model.graph.output[0]
+    graph = ob.training_graph(model, loss="mse", prediction=prediction, optimizer="sgd")
+    trainer = ob.Trainer(graph, learning_rate=0.1)
+    assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY)
+
+
 def test_names_that_are_no_utf8() -> None:
     raw = linear().SerializeToString().replace(b"\x01w", b"\x01\xe9")
     converted = ob.backward(ModelProto.FromString(raw), wrt=["x"])

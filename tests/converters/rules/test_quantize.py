@@ -343,3 +343,13 @@ def test_scales_of_integer_products_are_no_parameters() -> None:
     graph = ob.training_graph(model, loss="mse")
     assert list(graph.parameters) == ["bias"]
     assert graph.left_out == {"step": "quantization scale of DynamicQuantizeLinear"}
+
+
+def test_weights_stored_as_integers_are_told() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,3] y)
+        <int8[2,3] q = {1, 2, 3, 4, 5, 6}, float s = {0.5}> { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
+    )
+    with pytest.raises(ob.InvalidArgumentError, match=r"'s' \(quantization scale.*stored as integers.*float model"):
+        ob.training_graph(model, loss="mse")
+    assert list(ob.training_graph(model, loss="mse", trainable=["s"]).parameters) == ["s"]

@@ -429,3 +429,42 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command.main(["--version"])
     assert capsys.readouterr().out == f"onnx-backprop {ob.__version__}\n"
+
+
+QUANTIZED = """
+    <ir_version: 10, opset_import: ["": 21]> small (float[N, 2] x) => (float[N, 3] y)
+    <float[2, 3] w = {0.3, -0.7, 1.2, 0.4, 9.0, -0.2}, float[2, 3] head = {0.3, -0.7, 1.2, 0.4, 9.0, -0.2},
+     float s = {0.03125}, int8 z = {0}, float[3] bias = {0.0, 0.0, 0.0}>
+    { q = QuantizeLinear(w, s, z) v = DequantizeLinear(q, s, z) a = Gemm(x, v, bias) b = Gemm(x, head, bias)
+      f = Floor(head) c = Add(a, b) y = Add(c, bias) }
+"""
+
+
+def test_options_of_quantized_and_shared_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages are in the terms of the command, warnings are lines, and the options reach the library."""
+    onnx.save(parser.parse_model(QUANTIZED), "quantized.onnx")
+    convert = ["convert", "quantized.onnx", "-o", "out.onnx", "--loss", "mse"]
+    assert command.main(convert) == 2
+    assert "--straight-through" in capsys.readouterr().err
+    assert command.main([*convert, "--straight-through"]) == 0
+    told = capsys.readouterr()
+    assert re.search(r"^onnx-backprop: warning: trained as one.*--untie gives each its own$", told.err, re.M)
+    assert "no parameters: s (quantization scale of QuantizeLinear)" in told.out
+    more = ["--straight-through", "--untie", "--tie", "w=head", "--force"]
+    assert command.main([*convert, *more]) == 0
+    assert capsys.readouterr().err == ""
+    assert list(ob.TrainingGraph.load("out.onnx").parameters) == ["w", "bias", "bias_2", "bias_3"]
+    assert command.main([*convert, *more, "--strict"]) == 0
+    assert command.main([*convert, "--tie", "w", "--force"]) == 2
+    assert "--tie: expected two names as A=B, got 'w'" in capsys.readouterr().err
+
+
+def test_strict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(
+        parser.parse_model(QUANTIZED.replace("y = Add(c, bias)", "y = Add(f, bias)").replace("[N, 3] y", "[A, B] y")),
+        "floor.onnx",
+    )
+    convert = ["convert", "floor.onnx", "-o", "out.onnx", "--wrt", "head"]
+    assert command.main(convert) == 0
+    assert "warning: wrt: the derivative by 'head' is zero: Floor 'f' stops it" in capsys.readouterr().err
+    assert command.main([*convert, "--strict", "--force"]) == 2
