@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from tests.support.fused_checks import check_fused
+from tests.support.adjoint import forward_session
+from tests.support.fused_checks import check_fused, expanded, one_node
 
 RNG = np.random.default_rng(4)
 B, S, N, H = 2, 3, 2, 4
@@ -106,3 +108,21 @@ def test_rotary_embedding(interleaved: int, ids: np.ndarray, form: str, dtype: t
 def test_more_positions_than_the_cache_has_may_be_allowed() -> None:
     feeds = {"x": draw(B, 9, N * H), "ids": RNG.integers(0, 7, (B, 9)), **CACHES}
     check_fused("RotaryEmbedding", feeds, ["x"], is_packed_batching=1)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (4, 5), (5, 4), (1, 3), (3, 7)])
+def test_causal_with_other_numbers_of_keys(queries: int, keys: int) -> None:
+    """onnxruntime hides no key from the last query."""
+    feeds = {"q": draw(2, queries, 8), "k": draw(2, keys, 8), "v": draw(2, keys, 8)}
+    check_fused("MultiHeadAttention", feeds, num_heads=2, unidirectional=1)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_packed_lengths_fail_in_the_run(batch: int) -> None:
+    """(3B + 2) of them: the lengths of keys, and where each query and key begins."""
+    feeds = {"q": draw(batch, 4, 8), "k": draw(batch, 4, 8), "v": draw(batch, 4, 8), "bias": None}
+    mask = np.concatenate([np.full(batch, 2), 4 * np.arange(batch + 1), 4 * np.arange(batch + 1)]).astype(np.int32)
+    model = expanded(one_node("MultiHeadAttention", {**feeds, "mask": mask}, num_heads=2))
+    given = {name: array for name, array in {**feeds, "mask": mask}.items() if array is not None}
+    with pytest.raises((Fail, InvalidArgument, RuntimeException)):
+        forward_session(model).run(None, given)
