@@ -150,7 +150,7 @@ def _torchvision() -> list[Net]:
         net("convnext_tiny"),
         segmentation("lraspp_mobilenet_v3_large"),
         segmentation("deeplabv3_mobilenet_v3_large"),
-        net("vision_transformer", build=vit, axes=BATCH, widely=True),
+        net("vision_transformer", 64, build=vit, axes=BATCH, widely=True),
         net("swin_transformer", build=swin, axes=BATCH),
     ]
 
