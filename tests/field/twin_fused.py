@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from tests.field.twin_operators import OPERATORS, Call, conv, layer_norm, operator
+from tests.field.twin_operators import OPERATORS, Call, layer_norm, operator
+from tests.field.twin_windows import conv
 
 torch: Any = import_module("torch")
 F: Any = torch.nn.functional
