@@ -30,6 +30,7 @@ from onnx_backprop.converters.training import losses, optimizers
 from onnx_backprop.opset import (
     DOMAIN,
     OPSET_VERSION,
+    CheckpointError,
     InvalidArgumentError,
     InvalidModelError,
     KernelError,
@@ -62,6 +63,7 @@ __all__ = [
     "DOMAIN",
     "OPSET_VERSION",
     "Batches",
+    "CheckpointError",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",

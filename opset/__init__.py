@@ -6,6 +6,7 @@ Importing this package registers the schemas with onnx. One operator is one modu
 from onnx.reference.op_run import OpRun
 
 from onnx_backprop.opset.core.errors import (
+    CheckpointError,
     InvalidArgumentError,
     InvalidModelError,
     KernelError,
@@ -27,6 +28,7 @@ __all__ = [
     "KERNELS",
     "OPS",
     "OPSET_VERSION",
+    "CheckpointError",
     "InvalidArgumentError",
     "InvalidModelError",
     "KernelError",

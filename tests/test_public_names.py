@@ -19,6 +19,7 @@ NAMES = [
     "DOMAIN",
     "OPSET_VERSION",
     "Batches",
+    "CheckpointError",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",

@@ -1,5 +1,7 @@
 """Writing models: the file is complete or it is not there."""
 
+import glob
+import hashlib
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -10,9 +12,10 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.files import replacing
+from onnx_backprop.opset.core.files import remove_unused, replacing
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
+_HASH = "[0-9a-f]" * 16
 SMALL = 1024  # bytes; smaller tensors stay in the model file
 
 
@@ -20,32 +23,50 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
 
     A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
-    `<name>.data`; both are complete before either gets its name. The format is protobuf whatever the name's suffix.
+    `<name>.<16 digits>.data`, the digits being a hash of what is in it: whoever reads while others write, or after one
+    was killed, finds a model with its own tensors. Such files of earlier models of that name are removed. The format is
+    protobuf whatever the name's suffix.
 
     Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
     the system refuses to write.
     """
     target = Path(os.path.realpath(path))
     check_writable(path)
-    data = target.with_name(f"{target.name}.data")
     try:
+        earlier = {path: path.stat().st_ino for path in target.parent.glob(f"{glob.escape(target.name)}.{_HASH}.data")}
         whole = _serialized(model, limit)
         if whole is not None:
             with replacing(target) as (file,):
                 file.write(whole)
-            return
-        small, tensors = _split(model, data.name)
-        try:
-            head = small.SerializeToString()
-        except EncodeError as e:
-            raise InvalidArgumentError(
-                f"cannot write {path}: the model holds more than 2 GB outside its initializers"
-            ) from e
-        with replacing(data, target) as (file, head_file):
-            _write_tensors(file, tensors)
-            head_file.write(head)
+        else:
+            data = _write_two(model, target)
+            earlier.pop(data, None)
+        # what somebody else has put there meanwhile belongs to the model that has the name now
+        remove_unused(path for path, number in earlier.items() if path.exists() and path.stat().st_ino == number)
     except OSError as e:
         raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+def _write_two(model: ModelProto, target: Path) -> Path:
+    """Write a model and its tensors; the path of these."""
+    small, tensors = _split(model)
+    digest = hashlib.blake2b(digest_size=8)
+    for offset, tensor in tensors:
+        digest.update(f"{offset}:".encode() + _raw(tensor))
+    data = target.with_name(f"{target.name}.{digest.hexdigest()}.data")
+    for tensor in small.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.external_data.add(key="location", value=data.name)
+    try:
+        head = small.SerializeToString()
+    except EncodeError as e:
+        raise InvalidArgumentError(
+            f"cannot write {target}: the model holds more than 2 GB outside its initializers"
+        ) from e
+    with replacing(data, target) as (file, head_file):
+        _write_tensors(file, tensors)
+        head_file.write(head)
+    return data
 
 
 def check_writable(path: str | Path) -> None:
@@ -70,8 +91,8 @@ def _serialized(model: ModelProto, limit: int) -> bytes | None:
     return result if len(result) <= limit else None
 
 
-def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
-    """The model with its large initializers referring to `location`, and those tensors with their offsets."""
+def _split(model: ModelProto) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
+    """The model with its large initializers referring to a file that is not named yet, and those with their offsets."""
     small = without_tensors(model, {tensor.name for tensor in model.graph.initializer})
     tensors: list[tuple[int, TensorProto]] = []
     offset = 0
@@ -88,7 +109,7 @@ def _split(model: ModelProto, location: str) -> tuple[ModelProto, list[tuple[int
             doc_string=tensor.doc_string,
             data_location=TensorProto.EXTERNAL,
         )
-        for key, text in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        for key, text in (("offset", str(offset)), ("length", str(length))):
             reference.external_data.add(key=key, value=text)
         offset += -(-length // ALIGNMENT) * ALIGNMENT
     return small, tensors

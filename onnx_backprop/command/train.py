@@ -12,6 +12,7 @@ from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
@@ -59,11 +60,16 @@ def add_train(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
-    from onnx_backprop import Trainer  # not before: the other commands need no runtime
-
     target = Path(arguments.output)
     checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")
     _check(arguments, target, checkpoint)
+    with held(checkpoint):  # what is resumed from is nobody else's
+        return _train(arguments, target, checkpoint)
+
+
+def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int:
+    from onnx_backprop import Trainer  # not before: the other commands need no runtime
+
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     graph = training_graph(
         arguments.model,

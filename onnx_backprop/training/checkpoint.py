@@ -1,13 +1,18 @@
 """Checkpoints: one safetensors file with every tensor of the state, and JSON in its header for everything else.
 
 The file is written under another name, brought to the disk and renamed, so that a process killed at any moment leaves
-the previous checkpoint or the new one, never a part. Any reader of safetensors opens it; the JSON is the entry
+the previous checkpoint or the new one, never a part, however many write there. Any reader of safetensors opens it; the JSON is the entry
 "onnx_backprop" of its metadata.
 """
 
 import json
 import os
-from collections.abc import Mapping
+import reprlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,10 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.files import replacing
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.files import locked, replacing
+from onnx_backprop.opset.core.limits import current
+from onnx_backprop.training.schedules import SCHEDULES, Schedule, restored
 
 KEY = "onnx_backprop"
 FORMAT = 1
@@ -30,6 +37,8 @@ _DTYPES = {
     "I32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),
 }
+
+_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
@@ -47,28 +56,131 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
     text = json.dumps({"format": FORMAT, **about}, allow_nan=False)
     content = safetensors.serialize(specs, metadata={KEY: text})
     try:
-        with replacing(path, mark="checkpoint") as (file,):
+        with replacing(path) as (file,):
             file.write(content)
     except OSError as e:
         raise InvalidArgumentError(f"cannot write the checkpoint {path}: {e.strerror or e}") from e
 
 
+@contextmanager
+def held(path: str | os.PathLike[str]) -> Iterator[None]:
+    """A block in which no other training, of this process or another, has the checkpoint; it may be nested in itself.
+
+    Errors: InvalidArgumentError where one has it, or the folder does not let itself be written to.
+    """
+    target = Path(os.path.realpath(path))
+    if target in _held.get():
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            alone = stack.enter_context(locked(target))
+        except (OSError, ValueError) as e:
+            raise InvalidArgumentError(
+                f"cannot write the checkpoint {path}: {getattr(e, 'strerror', None) or e}"
+            ) from e
+        if not alone:
+            raise InvalidArgumentError(
+                f"another training writes the checkpoint {path}. Name another, or wait for its end"
+            )
+        stack.callback(_held.reset, _held.set(_held.get() | {target}))
+        yield
+
+
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of a checkpoint, and what else it says; InvalidArgumentError for a file that is none."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as e:
-        raise InvalidArgumentError(f"cannot read the checkpoint {path}: {e.strerror or e}") from e
+    """The tensors of a checkpoint, and what else it says; CheckpointError for a file that is none."""
+    content, length = _content(path)
     try:
         parts = safetensors.deserialize(content)
-        length = int.from_bytes(content[:_HEADER], "little")
-        about = json.loads(json.loads(content[_HEADER : _HEADER + length])["__metadata__"][KEY])
-    except (safetensors.SafetensorError, ValueError, KeyError) as e:
-        raise InvalidArgumentError(f"{path} is no checkpoint of onnx-backprop: {e}") from e
-    if about.pop("format", None) != FORMAT:
-        raise InvalidArgumentError(f"{path} was written by a later version of onnx-backprop. Install that one")
-    tensors = {
-        name: np.frombuffer(bytes(part["data"]), _DTYPES[part["dtype"]]).reshape(part["shape"]).copy()
-        for name, part in parts
-    }
+        text = json.loads(content[_HEADER : _HEADER + length])["__metadata__"][KEY]
+        about = json.loads(text, parse_constant=_no_number)
+        tensors = {
+            name: np.frombuffer(bytes(part["data"]), _DTYPES[part["dtype"]]).reshape(part["shape"]).copy()
+            for name, part in parts
+        }
+    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError, MemoryError) as e:
+        raise CheckpointError(f"{path} is no checkpoint of onnx-backprop: {e or type(e).__name__}") from e
+    written = about.pop("format", None) if isinstance(about, dict) else None
+    if type(written) is not int or written < FORMAT:
+        raise CheckpointError(f"{path} is no checkpoint of onnx-backprop: it does not say its format")
+    if written > FORMAT:
+        raise CheckpointError(f"{path} was written by a later version of onnx-backprop. Install that one")
     return tensors, about
+
+
+def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
+    """The bytes of a file, and how many of them it says are its header."""
+    if not Path(path).is_file():  # a pipe would have no end
+        raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
+    limit = current().header_bytes
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_HEADER)
+            length = int.from_bytes(start, "little")
+            if length <= limit:
+                return start + file.read(), length
+    except (OSError, MemoryError) as e:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {e or type(e).__name__}") from e
+    raise CheckpointError(
+        f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes, {limit:,} are the limit (header_bytes)"
+    )
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def check_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], graph: Mapping[str, tuple[Sequence[int], np.dtype]]
+) -> None:
+    """CheckpointError unless the tensors have the names, shapes and types of the state of a training graph."""
+
+    def other(what: str) -> CheckpointError:
+        return CheckpointError(f"{path} belongs to another training graph: {what}")
+
+    for name in [*graph, *tensors]:
+        if name not in tensors:
+            raise other(f"{name!r} is missing in it")
+        if name not in graph:
+            raise other(f"{name!r} is not in the graph")
+        got, (shape, dtype) = tensors[name], graph[name]
+        if list(got.shape) != list(shape):
+            raise other(f"{name!r} has shape {list(got.shape)}, the graph's has {list(shape)}")
+        if got.dtype != dtype:
+            raise other(f"{name!r} has type {got.dtype}, the graph's has {dtype}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training was; learning_rate, schedule: None where the checkpoint has none."""
+
+    steps: int
+    epoch: int
+    batch: int
+    learning_rate: float | None
+    schedule: Schedule | None
+
+
+def read_progress(path: str | os.PathLike[str], about: Mapping[str, Any]) -> Progress:
+    """What a checkpoint of `Trainer` says beside the tensors; CheckpointError for anything but that."""
+
+    def wrong(name: str, expected: str) -> CheckpointError:
+        return CheckpointError(f"{path}: {name}: expected {expected}, got {reprlib.repr(about.get(name))}")
+
+    missing = [name for name in ("steps", "epoch", "batch", "learning_rate", "schedule") if name not in about]
+    if missing:
+        raise CheckpointError(f"{path} is no checkpoint of Trainer: {', '.join(missing)} missing")
+    for name in ("steps", "epoch", "batch"):
+        if type(about[name]) is not int or not 0 <= about[name] < 2**63:
+            raise wrong(name, "a count")
+    rate = about["learning_rate"]
+    if rate is not None and not (type(rate) in (int, float) and abs(rate) <= sys.float_info.max):
+        raise wrong("learning_rate", "a number")
+    try:
+        schedule = None if about["schedule"] is None else restored(about["schedule"])
+        if schedule is not None:
+            schedule(0)
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as e:
+        raise wrong("schedule", f"one of {', '.join(SCHEDULES)} with its numbers") from e
+    counts = (about[name] for name in ("steps", "epoch", "batch"))
+    return Progress(*counts, learning_rate=None if rate is None else float(rate), schedule=schedule)

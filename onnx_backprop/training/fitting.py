@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.history import Log, Record, draw
 from onnx_backprop.training.schedules import Schedule
 
@@ -61,7 +62,8 @@ def fit(
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
             returns True ends the training.
         evaluation: batches whose loss in inference mode is measured after every epoch.
-        checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch.
+        checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
+            time may have it.
         log: a file that gets a line for every step: .csv or .jsonl.
         plot: a picture of the losses, drawn at the end.
         progress: a progress bar. Default: where a person is watching.
@@ -77,6 +79,8 @@ def fit(
         trainer.schedule = schedule
     callbacks, records = tuple(callbacks), []
     with ExitStack() as stack:
+        if checkpoint is not None:
+            stack.enter_context(held(checkpoint))
         file = None
         if log is not None:
             file = Log(log, start=trainer.steps)
@@ -93,8 +97,8 @@ def fit(
                 trainer.save(checkpoint)
             if any(stop):
                 break
-    if checkpoint is not None and records:
-        trainer.save(checkpoint)
+        if checkpoint is not None and records:
+            trainer.save(checkpoint)
     if plot is not None:
         draw(records, plot)
     return records

@@ -6,6 +6,7 @@ They are plain values: `described` writes one down for a checkpoint, `restored` 
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,14 +22,15 @@ class Schedule(ABC):
     positive: ClassVar[tuple[str, ...]] = ()  # fields that count something
 
     def __post_init__(self) -> None:
-        """Refuse negative numbers and counts below 1."""
+        """Refuse negative numbers, counts below 1, and a number where a schedule is expected."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Schedule):
+            value, name = getattr(self, field.name), f"{type(self).__name__}: {field.name}"
+            if field.type in (Schedule, "Schedule"):
+                if not isinstance(value, Schedule):
+                    raise InvalidArgumentError(f"{name}: expected a schedule, got {value!r}")
                 continue
             low, types = (1, int) if field.name in self.positive else (0, (int, float))
-            if value is not None and not (isinstance(value, types) and low <= value < math.inf):
-                name = f"{type(self).__name__}: {field.name}"
+            if not (isinstance(value, types) and low <= value <= sys.float_info.max):
                 raise InvalidArgumentError(f"{name}: expected {low} or more, got {value!r}")
 
     @abstractmethod
@@ -155,6 +157,6 @@ def restored(values: Mapping[str, Any]) -> Schedule:
     """The schedule that `described` has written down; InvalidArgumentError for an unknown name."""
     given = dict(values)
     name = given.pop("name", None)
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise InvalidArgumentError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {name!r}")
     return SCHEDULES[name](**{k: restored(v) if isinstance(v, Mapping) else v for k, v in given.items()})

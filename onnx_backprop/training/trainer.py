@@ -16,11 +16,12 @@ from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
-from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
+from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.schedules import Schedule, described, restored
+from onnx_backprop.training.schedules import Schedule, described
 
 Feeds = Mapping[str, Any]
 OrtValue = onnxruntime.OrtValue
@@ -85,17 +86,22 @@ class Trainer:
         state = self.graph.initial_state()
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
+        self._loss = self._output(self.graph.loss)
+        self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
         self._set_state(state)
 
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._state = {name: self._ort_value(name, value) for name, value in state.items()}
-        self._spare = {
+        first = {name: self._ort_value(name, value) for name, value in state.items()}
+        second = {
             name: OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
-            for name, value in self._state.items()
+            for name, value in first.items()
         }
-        self._loss = self._output(self.graph.loss)
-        self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
-        self._bindings = [self._bound(self._state, self._spare), self._bound(self._spare, self._state)]
+        bindings = [self._bound(first, second), self._bound(second, first)]
+        with Deferred():
+            self._state, self._spare, self._bindings = first, second, bindings
+
+    def _dtype(self, name: str) -> np.dtype:
+        return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
 
     def _ort_value(self, name: str, value: np.ndarray) -> OrtValue:
         if self._types[name].elem_type == TensorProto.BFLOAT16:
@@ -272,26 +278,17 @@ class Trainer:
     def load(self, path: str | Path) -> Trainer:
         """Go on from a checkpoint; returns the trainer.
 
-        Errors: InvalidArgumentError for a file that is no checkpoint, or one of another graph or optimizer.
+        Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer
+        stays as it was.
         """
         tensors, about = read_checkpoint(path)
-        expected = {name: (value.shape(), value.data_type()) for name, value in self._state.items()}
-        for name in [*expected, *tensors]:
-            if name not in tensors or name not in expected:
-                raise InvalidArgumentError(
-                    f"{path} belongs to another training graph: {name!r} is "
-                    f"{'missing in it' if name not in tensors else 'not in the graph'}"
-                )
-            if list(tensors[name].shape) != list(expected[name][0]):
-                raise InvalidArgumentError(
-                    f"{path} belongs to another training graph: {name!r} has shape {list(tensors[name].shape)}, "
-                    f"the graph's has {list(expected[name][0])}"
-                )
-        self._set_state({name: tensors[name] for name in expected})
-        self.steps, self.epoch, self.batch = about["steps"], about["epoch"], about["batch"]
-        if about["learning_rate"] is not None:
-            self.learning_rate = about["learning_rate"]
-        self.schedule = None if about["schedule"] is None else restored(about["schedule"])
+        progress = read_progress(path, about)
+        check_tensors(path, tensors, {name: (v.shape(), self._dtype(name)) for name, v in self._state.items()})
+        self._set_state({name: tensors[name] for name in self._state})
+        self.steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
+        if progress.learning_rate is not None:
+            self.learning_rate = progress.learning_rate
+        self.schedule = progress.schedule
         return self
 
     def export(self, path: str | Path, *, ema: bool = False) -> None:

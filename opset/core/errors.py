@@ -2,6 +2,7 @@
 
     OnnxBackpropError(Exception)             catch-all
     ├─ InvalidArgumentError(ValueError)      a call names something that is not there or does not fit
+    │  └─ CheckpointError                    a file is no checkpoint, or one of another training
     ├─ InvalidModelError(ValueError)         the model breaks the ONNX or the operator's specification
     ├─ ShapeError(ValueError)                shapes, types or geometry contradict each other
     ├─ UnsupportedError(NotImplementedError) meaningful, but not handled
@@ -27,6 +28,10 @@ class OnnxBackpropError(Exception):
 
 class InvalidArgumentError(OnnxBackpropError, ValueError):
     """A call names something that is not there, or passes a value that does not fit."""
+
+
+class CheckpointError(InvalidArgumentError):
+    """A file is no checkpoint, a damaged one, or one of another training graph."""
 
 
 class InvalidModelError(OnnxBackpropError, ValueError):

@@ -162,7 +162,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
             with contextlib.suppress(OSError), worker:  # which closes its pipes
                 pass
             if folder:
-                remove_rest(folder, worker.pid)
+                remove_rest(folder)
     logger.info("compiled %d kernels in %.1f s", len(functions), time.perf_counter() - start)
 
 

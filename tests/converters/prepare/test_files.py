@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -55,7 +56,7 @@ def large_model() -> ModelProto:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(re.sub(r"\.[0-9a-f]{16}\.data", ".HASH.data", path.name) for path in folder.iterdir())
 
 
 def test_small_model_is_one_file(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_large_model_gets_external_data(tmp_path: Path) -> None:
     before = model.SerializeToString()
     save_model(model, tmp_path / "m.onnx", limit=LIMIT)
     assert model.SerializeToString() == before
-    assert names(tmp_path) == ["m.onnx", "m.onnx.data"]
+    assert names(tmp_path) == ["m.onnx", "m.onnx.HASH.data"]
     assert (tmp_path / "m.onnx").stat().st_size < LIMIT
     onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)
 
@@ -93,11 +94,50 @@ def test_large_model_gets_external_data(tmp_path: Path) -> None:
 
 
 def test_existing_files_are_replaced(tmp_path: Path) -> None:
-    for name in ("m.onnx", "m.onnx.data"):
+    for name in ("m.onnx", f"m.onnx.{16 * '0'}.data"):
         (tmp_path / name).write_text("old")
     save_model(large_model(), tmp_path / "m.onnx", limit=LIMIT)
     assert len(onnx.load(tmp_path / "m.onnx").graph.initializer) == 5
-    assert names(tmp_path) == ["m.onnx", "m.onnx.data"]
+    assert names(tmp_path) == ["m.onnx", "m.onnx.HASH.data"]
+
+
+def test_tensors_have_a_name_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads between the two renamings, or after a process was killed there, finds the old model whole."""
+    one, other = large_model(), large_model()
+    other.graph.initializer[0].raw_data = one.graph.initializer[0].raw_data[::-1]
+    save_model(one, tmp_path / "m.onnx", limit=LIMIT)
+    replace, read = Path.replace, []
+
+    def watched(path: Path, target: Path) -> Path:
+        result = replace(path, target)
+        values = onnx.load(tmp_path / "m.onnx").graph.initializer[0].raw_data
+        read.append([model for model in (one, other) if values == model.graph.initializer[0].raw_data])
+        return result
+
+    monkeypatch.setattr(Path, "replace", watched)
+    save_model(other, tmp_path / "m.onnx", limit=LIMIT)
+    assert read == [[one], [other]]
+    assert names(tmp_path) == ["m.onnx", "m.onnx.HASH.data"]
+    save_model(one, tmp_path / "m.onnx")
+    assert names(tmp_path) == ["m.onnx"]
+
+
+def test_tensors_that_somebody_else_has_written_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = large_model(), large_model()
+    other.graph.initializer[0].raw_data = one.graph.initializer[0].raw_data[::-1]
+    save_model(one, tmp_path / "m.onnx", limit=LIMIT)
+    fsync, first = os.fsync, []
+
+    def late(file: int) -> None:
+        if not first:
+            first.append(file)
+            save_model(one, tmp_path / "m.onnx", limit=LIMIT)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", late)
+    save_model(other, tmp_path / "m.onnx", limit=LIMIT)
+    assert len(names(tmp_path)) == 3
+    onnx.load(tmp_path / "m.onnx")
 
 
 def test_the_file_has_ordinary_permissions(tmp_path: Path) -> None:
@@ -159,7 +199,7 @@ def test_a_signal_between_two_names_waits(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         save_model(large_model(), tmp_path / "m.onnx", limit=LIMIT)
     assert len(done) == 2
-    assert names(tmp_path) == ["m.onnx", "m.onnx.data"]
+    assert names(tmp_path) == ["m.onnx", "m.onnx.HASH.data"]
 
 
 def test_unusable_paths(tmp_path: Path) -> None:
