@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file with every tensor of the state, and JSON in its header for everything else.
 
 The file is written under another name, brought to the disk and renamed, so that a process killed at any moment leaves
-the previous checkpoint or the new one, never a part, however many write there. Any reader of safetensors opens it; the JSON is the entry
-"onnx_backprop" of its metadata.
+the previous checkpoint or the new one, never a part, however many write there. Any reader of safetensors opens it; the
+JSON is the entry "onnx_backprop" of its metadata.
 """
 
 import json
@@ -110,7 +110,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray]
 
 def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     """The bytes of a file, and how many of them it says are its header."""
-    if not Path(path).is_file():  # a pipe would have no end
+    if not os.path.isfile(path):  # a pipe would have no end
         raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
     limit = current().header_bytes
     try:
@@ -122,7 +122,8 @@ def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     except (OSError, MemoryError) as e:
         raise CheckpointError(f"cannot read the checkpoint {path}: {e or type(e).__name__}") from e
     raise CheckpointError(
-        f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes, {limit:,} are the limit (header_bytes)"
+        f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes, the limit is "
+        f"header_bytes = {limit:,}"
     )
 
 

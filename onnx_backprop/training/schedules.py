@@ -25,7 +25,7 @@ class Schedule(ABC):
         """Refuse negative numbers, counts below 1, and a number where a schedule is expected."""
         for field in fields(self):
             value, name = getattr(self, field.name), f"{type(self).__name__}: {field.name}"
-            if field.type in (Schedule, "Schedule"):
+            if field.type is Schedule:
                 if not isinstance(value, Schedule):
                     raise InvalidArgumentError(f"{name}: expected a schedule, got {value!r}")
                 continue
