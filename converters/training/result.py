@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import onnx_ir as ir
@@ -20,14 +20,13 @@ from onnx_backprop.converters.prepare.load import infer_large, load, near
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
+from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
-METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
-_FORMAT = 1
 _SHOWN = 5  # names of a kind that a summary lists
 
 
@@ -215,7 +214,7 @@ class TrainingGraph:
     def load(model: ModelProto | str | Path) -> TrainingGraph:
         """The training graph that a file, or a model, holds, as its graph or its training_info.
 
-        Errors: InvalidArgumentError when it holds none.
+        Errors: InvalidArgumentError when it holds none, InvalidModelError when what it says about it cannot be true.
         """
         proto = load(model)
         if proto.training_info:
@@ -229,18 +228,14 @@ class TrainingGraph:
             raise InvalidArgumentError(
                 "the model is no training graph. Make one with training_graph(model, loss=…, optimizer=…) and save it"
             )
-        said = json.loads(text)
-        if said.pop("format") != _FORMAT:
-            raise InvalidArgumentError("the training graph was written by a later version. Install that one")
-        said["inputs"], said["outputs"] = tuple(said["inputs"]), tuple(said["outputs"])
-        said["frozen"] = tuple(said["frozen"])
-        return TrainingGraph(model=proto, **said)
+        hints = {name: hint for name, hint in get_type_hints(TrainingGraph).items() if name != "model"}
+        return TrainingGraph(model=proto, **described(text, proto, hints))
 
     def describe(self) -> None:
         """Write what is known about the model into its metadata."""
         said = {key: value for key, value in vars(self).items() if key != "model"}
         assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
-        text = json.dumps({"format": _FORMAT, **said}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({"format": FORMAT, **said}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)
 
 

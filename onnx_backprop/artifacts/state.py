@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from onnx_backprop.converters import TrainingGraph
 from onnx_backprop.converters.prepare.load import near
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.limits import current
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 
 Uri = str | os.PathLike[str]
 OrtValue = onnxruntime.OrtValue
+Nominal = dict[str, tuple[str, list[int]]]
+_TYPES = ("float16", "float32", "float64", "int32", "int64", "bool")  # of parameters in a nominal checkpoint
 
 
 class ArtifactError(InvalidArgumentError, RuntimeError):
@@ -131,21 +137,31 @@ class CheckpointState:
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: Uri) -> CheckpointState:
         """Read a checkpoint, or a nominal one: its parameters are zeros until a buffer is copied to them."""
-        tensors, about = read_checkpoint(os.fspath(checkpoint_uri))
+        try:
+            tensors, about = read_checkpoint(checkpoint_uri)
+        except CheckpointError as e:
+            raise ArtifactError(str(e)) from e
         if "trained" not in about:
-            raise ArtifactError(f"{checkpoint_uri} is a checkpoint of Trainer. Load it with Trainer.load")
+            raise ArtifactError(
+                f"{checkpoint_uri} is no checkpoint of a CheckpointState. Load Trainer's with Trainer.load"
+            )
+        trained, properties, nominal = _described(checkpoint_uri, about)
         values = {name.removeprefix("parameter/"): v for name, v in tensors.items() if name.startswith("parameter/")}
-        for name, (dtype, shape) in about.get("nominal", {}).items():
-            values[name] = np.zeros(shape, np.dtype(dtype))
+        values |= {name: np.zeros(shape, dtype) for name, (dtype, shape) in nominal.items()}
+        if values.keys() != trained.keys():
+            name = min(values.keys() ^ trained.keys())
+            raise ArtifactError(
+                f"{checkpoint_uri}: parameters: what is said of {name!r} has no tensor, or the other way"
+            )
         # in the order that the checkpoint was made in, which a safetensors file does not keep
-        state = cls({name: values[name] for name in about["trained"]}, about["trained"])
+        state = cls({name: values[name] for name in trained}, trained)
         state.nominal = "nominal" in about
         state.optimizer = {
             name.removeprefix("optimizer/"): OrtValue.ortvalue_from_numpy(value)
             for name, value in tensors.items()
             if name.startswith("optimizer/")
         }
-        state.properties = Properties(about["properties"])
+        state.properties = Properties(properties)
         return state
 
     @classmethod
@@ -173,3 +189,26 @@ class CheckpointState:
 
     def __contains__(self, name: str) -> bool:
         return name in self.properties
+
+
+def _described(uri: Uri, about: Mapping[str, Any]) -> tuple[dict[str, bool], dict[str, int | float | str], Nominal]:
+    """What a checkpoint says beside its tensors; ArtifactError for anything but that."""
+    trained, properties, nominal = about["trained"], about.get("properties"), about.get("nominal", {})
+    if not (isinstance(trained, dict) and all(isinstance(value, bool) for value in trained.values())):
+        raise ArtifactError(f"{uri}: trained: expected true or false for each parameter, got {reprlib.repr(trained)}")
+    if not (isinstance(properties, dict) and all(type(v) in (int, float, str) for v in properties.values())):
+        raise ArtifactError(f"{uri}: properties: expected numbers and texts, got {reprlib.repr(properties)}")
+    total, limit = 0, current().npz_bytes
+    for name, entry in nominal.items() if isinstance(nominal, dict) else [("nominal", nominal)]:
+        match entry:
+            case [str(dtype), list(shape)] if dtype in _TYPES and all(type(n) is int and n >= 0 for n in shape):
+                total += np.dtype(dtype).itemsize * prod(shape)
+            case _:
+                raise ArtifactError(
+                    f"{uri}: nominal: expected a type and a shape of {name!r}, got {reprlib.repr(entry)}"
+                )
+    if total > limit:
+        raise ArtifactError(
+            f"{uri}: nominal: parameters of {total:,} bytes are declared, the limit is npz_bytes = {limit:,}"
+        )
+    return trained, properties, nominal

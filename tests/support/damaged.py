@@ -66,7 +66,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     if how == 3:
         return joined(changed(header, rng), rest)
     if how == 4:
-        return joined(header, rest[: rng.randrange(len(rest))] if rng.random() < 0.5 else rest + rng.randbytes(5))
+        return joined(header, rest[: rng.randrange(len(rest) + 1)] if rng.random() < 0.5 else rest + rng.randbytes(5))
     metadata = header["__metadata__"]
     about = changed(json.loads(metadata[KEY]), rng)
     text = rng.choice([json.dumps(about)] * 9 + [deep(10 ** rng.randrange(5)), "", "NaN", '{"format": 1}'])

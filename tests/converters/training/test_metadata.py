@@ -1,0 +1,110 @@
+"""What a model says about the training graph that it is: refused in one sentence, or true of the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+from onnx import ModelProto, TensorProto
+
+import onnx_backprop as ob
+from onnx_backprop.converters.training.metadata import METADATA
+from tests.support.damaged import changed
+from tests.support.training_models import training
+
+CASES = int(os.environ.get("METADATA", "600"))
+
+
+@pytest.fixture(scope="module")
+def saved() -> ModelProto:
+    return training().model
+
+
+def saying(model: ModelProto, text: str) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for entry in copy.metadata_props:
+        if entry.key == METADATA:
+            entry.value = text
+    return copy
+
+
+def text_of(model: ModelProto) -> str:
+    return next(entry.value for entry in model.metadata_props if entry.key == METADATA)
+
+
+def test_damaged_at_random(saved: ModelProto) -> None:
+    seed = int(os.environ.get("SEED", "18"))
+    rng, said, loaded = random.Random(seed), json.loads(text_of(saved)), 0
+    declared = {value.name for value in (*saved.graph.input, *saved.graph.output)}
+    for case in range(CASES):
+        where, about = f"seed {seed}, case {case}", changed(said, rng)
+        try:
+            text = json.dumps(about)
+            graph = ob.TrainingGraph.load(saying(saved, text.encode("utf-8", "replace").decode()))
+            state = graph.initial_state()
+            graph.summary()
+        except ob.InvalidModelError as e:
+            assert len(str(e)) < 600, where  # noqa: PT017
+            continue
+        except Exception as e:
+            raise AssertionError(where) from e
+        loaded += 1
+        again = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(graph).items()}
+        assert {key: again[key] for key in about if key != "format"} == {
+            k: v for k, v in about.items() if k != "format"
+        }
+        assert {*graph.inputs, *state, *graph.updates.values(), graph.loss} <= declared, where
+    assert 0 < loaded < CASES / 3
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no JSON": ("{", "it is no JSON"),
+    "deep": ("[" * 100_000, "it is no JSON"),
+    "no object": ("[1]", "it does not say its format"),
+    "no format": ("{}", "it does not say its format"),
+    "later": ('{"format": 2}', "written by a later version"),
+    "no fields": ('{"format": 1}', "expected loss, inputs, target"),
+    "inputs": ({"inputs": "x"}, r"inputs: expected .*tuple.*, got 'x'"),
+    "parameters": ({"parameters": {"w1": 3}}, "parameters: expected .*dict"),
+    "loss": ({"loss": "nothing"}, "loss, gradient_norms: expected names of outputs, got 'nothing'"),
+    "loss of many numbers": ({"loss": "w1_new"}, "loss: expected an output of one number"),
+    "target": ({"target": "w1"}, "target: expected names of inputs, got 'w1'"),
+    "state": ({"updates": {"w9": "w1_new"}}, "updates: expected names of inputs, got 'w9'"),
+    "copies": ({"copies": {"w1.ema": "w9"}}, "updates: expected names of initializers, got 'b1.ema'"),
+    "norms": ({"gradient_norms": "loss"}, "gradient_norms: expected a number for each parameter"),
+    "accumulate": ({"settings": {"optimizer": {"accumulate": 0}}}, "settings: optimizer: expected accumulate of 1 or more"),
+    "settings": ({"settings": {"optimizer": "sgd"}}, "settings: optimizer: expected accumulate"),
+    "inputs of the loss": ({"settings": {"loss_inputs": 3}}, "settings: loss_inputs: expected names, got 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(saved: ModelProto, case: str) -> None:
+    new, message = REFUSED[case]
+    text = new if isinstance(new, str) else json.dumps(json.loads(text_of(saved)) | new)
+    with pytest.raises(ob.InvalidModelError, match=message):
+        ob.TrainingGraph.load(saying(saved, text))
+
+
+def test_a_state_of_terabytes(saved: ModelProto) -> None:
+    model = saying(saved, text_of(saved))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("w1.mean"):
+            value.type.tensor_type.shape.dim[0].dim_value = 2**42
+    with pytest.raises(
+        ob.InvalidModelError, match=r"no more of them than of a parameter, 'w1.mean' has \[4398046511104"
+    ):
+        ob.TrainingGraph.load(model)
+
+
+def test_a_state_that_is_no_tensor(saved: ModelProto) -> None:
+    model = saying(saved, text_of(saved))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("w1.mean"):
+            value.type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    with pytest.raises(ob.InvalidModelError):
+        ob.TrainingGraph.load(model)
