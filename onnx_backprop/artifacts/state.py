@@ -14,7 +14,7 @@ import onnxruntime
 from onnx_backprop.converters import TrainingGraph
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
-from onnx_backprop.opset.core.limits import current
+from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 
 Uri = str | os.PathLike[str]
@@ -198,7 +198,7 @@ def _described(uri: Uri, about: Mapping[str, Any]) -> tuple[dict[str, bool], dic
         raise ArtifactError(f"{uri}: trained: expected true or false for each parameter, got {reprlib.repr(trained)}")
     if not (isinstance(properties, dict) and all(type(v) in (int, float, str) for v in properties.values())):
         raise ArtifactError(f"{uri}: properties: expected numbers and texts, got {reprlib.repr(properties)}")
-    total, limit = 0, current().npz_bytes
+    total = 0
     for name, entry in nominal.items() if isinstance(nominal, dict) else [("nominal", nominal)]:
         match entry:
             case [str(dtype), list(shape)] if dtype in _TYPES and all(type(n) is int and n >= 0 for n in shape):
@@ -207,8 +207,6 @@ def _described(uri: Uri, about: Mapping[str, Any]) -> tuple[dict[str, bool], dic
                 raise ArtifactError(
                     f"{uri}: nominal: expected a type and a shape of {name!r}, got {reprlib.repr(entry)}"
                 )
-    if total > limit:
-        raise ArtifactError(
-            f"{uri}: nominal: parameters of {total:,} bytes are declared, the limit is npz_bytes = {limit:,}"
-        )
+    if total > current().npz_bytes:
+        raise ArtifactError(f"{uri}: nominal: parameters of {total:,} bytes are declared. {how_to_raise('npz_bytes')}")
     return trained, properties, nominal

@@ -22,7 +22,15 @@ from typing import Any, NoReturn
 from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
-from onnx_backprop.command.options import NO_LOSS, check_paths, progress_bar, read_arrays, share, training_options
+from onnx_backprop.command.options import (
+    NO_LOSS,
+    check_paths,
+    limits_of,
+    progress_bar,
+    read_arrays,
+    share,
+    training_options,
+)
 from onnx_backprop.command.train import add_train
 from onnx_backprop.converters import (
     TrainingGraph,
@@ -58,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, arguments.rest = parser.parse_known_args(argv)
         if arguments.rest and arguments.run is not _demo:
             parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limits_of(arguments):
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = _show_warning
             code: int = arguments.run(arguments)
@@ -131,7 +139,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
-    share(convert, "--straight-through", "--strict", "--kernels", "--force", "--quiet")
+    share(convert, "--straight-through", "--strict", "--kernels", "--limit", "--force", "--quiet")
     convert.add_argument(
         "--inline", action="store_true", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"
     )
@@ -188,7 +196,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
         "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
     )
     check.add_argument("model", metavar="MODEL", help="the ONNX model to check")
-    share(check, "--wrt", "--of", "--kernels", "--force", "--quiet")
+    share(check, "--wrt", "--of", "--kernels", "--limit", "--force", "--quiet")
     check.add_argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)")
     check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
     check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
@@ -202,11 +210,12 @@ def _check(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
     if arguments.save_repro:
         check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
+    feeds = read_arrays(arguments.feeds, "--feeds")
     report = check_gradients(
         arguments.model,
         wrt=arguments.wrt,
         of=arguments.of,
-        feeds=read_arrays(arguments.feeds, "--feeds"),
+        feeds=None if feeds is None else dict(feeds),
         seed=arguments.seed,
         kernels=arguments.kernels,
         tolerance=arguments.tolerance,
@@ -229,7 +238,7 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
         description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
-    share(explain, "--wrt", "--of")
+    share(explain, "--wrt", "--of", "--limit")
     explain.set_defaults(run=_explain)
 
 

@@ -1,20 +1,21 @@
-"""What several commands have in common: options, each declared once, arrays from files, progress bars."""
+"""What several commands have in common: options, each declared once, limits, arrays from files, progress bars."""
 
 import argparse
 import contextlib
 import sys
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.limits import Limits, limits
 
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
@@ -30,6 +31,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
     "--untie": {"action": "store_true", "help": "give every place that reads a merged bias one of its own"},
     "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
+    "--limit": {
+        "action": "append",
+        "metavar": "NAME=NUMBER",
+        "help": "another value for a limit that an error names, as npz_bytes=8000000000",
+    },
     "--force": {"action": "store_true", "help": "replace what is there"},
     "--quiet": {"action": "store_true", "help": "print nothing but errors"},
 }
@@ -57,15 +63,20 @@ def loss_of(arguments: argparse.Namespace) -> str | None:
     return None if arguments.loss == NO_LOSS else arguments.loss
 
 
-def read_arrays(path: str | None, option: str) -> dict[str, np.ndarray] | None:
-    """The arrays of an .npz file, None without one."""
-    if path is None:
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise InvalidArgumentError(f"{option}: {path} cannot be read as an .npz file: {e}") from e
+def read_arrays(path: str | None, option: str) -> NpzArrays | None:
+    """The arrays of an .npz file, to be read one by one; None without one."""
+    return None if path is None else NpzArrays(path, what=option)
+
+
+def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
+    """A block in which the limits hold that --limit asks for."""
+    given: dict[str, int] = {}
+    for text in getattr(arguments, "limit", None) or ():
+        name, _, number = text.partition("=")
+        if not number.isdecimal():
+            raise InvalidArgumentError(f"--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got {text!r}")
+        given[name] = int(number)
+    return limits(**given)
 
 
 def check_paths(source: Path, target: Path, *, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def add_train(commands: Any) -> None:
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(train, "--force", "--quiet")
+    share(train, "--limit", "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
     train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
@@ -132,7 +133,7 @@ def _check(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> Non
 
 
 def _loader(
-    graph: TrainingGraph, arrays: dict[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
+    graph: TrainingGraph, arrays: Mapping[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
 ) -> Batches | None:
     if arrays is None:
         return None
@@ -143,7 +144,11 @@ def _loader(
             f"there are {', '.join(arrays) or 'none'}"
         )
     chosen = {name: arrays[name] for name in graph.inputs}
-    return Batches(chosen, min(arguments.batch_size, len(chosen[graph.inputs[0]])), seed=arguments.seed)
+    return Batches(
+        chosen,
+        min(arguments.batch_size, max((len(a) for a in chosen.values() if a.ndim), default=1)),
+        seed=arguments.seed,
+    )
 
 
 def _optimizer(arguments: argparse.Namespace) -> Optimizer:

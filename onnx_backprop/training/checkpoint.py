@@ -22,7 +22,7 @@ import safetensors
 
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.files import locked, replacing
-from onnx_backprop.opset.core.limits import current
+from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.training.schedules import SCHEDULES, Schedule, restored
 
 KEY = "onnx_backprop"
@@ -98,7 +98,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray]
             name: np.frombuffer(bytes(part["data"]), _DTYPES[part["dtype"]]).reshape(part["shape"]).copy()
             for name, part in parts
         }
-    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError, MemoryError) as e:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as e:
         raise CheckpointError(f"{path} is no checkpoint of onnx-backprop: {e or type(e).__name__}") from e
     written = about.pop("format", None) if isinstance(about, dict) else None
     if type(written) is not int or written < FORMAT:
@@ -112,18 +112,16 @@ def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     """The bytes of a file, and how many of them it says are its header."""
     if not os.path.isfile(path):  # a pipe would have no end
         raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
-    limit = current().header_bytes
     try:
         with open(path, "rb") as file:
             start = file.read(_HEADER)
             length = int.from_bytes(start, "little")
-            if length <= limit:
+            if length <= current().header_bytes:
                 return start + file.read(), length
     except (OSError, MemoryError) as e:
         raise CheckpointError(f"cannot read the checkpoint {path}: {e or type(e).__name__}") from e
     raise CheckpointError(
-        f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes, the limit is "
-        f"header_bytes = {limit:,}"
+        f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes. {how_to_raise('header_bytes')}"
     )
 
 

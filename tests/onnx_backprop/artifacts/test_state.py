@@ -63,7 +63,7 @@ def test_damaged_at_random(tmp_path: Path, nominal: bool) -> None:
         ({"nominal": [1]}, "nominal: expected a type and a shape"),
         (
             {"nominal": {"w": ["float32", [2**40]]}},
-            r"parameters of 4,398,046,511,104 bytes are declared, the limit is npz",
+            r"parameters of 4,398,046,511,104 bytes are declared. The limit is 1073741824",
         ),
     ],
 )

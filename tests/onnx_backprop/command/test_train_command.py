@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import re
+from contextvars import Context
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnxruntime
 import pytest
 
 from onnx_backprop.__main__ import main
+from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.history import read_log
 from tests.support.training_models import classifier, data
 
@@ -103,6 +105,41 @@ def test_every_option(folder: Path) -> None:
     np.testing.assert_array_equal(trained["w1"], before["w1"])
     assert not np.array_equal(trained["w2"], before["w2"])
     assert len(read_log(folder / "l.jsonl")) == 18
+
+
+HOSTILE: dict[str, tuple[dict[str, object], list[str], str]] = {
+    "0-d": ({"x": np.float32(1), "labels": np.int64(1)}, [], "arrays with one number of rows, got 'x': 0, 'labels': 0"),
+    "one 0-d": ({"labels": np.int64(1)}, [], "labels"),
+    "objects": ({"labels": np.array([{}] * 60, object)}, [], "array 'labels': expected numbers, got 'object'"),
+    "limit": ({}, ["--limit", "npz_bytes=100"], "more than the file has. The limit is 100; "),
+    "limit that is none": ({}, ["--limit", "npz_bytes=1e9"], "--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got"),
+    "unknown limit": ({}, ["--limit", "bytes=1"], "limits: expected some of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_arrays(folder: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    arrays, more, message = HOSTILE[case]
+    large = {"x": np.zeros((10_000, 4), np.float32), "labels": np.zeros(10_000, np.int64)} if more else {}
+    np.savez_compressed(folder / "data.npz", **{**data(), **large, "not asked for": np.array(["a"]), **arrays})
+    assert train(folder, "--quiet", *more) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_checkpoint_that_another_training_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both trainings would go on from each other's checkpoints."""
+    with held(folder / "out.onnx.checkpoint.safetensors"):
+        before = sorted(path.name for path in folder.iterdir())
+        # a context of its own, as another process has it
+        assert Context().run(train, folder, "--quiet") == 2
+    error = capsys.readouterr().err
+    assert "another training writes the checkpoint" in error
+    assert error.count("\n") == 1
+    assert before == [".out.onnx.checkpoint.safetensors.lock", "data.npz", "model.onnx"]
+    assert train(folder, "--quiet") == 0
+    assert not list(folder.glob(".*"))
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
