@@ -1,5 +1,7 @@
 """What the command `onnx-backprop` starts with: Ctrl-C ends it with one line, also while all the rest is imported.
 
+SIGTERM ends it as well as an exception can.
+
 Outside of the package, because importing anything of that imports it as a whole, which takes a second.
 """
 
@@ -15,8 +17,15 @@ def _end(*_: object) -> None:
     os._exit(130)
 
 
+def _terminated(*_: object) -> None:
+    """An exception, so that nothing half written is left."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     """Run the command; returns its exit code."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # nobody may interrupt this process
         from onnx_backprop.command.main import main as run
 

@@ -58,8 +58,8 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
     try:
         with replacing(path) as (file,):
             file.write(content)
-    except OSError as e:
-        raise InvalidArgumentError(f"cannot write the checkpoint {path}: {e.strerror or e}") from e
+    except (OSError, ValueError) as e:
+        raise _unwritten(path, e) from e
 
 
 @contextmanager
@@ -68,23 +68,22 @@ def held(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Errors: InvalidArgumentError where one has it, or the folder does not let itself be written to.
     """
-    target = Path(os.path.realpath(path))
-    if target in _held.get():
-        yield
-        return
     with ExitStack() as stack:
         try:
-            alone = stack.enter_context(locked(target))
+            target = Path(os.path.realpath(path))
+            alone = target in _held.get() or stack.enter_context(locked(target))
         except (OSError, ValueError) as e:
-            raise InvalidArgumentError(
-                f"cannot write the checkpoint {path}: {getattr(e, 'strerror', None) or e}"
-            ) from e
+            raise _unwritten(path, e) from e
         if not alone:
             raise InvalidArgumentError(
                 f"another training writes the checkpoint {path}. Name another, or wait for its end"
             )
         stack.callback(_held.reset, _held.set(_held.get() | {target}))
         yield
+
+
+def _unwritten(path: str | os.PathLike[str], error: OSError | ValueError) -> InvalidArgumentError:
+    return InvalidArgumentError(f"cannot write the checkpoint {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -97,7 +97,7 @@ def fit(
                 trainer.save(checkpoint)
             if any(stop):
                 break
-        if checkpoint is not None and records:
+        if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
             trainer.save(checkpoint)
     if plot is not None:
         draw(records, plot)

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,15 +63,23 @@ class Log:
         return buffer.getvalue()
 
     def write(self, record: Record) -> None:
-        """Append a record; the line is with the system when this returns."""
-        self._file.write(self._line(record))
-        self._file.flush()
+        """Append a record; the line is with the system when this returns, or InvalidArgumentError says why not."""
+        with self._told():
+            self._file.write(self._line(record))
+            self._file.flush()
 
     def close(self) -> None:
         """Bring everything to the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._told(), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            raise InvalidArgumentError(f"cannot write the log {self.path}: {e.strerror or e}") from e
 
 
 def read_log(path: str | Path) -> list[Record]:

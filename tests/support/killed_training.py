@@ -1,36 +1,105 @@
-"""A training that is meant to be killed: python -m tests.support.killed_training FOLDER EPOCHS
+"""A training that is meant to be killed: python -m tests.support.killed_training MODE EPOCHS FOLDER…
 
-Resumes from FOLDER/checkpoint where there is one, saves one after every step, and writes step and loss, as the bits
-that they are, into FOLDER/losses as soon as a step is over. Ends by writing FOLDER/done.
+In every FOLDER, each in a thread of its own, a training that resumes from FOLDER/checkpoint where there is one, saves
+one after every step, and writes step and loss, as the bits that they are, into FOLDER/losses as soon as a step is over.
+FOLDER/ready.<process> tells that it begins; it ends by writing FOLDER/trained.onnx. MODE:
+
+    fit        waits until no other process has the checkpoint
+    save       whatever others do: writes with `Trainer.save` alone
+    reference  as save, and writes a hash of every checkpoint into FOLDER/hashes
+    full       fit, on a disk that is full every other moment, and goes on then; failures are counted in FOLDER/failures
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import random
+import resource
 import sys
+import threading
+import time
 from pathlib import Path
 
 import onnx_backprop as ob
+from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.history import Record
 from onnx_backprop.training.schedules import OneCycle
 from tests.support.training_models import data, training
 
+FULL = 5_000  # bytes that a file may have on a full disk: less than a checkpoint, more than all losses
 
-def main(folder: Path, epochs: int) -> None:
+
+def train(folder: Path, epochs: int, mode: str) -> None:
     loader = ob.Batches(data(), 7, seed=3)
     trainer = ob.Trainer(training(), seed=4)
-    checkpoint = folder / "checkpoint"
-    if checkpoint.exists():
-        trainer.load(checkpoint)
-    with (folder / "losses").open("a", buffering=1) as file:
+    checkpoint, file = folder / "checkpoint", (folder / "losses").open("a", buffering=1)
+    locks, failures = mode in ("fit", "full"), 0
 
-        def note(_: ob.Trainer, record: Record) -> None:
-            file.write(f"{record.step} {record.loss.hex()} {record.learning_rate.hex()}\n")
+    def note(_: ob.Trainer, record: Record) -> None:
+        file.write(f"{record.step} {record.loss.hex()} {record.learning_rate.hex()}\n")
+        if not locks:
+            trainer.save(checkpoint)
+        if mode == "reference":
+            with (folder / "hashes").open("a") as hashes:
+                hashes.write(f"{trainer.steps} {hashlib.sha256(checkpoint.read_bytes()).hexdigest()}\n")
 
+    def resumed() -> None:
+        if checkpoint.exists() and not failures:  # after a failure it goes on from memory
+            trainer.load(checkpoint)
         schedule = OneCycle(0.05, steps=len(loader) * epochs // 2)
-        trainer.fit(loader, epochs, schedule=schedule, checkpoint=checkpoint, every=1, callbacks=[note], progress=False)
-    trainer.export(folder / "trained.onnx")
-    (folder / "done").touch()
+        saving = {"checkpoint": checkpoint, "every": 1} if locks else {}
+        trainer.fit(loader, epochs, schedule=schedule, callbacks=[note], progress=False, **saving)
+        trainer.export(folder / "trained.onnx")
+
+    (folder / f"ready.{os.getpid()}").touch()
+    while True:
+        try:
+            if locks:
+                with held(checkpoint):
+                    resumed()
+            else:
+                resumed()
+            break
+        except ob.InvalidArgumentError as e:
+            waits = "another training writes" in str(e)
+            if not waits and not (mode == "full" and "cannot write" in str(e)):
+                raise
+            if not waits:
+                failures += 1
+                if [path for path in folder.iterdir() if path.name.startswith(".")]:
+                    raise AssertionError("a part was left") from e
+            time.sleep(0.005)
+    file.close()
+    (folder / "failures").write_text(str(failures))
+
+
+def fill_the_disk(done: threading.Event) -> None:
+    """Comes and goes; the end of a training finds room."""
+    rng = random.Random(5)
+    while not done.wait(rng.uniform(0, 0.02)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
+        time.sleep(rng.uniform(0, 0.02))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def main(mode: str, epochs: int, folders: list[Path]) -> int:
+    done, ended = threading.Event(), []
+
+    def run(folder: Path) -> None:
+        train(folder, epochs, mode)
+        ended.append(folder)
+
+    if mode == "full":
+        threading.Thread(target=fill_the_disk, args=(done,), daemon=True).start()
+    threads = [threading.Thread(target=run, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    return len(ended) != len(folders)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]))
