@@ -2,7 +2,7 @@
 
 import json
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -13,31 +13,41 @@ from onnx_backprop.opset.core.errors import InvalidModelError
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 FORMAT = 1
+_LARGEST = 65504  # that a state may be full of, which every type of float has
 _SMALL = 16  # elements of a state that may be larger than every tensor of the model
 
 
 def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TrainingGraph, of the types that `hints` gives them; InvalidModelError for anything else."""
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise _wrong(f"it is no JSON: {e}") from e
-    written = said.pop("format", None) if isinstance(said, dict) else None
-    if type(written) is not int or written < FORMAT:
-        raise _wrong("it does not say its format")
-    if written > FORMAT:
+    said = fields(text, {"format": int, **hints}, _wrong)
+    if said.pop("format") != FORMAT:
         raise InvalidModelError("the training graph was written by a later version. Install that one")
-    if said.keys() != hints.keys():
-        raise _wrong(f"expected {', '.join(hints)}, got {reprlib.repr(sorted(said))}")
-    for name, hint in hints.items():
-        if not _fits(said[name], hint):
-            raise _wrong(f"{name}: expected {getattr(hint, '__name__', hint)}, got {reprlib.repr(said[name])}")
-        if get_origin(hint) is tuple:
-            said[name] = tuple(said[name])
     _check_settings(said["settings"])
     _check_names(said, model)
     _check_shapes(said, model)
     return said
+
+
+def fields(text: str, hints: Mapping[str, Any], wrong: Callable[[str], Exception]) -> dict[str, Any]:
+    """An object of JSON with exactly these entries, of these types; what `wrong` makes of anything else is raised."""
+    try:
+        said = json.loads(text, parse_constant=no_number)
+    except (ValueError, RecursionError) as e:
+        raise wrong(f"it is no JSON: {e}") from e
+    if not isinstance(said, dict) or said.keys() != hints.keys():
+        got = sorted(said) if isinstance(said, dict) else said
+        raise wrong(f"expected {', '.join(hints)}, got {reprlib.repr(got)}")
+    for name, hint in hints.items():
+        if not _fits(said[name], hint):
+            raise wrong(f"{name}: expected {getattr(hint, '__name__', hint)}, got {reprlib.repr(said[name])}")
+        if get_origin(hint) is tuple:
+            said[name] = tuple(said[name])
+    return said
+
+
+def no_number(text: str) -> None:
+    """Refuse NaN and Infinity, which JSON does not have and Python's reader takes."""
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _wrong(what: str) -> InvalidModelError:
@@ -55,7 +65,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(_fits(entry, arguments[1]) for entry in value.values())
     if arguments:  # of a union
         return any(_fits(value, choice) for choice in arguments)
-    return type(value) in {str: (str,), float: (float, int), NoneType: (NoneType,)}[hint]
+    if hint is float:
+        return type(value) in (int, float) and abs(value) <= _LARGEST
+    return type(value) in {str: (str,), int: (int,), NoneType: (NoneType,)}[hint]
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

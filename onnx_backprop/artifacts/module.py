@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from onnx import ModelProto, helper
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
 from onnx_backprop.converters import TrainingGraph, save_model
 from onnx_backprop.converters.prepare.load import load
+from onnx_backprop.converters.training.metadata import fields
 from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.ort_ops import session
 
+_ABOUT = {"updates": dict[str, str], "learning_rate": str, "fill": dict[str, float], "copies": dict[str, str]}
 LAZY_RESET = "lazy_reset_grad"
 
 
@@ -52,6 +54,7 @@ class Module:
         missing = [n for n in (*self.graph.parameters, *self.graph.frozen) if n not in state.values]
         if missing:
             raise ArtifactError(f"the checkpoint has no parameter {missing[0]!r}, which the training model needs")
+        _check_state(state.values, _types(proto))
         self._train = session(proto, kernels=None, session_options=session_options)
         carried = {name: value for name, value in self.graph.initial_state().items() if name not in state.values}
         self._carried = {name: OrtValue.ortvalue_from_numpy(value) for name, value in carried.items()}
@@ -183,6 +186,7 @@ class Optimizer:
         self._rate_type = _types(proto)[self._about["learning_rate"]][0]
         own = self._initial(proto)
         kept = self._state.optimizer
+        _check_state(kept, {name: (value.dtype, list(value.shape)) for name, value in own.items()})
         self._own = {n: kept[n] if n in kept else OrtValue.ortvalue_from_numpy(value) for n, value in own.items()}
         self._state.optimizer = self._own
 
@@ -193,7 +197,7 @@ class Optimizer:
             dtype, shape = types[name]
             if name in self._about["fill"]:
                 result[name] = np.full(shape, self._about["fill"][name], dtype)
-            elif name in self._about["copies"]:
+            elif self._about["copies"].get(name) in self._state.values:
                 result[name] = self._state.values[self._about["copies"][name]].numpy().astype(dtype)
         return result
 
@@ -252,15 +256,36 @@ def _about(proto: ModelProto, path: Path) -> dict[str, Any]:
     text = next((entry.value for entry in proto.metadata_props if entry.key == OPTIMIZER_METADATA), None)
     if text is None:
         raise ArtifactError(f"{path} is no optimizer model of onnx_backprop. Write one with generate_artifacts")
-    return json.loads(text)
+
+    def wrong(what: str) -> ArtifactError:
+        return ArtifactError(f"{path} is no optimizer model of onnx_backprop: its metadata entry: {what}")
+
+    about = fields(text, _ABOUT, wrong)
+    types, outputs = _types(proto), {value.name for value in proto.graph.output}
+    if not {*about["updates"], about["learning_rate"]} <= types.keys() or not outputs >= {*about["updates"].values()}:
+        raise wrong("updates, learning_rate: expected names of tensors that go in, and of outputs")
+    return about
+
+
+def _check_state(values: Mapping[str, OrtValue], declared: Mapping[str, tuple[Any, list[int]]]) -> None:
+    """ArtifactError for a tensor of a checkpoint of another type or shape than the model declares."""
+    for name, value in values.items():
+        got = value.numpy()
+        if name in declared and (got.dtype, list(got.shape)) != declared[name]:
+            dtype, shape = declared[name]
+            raise ArtifactError(
+                f"the checkpoint belongs to another model: {name!r} is {got.dtype}{list(got.shape)} in it, "
+                f"{dtype}{shape} in the model"
+            )
 
 
 def _types(proto: ModelProto) -> dict[str, tuple[Any, list[int]]]:
-    """Type and shape of every input."""
+    """Type and shape of every input that is a tensor."""
     return {
         value.name: (
             helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
             [d.dim_value for d in value.type.tensor_type.shape.dim],
         )
         for value in proto.graph.input
+        if value.type.tensor_type.elem_type in helper.get_all_tensor_dtypes()
     }

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from onnx_backprop.converters.training.metadata import no_number
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.files import locked, replacing
 from onnx_backprop.opset.core.limits import current, how_to_raise
@@ -92,7 +93,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray]
     try:
         parts = safetensors.deserialize(content)
         text = json.loads(content[_HEADER : _HEADER + length])["__metadata__"][KEY]
-        about = json.loads(text, parse_constant=_no_number)
+        about = json.loads(text, parse_constant=no_number)
         tensors = {
             name: np.frombuffer(bytes(part["data"]), _DTYPES[part["dtype"]]).reshape(part["shape"]).copy()
             for name, part in parts
@@ -122,10 +123,6 @@ def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     raise CheckpointError(
         f"{path} is no checkpoint of onnx-backprop: its header has {length:,} bytes. {how_to_raise('header_bytes')}"
     )
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def check_tensors(

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from onnx_backprop.artifacts import Module, Optimizer
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
+from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
 from onnx_backprop.training.checkpoint import KEY
-from tests.support.damaged import damaged, joined, split
+from tests.onnx_backprop.artifacts.test_artifacts import generated
+from tests.support.damaged import changed, damaged, joined, split
 
 CASES = int(os.environ.get("CHECKPOINTS", "500"))
 
@@ -78,3 +82,34 @@ def test_refused(tmp_path: Path, new: dict[str, Any], message: str) -> None:
 def test_missing(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot read the checkpoint"):
         CheckpointState.load_checkpoint(tmp_path / "missing")
+
+
+def test_tensors_of_another_model(tmp_path: Path) -> None:
+    module, _ = generated(tmp_path)
+    state = module._state
+    state.values["fc_bias"] = CheckpointState({"b": np.zeros(7, np.float32)}, {"b": True}).values["b"]
+    with pytest.raises(ArtifactError, match=r"'fc_bias' is float32\[7\] in it, float32\[3\] in the model"):
+        Module(tmp_path / "training_model.onnx", state)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    state.optimizer["optimizer_step"] = CheckpointState({"b": np.zeros(7)}, {"b": True}).values["b"]
+    with pytest.raises(
+        ArtifactError, match=r"the checkpoint belongs to another model: 'optimizer_step' is float64\[7\]"
+    ):
+        Optimizer(tmp_path / "optimizer_model.onnx", module)
+
+
+def test_damaged_optimizers(tmp_path: Path) -> None:
+    module, _ = generated(tmp_path)
+    model = onnx.load(tmp_path / "optimizer_model.onnx")
+    entry = next(entry for entry in model.metadata_props if entry.key == OPTIMIZER_METADATA)
+    good, rng, loaded = json.loads(entry.value), random.Random(18), 0
+    for text in ("", "[1]", "{}", "[" * 100_000, *(json.dumps(changed(good, rng)) for _ in range(60))):
+        entry.value = text.encode("utf-8", "replace").decode()
+        onnx.save(model, tmp_path / "damaged.onnx")
+        try:
+            Optimizer(tmp_path / "damaged.onnx", module)
+            loaded += 1
+        except ArtifactError as e:
+            assert "is no optimizer model of onnx_backprop" in str(e)  # noqa: PT017
+    assert loaded < 20
