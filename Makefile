@@ -33,7 +33,7 @@ kernels: $(INSTALLED) ## compile the native kernels, on every core
 processors: $(INSTALLED) ## the kernels as other processors run them, NEON emulated (long the first time; docs/processors.md)
 	$(BIN)/python -m tests.processors $(ARGS)
 
-kill: $(INSTALLED) ## trainings killed at 100 random moments, alone, contending and in threads, resume bit for bit (half an hour)
+kill: $(INSTALLED) ## trainings killed at 100 random moments, alone, contending and in threads, resume bit for bit (a quarter of an hour)
 	KILLS=100 $(BIN)/python -m pytest -s tests/onnx_backprop/training/test_kill.py
 
 interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilation and a run (some ten minutes)

@@ -15,7 +15,7 @@ import safetensors.numpy
 import onnx_backprop as ob
 from onnx_backprop.opset.core.limits import limits
 from onnx_backprop.training.checkpoint import KEY, write_checkpoint
-from onnx_backprop.training.schedules import Cosine, Warmup, described
+from onnx_backprop.training.schedules import Cosine, Warmup, described, restored
 from tests.support.damaged import ANYTHING, damaged, deep, joined, split
 from tests.support.training_models import data, training
 
@@ -42,7 +42,8 @@ def said(path: Path, trainer: ob.Trainer) -> Snapshot:
         about = json.loads(file.metadata()[KEY])
     rate = trainer.learning_rate if about["learning_rate"] is None else float(about["learning_rate"])
     values = {name: tensors[name].tobytes() for name in trainer.state()}
-    return values, [about["steps"], about["epoch"], about["batch"], rate, about["schedule"]]
+    schedule = about["schedule"] and described(restored(about["schedule"]))  # with the defaults that it leaves out
+    return values, [about["steps"], about["epoch"], about["batch"], rate, schedule]
 
 
 def valid(trainer: ob.Trainer, path: Path) -> bytes:
