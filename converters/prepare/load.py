@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, checker, defs
 from onnx_ir.passes.common import InlinePass
 
-from onnx_backprop.converters.prepare.accept import put_in_order, read_file
+from onnx_backprop.converters.prepare.accept import put_in_order
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
@@ -22,28 +22,11 @@ from onnx_backprop.converters.prepare.resize_lengths import infer_without_misrea
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
 
 Names = TypeVar("Names", bound=Sequence[object])
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
-
-
-def load(model: ModelProto | str | Path) -> ModelProto:
-    """The model, read from a path where one is given; InvalidArgumentError or InvalidModelError on failure."""
-    if isinstance(model, ModelProto):
-        return model
-    path = Path(model)
-    if not path.is_file():
-        raise InvalidArgumentError(f"no such file: {path}")
-    try:
-        proto = read_file(path)
-    except (OSError, checker.ValidationError) as e:
-        raise InvalidModelError(f"{path} cannot be read: {e}") from e
-    except Exception as e:  # each of onnx's file formats raises errors of its own
-        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
-    if not proto.graph.node and not proto.graph.output:
-        raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
-    return proto
 
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:

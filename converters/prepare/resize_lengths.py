@@ -12,7 +12,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.conv_lengths import forget_shapes
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called, copied
+from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.scope import Scope
 
 SCALES, SIZES = 2, 3
@@ -54,7 +55,11 @@ def _misread(graph: GraphProto) -> set[str]:
             length, inferred = (d[axis] if -len(d) <= axis < len(d) else None for d in (x, y))
             if not isinstance(length, int) or not isinstance(inferred, int):
                 continue
-            if inferred != int(np.float32(length) * np.float32(scale)):
+            if not 0 < scale < np.inf:
+                raise InvalidModelError(
+                    f"expected scales above 0, got {[float(s) for s in scales]}", op_type="Resize", node=called(node)
+                )
+            if inferred != int(np.float64(np.float32(length) * np.float32(scale))):
                 result.add(node.output[0])
     return result
 

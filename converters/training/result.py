@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, load, near
+from onnx_backprop.converters.prepare.load import infer_large, near
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
@@ -24,6 +24,7 @@ from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it

@@ -13,9 +13,9 @@ from onnx import ModelProto, helper
 
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
 from onnx_backprop.converters import TrainingGraph, save_model
-from onnx_backprop.converters.prepare.load import load
 from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import session
 
 LAZY_RESET = "lazy_reset_grad"

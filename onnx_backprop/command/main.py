@@ -33,13 +33,13 @@ from onnx_backprop.converters import (
     supported_ops,
     training_graph,
 )
-from onnx_backprop.converters.prepare.load import load
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.gradient_operator import has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.reading import load
 
 PROGRAM = "onnx-backprop"
 
