@@ -16,6 +16,7 @@ from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import use_kernels
@@ -157,6 +158,7 @@ def default_options(*, python_operators: bool, memory_patterns: bool = True) -> 
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes))
     options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

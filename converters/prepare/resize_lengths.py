@@ -55,11 +55,13 @@ def _misread(graph: GraphProto) -> set[str]:
             length, inferred = (d[axis] if -len(d) <= axis < len(d) else None for d in (x, y))
             if not isinstance(length, int) or not isinstance(inferred, int):
                 continue
-            if not 0 < scale < np.inf:
+            with np.errstate(over="ignore"):
+                product = np.float32(length) * np.float32(scale)
+            if not (scale > 0 and np.isfinite(product)):
                 raise InvalidModelError(
-                    f"expected scales above 0, got {[float(s) for s in scales]}", op_type="Resize", node=called(node)
+                    f"expected scales above 0 that leave lengths, got {[float(s) for s in scales]}", op_type="Resize", node=called(node)
                 )
-            if inferred != int(np.float64(np.float32(length) * np.float32(scale))):
+            if inferred != int(product):
                 result.add(node.output[0])
     return result
 

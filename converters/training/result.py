@@ -23,7 +23,7 @@ from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
@@ -196,7 +196,7 @@ class TrainingGraph:
         for what in dict.fromkeys(left_out.values()):
             names = [name for name, is_ in left_out.items() if is_ == what]
             shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-            lines.append(f"left out as {what}: {shown}")
+            lines.append(printable(f"left out as {what}: {shown}"))
         if left_out:
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return "\n".join(lines)

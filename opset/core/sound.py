@@ -25,6 +25,10 @@ _VALUES = frozenset(
 _TEXTUAL = ("", "ai.onnx")  # domains without binary strings among the attributes
 _FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
 _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
+# of windows: what they are, whatever the operator; as attributes of any other they are none of ONNX
+_AT_LEAST = {"kernel_shape": 1, "strides": 1, "dilations": 1, "group": 1, "num_groups": 1, "output_padding": 0}
+_AT_LEAST |= {"pads": -(2**31), "output_shape": 0}
+_HIGHEST = 2**31
 _Key = tuple[str, str, str]
 
 
@@ -35,6 +39,9 @@ def sound(proto: ModelProto) -> ModelProto:
         copy.CopyFrom(proto)
         proto = copy
         _decode(proto)
+    for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
+        if not 0 < opset.version < 2**31:
+            raise InvalidModelError(f"opset {opset.version} of domain {opset.domain!r} is imported, which is none")
     count = 0
     for node in _nodes((proto.graph, *proto.functions)):
         count += 1
@@ -121,6 +128,15 @@ def _check_node(node: NodeProto) -> None:
             raise invalid(f"attribute {attribute.name!r} has type {attribute.type}, which is none of ONNX")
         if textual and any(isinstance(_as_text(s), bytes) for s in (attribute.s, *attribute.strings)):
             raise invalid(f"attribute {attribute.name!r} is no UTF-8 text")
+        if attribute.ref_attr_name:
+            continue  # the value stands where the function is called
+        low = _AT_LEAST.get(attribute.name) if node.domain in _TEXTUAL else None
+        if low is not None and not all(low <= n <= _HIGHEST for n in _numbers(attribute)):
+            raise invalid(f"attribute {attribute.name!r} is {list(attribute.ints) or attribute.i}, expected {low} or more")
+        if attribute.name == "kernel_shape" and 8 * prod(attribute.ints) > current().folded_bytes:
+            raise invalid(f"kernel_shape is {list(attribute.ints)}. {how_to_raise('folded_bytes')}")
+        if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):  # onnx's inference makes so many
+            raise invalid(f"num_outputs is {attribute.i}, and {len(node.output)} outputs are named")
     if node.op_type == "Constant" and node.domain in _TEXTUAL:
         given = [a.name for a in node.attribute if a.name in _VALUES]
         if len(given) != 1 or len(node.attribute) != 1 or len(node.output) != 1:
@@ -128,6 +144,10 @@ def _check_node(node: NodeProto) -> None:
                 f"expected one output and one of the attributes {', '.join(sorted(_VALUES))}, "
                 f"got {len(node.output)} outputs and {[a.name for a in node.attribute]}"
             )
+
+
+def _numbers(attribute: AttributeProto) -> Iterable[int]:
+    return attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,)
 
 
 def _as_text(value: bytes) -> str | bytes:
