@@ -25,6 +25,7 @@ from onnx_backprop.ort_ops.runtime import ahead, interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
+_FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 # what onnxruntime says about a model; its errors have no base of their own
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
@@ -158,7 +159,9 @@ def default_options(*, python_operators: bool, memory_patterns: bool = True) -> 
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes))
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes)
+    )
     options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -94,7 +94,10 @@ def _inline(proto: ModelProto) -> ModelProto:
         return proto
     _align_opsets(proto)
     model = to_ir(proto)
-    InlinePass()(model)
+    try:
+        InlinePass()(model)
+    except ValueError as e:  # its own, for graphs as attributes and values from outside of a function
+        raise InvalidModelError(f"the model's functions cannot be written out: {e}") from e
     return to_proto(model)
 
 

@@ -58,9 +58,9 @@ def _misread(graph: GraphProto) -> set[str]:
             with np.errstate(over="ignore"):
                 product = np.float32(length) * np.float32(scale)
             if not (scale > 0 and np.isfinite(product)):
-                raise InvalidModelError(
-                    f"expected scales above 0 that leave lengths, got {[float(s) for s in scales]}", op_type="Resize", node=called(node)
-                )
+                told = [float(s) for s in scales]
+                message = f"expected scales above 0 that leave lengths, got {told}"
+                raise InvalidModelError(message, op_type="Resize", node=called(node))
             if inferred != int(product):
                 result.add(node.output[0])
     return result

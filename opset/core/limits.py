@@ -15,14 +15,14 @@ class Limits:
     """What a file may ask for at most.
 
     nodes: of a model, those of sub-graphs and functions included. expansions: nodes that there are once functions are
-    written out. folded_bytes: of a tensor that is computed from constants alone. npz_bytes: of the arrays that are read
-    from an .npz file, together. header_bytes: of a checkpoint's header.
+    written out. folded_bytes: of a tensor that is computed from constants alone. npz_bytes: of arrays that take less
+    room in their file than in memory, all that are read of one file together. header_bytes: of a checkpoint's header.
     """
 
     nodes: int = 1_000_000
     expansions: int = 100_000
     folded_bytes: int = _GIB
-    npz_bytes: int = 16 * _GIB
+    npz_bytes: int = _GIB
     header_bytes: int = 100 * 10**6  # safetensors itself refuses more
 
 

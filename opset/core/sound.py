@@ -128,15 +128,12 @@ def _check_node(node: NodeProto) -> None:
             raise invalid(f"attribute {attribute.name!r} has type {attribute.type}, which is none of ONNX")
         if textual and any(isinstance(_as_text(s), bytes) for s in (attribute.s, *attribute.strings)):
             raise invalid(f"attribute {attribute.name!r} is no UTF-8 text")
-        if attribute.ref_attr_name:
-            continue  # the value stands where the function is called
-        low = _AT_LEAST.get(attribute.name) if node.domain in _TEXTUAL else None
-        if low is not None and not all(low <= n <= _HIGHEST for n in _numbers(attribute)):
-            raise invalid(f"attribute {attribute.name!r} is {list(attribute.ints) or attribute.i}, expected {low} or more")
-        if attribute.name == "kernel_shape" and 8 * prod(attribute.ints) > current().folded_bytes:
-            raise invalid(f"kernel_shape is {list(attribute.ints)}. {how_to_raise('folded_bytes')}")
-        if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):  # onnx's inference makes so many
-            raise invalid(f"num_outputs is {attribute.i}, and {len(node.output)} outputs are named")
+        if textual and not attribute.ref_attr_name:  # else the value stands where the function is called
+            complaint = _against_number(node, attribute)
+            if complaint:
+                raise invalid(f"attribute {attribute.name!r}: {complaint}")
+    if not all(one.configuration_id for one in node.device_configurations):
+        raise invalid("a device configuration has no configuration_id")
     if node.op_type == "Constant" and node.domain in _TEXTUAL:
         given = [a.name for a in node.attribute if a.name in _VALUES]
         if len(given) != 1 or len(node.attribute) != 1 or len(node.output) != 1:
@@ -146,8 +143,17 @@ def _check_node(node: NodeProto) -> None:
             )
 
 
-def _numbers(attribute: AttributeProto) -> Iterable[int]:
-    return attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,)
+def _against_number(node: NodeProto, attribute: AttributeProto) -> str:
+    """What is wrong with an attribute that counts something; "" where nothing is."""
+    numbers = list(attribute.ints) if attribute.type == AttributeProto.INTS else [attribute.i]
+    low = _AT_LEAST.get(attribute.name)
+    if low is not None and not all(low <= n <= _HIGHEST for n in numbers):
+        return f"expected numbers from {low} to {_HIGHEST}, got {numbers}"
+    if attribute.name == "kernel_shape" and 8 * prod(numbers) > current().folded_bytes:
+        return f"a window of {numbers} is too large. {how_to_raise('folded_bytes')}"
+    if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):
+        return f"expected {len(node.output)}, the outputs that are named, got {attribute.i}"
+    return ""
 
 
 def _as_text(value: bytes) -> str | bytes:

@@ -8,7 +8,6 @@ import resource
 import signal
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -103,8 +102,3 @@ def _limit(size: int) -> None:
     with open("/proc/self/statm", "rb") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + size, resource.RLIM_INFINITY))
-
-
-def summary(counts: Counter[str]) -> str:
-    """One line for what there were any of."""
-    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: -item[1]))

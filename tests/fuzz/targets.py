@@ -16,7 +16,6 @@ from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.command.options import read_arrays
-
 from onnx_backprop.training.checkpoint import read_checkpoint
 from tests.fuzz import mutate, seeds
 from tests.support.training_models import training
@@ -83,7 +82,7 @@ MODELS = {
     "check": Target(_check, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME)),
 }
 TARGETS = MODELS | {
-    "npz": Target(lambda p: read_arrays(str(p), "--data"), seeds.archives, mutate.archive),
+    "npz": Target(lambda p: dict(read_arrays(str(p), "--data") or {}), seeds.archives, mutate.archive),
     "checkpoints": Target(_checkpoint, seeds.checkpoints, mutate.checkpoint),
 }
 GROUPS = {"models": list(MODELS), "npz": ["npz"], "checkpoints": ["checkpoints"]}
