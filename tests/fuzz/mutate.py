@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
@@ -80,7 +81,7 @@ def model(content: bytes, rng: Rng) -> bytes:
         return content
 
 
-def _messages(message: Message) -> Iterator[Message]:
+def _messages(message: Any) -> Iterator[Any]:
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -88,7 +89,7 @@ def _messages(message: Message) -> Iterator[Message]:
                 yield from _messages(inner)
 
 
-def _any(changed: ModelProto, rng: Rng, kind: type) -> Message | None:
+def _any(changed: ModelProto, rng: Rng, kind: type) -> Any:
     found = [one for one in _messages(changed) if isinstance(one, kind)]
     return rng.choice(found) if found else None
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import onnxruntime
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 import onnx_backprop as ob
 from onnx_backprop.command.options import read_arrays
@@ -20,11 +20,7 @@ from onnx_backprop.training.checkpoint import read_checkpoint
 from tests.fuzz import mutate, seeds
 from tests.support.training_models import training
 
-RUNTIME = tuple(
-    error
-    for error in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-    if isinstance(error, type) and issubclass(error, Exception)
-)
+RUNTIME = tuple(error for error in vars(state).values() if isinstance(error, type) and issubclass(error, Exception))
 
 
 @dataclass(frozen=True)
