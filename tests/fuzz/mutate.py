@@ -157,7 +157,7 @@ def attribute(changed: ModelProto, rng: Rng) -> None:
         node.attribute.remove(one)
         return
     if rng.random() < 0.4:
-        one.type = rng.choice(list(AttributeProto.AttributeType.values()))
+        setattr(one, "type", rng.choice(AttributeProto.AttributeType.values()))  # noqa: B010 - a plain number
     for name in ("i", "f", "s"):
         if one.HasField(name) or rng.random() < 0.2:
             setattr(one, name, _scalar(one.DESCRIPTOR.fields_by_name[name], rng))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
-from onnxruntime.capi import onnxruntime_pybind11_state as state
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
 from onnx_backprop.command.options import read_arrays
