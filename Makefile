@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field lint format docs build wheels clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field fuzz lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -42,6 +42,9 @@ interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilat
 endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
 	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet
 	$(BIN)/python -m tests.ort_ops.sessions_in_memory --sessions 10000
+
+fuzz: $(INSTALLED) ## mutated models, archives and checkpoints at every door (long; ARGS="--models 5000 --seed 2", docs/security.md)
+	$(BIN)/python -m tests.fuzz $(or $(ARGS),--models 50000 --npz 20000 --checkpoints 20000 --kernels 5000 --seed 1)
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance

@@ -44,6 +44,7 @@ from onnx_backprop.opset import (
     reference_ops,
     use_kernels,
 )
+from onnx_backprop.opset.core.limits import limits
 from onnx_backprop.opset.core.signals import Deferred as _Deferred
 from onnx_backprop.training import schedules
 from onnx_backprop.training.data import Batches
@@ -85,6 +86,7 @@ __all__ = [
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "limits",
     "losses",
     "optimizers",
     "reference_ops",

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-import onnx
 import onnxruntime
 from onnx import ModelProto
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.core.limits import Limits
+from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
@@ -23,6 +25,10 @@ from onnx_backprop.ort_ops.runtime import ahead, interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
+_FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
+# what onnxruntime says about a model; its errors have no base of their own
+_REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
+_REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
 
 _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
@@ -64,20 +70,23 @@ def session(
     kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
     warning says why and "numpy" takes their place. session_options: yours; the kernels are registered
     with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
-    Errors: InvalidArgumentError for a missing file; what `use_kernels` and onnxruntime raise.
+    Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
+    its sentence; what `use_kernels` raises.
     """
-    if not isinstance(model, ModelProto) and not Path(model).is_file():
-        raise InvalidArgumentError(f"no such file: {model}")
+    path = None if isinstance(model, ModelProto) else existing(model)
     options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
     source: str | bytes
     if kernels is None:
-        source = model.SerializeToString() if isinstance(model, ModelProto) else str(model)
+        source = model.SerializeToString() if isinstance(model, ModelProto) else str(path)
     else:
-        model = model if isinstance(model, ModelProto) else onnx.load(model)
+        model = load(model)
         if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
         source = use_kernels(model, kernels).SerializeToString()
-    made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
+    try:
+        made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
+    except _REFUSALS as e:
+        raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
     made.repeatable = ahead.repeatable(model)
     return made
 
@@ -150,6 +159,9 @@ def default_options(*, python_operators: bool, memory_patterns: bool = True) -> 
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes)
+    )
     options.enable_mem_pattern = memory_patterns
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

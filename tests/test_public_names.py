@@ -41,6 +41,7 @@ NAMES = [
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "limits",
     "losses",
     "optimizers",
     "reference_ops",

@@ -15,10 +15,11 @@ from onnx_backprop.converters.prepare.accept import put_in_order
 from onnx_backprop.converters.prepare.graphs import called, copied, reads
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import load, prepare
+from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import OnnxBackpropError
+from onnx_backprop.opset.core.reading import load
 
 Progress = Callable[[Sequence[NodeProto]], Iterable[NodeProto]]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -10,6 +11,7 @@ from onnx_backprop.converters.prepare.float_types import FLOATS
 from onnx_backprop.converters.prepare.graphs import called, subgraphs
 from onnx_backprop.converters.prepare.load import suggest
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.limits import current, how_to_raise
 
 Feeds = dict[str, np.ndarray]
 
@@ -114,6 +116,11 @@ def draw_feeds(model: ModelProto, given: Mapping[str, np.ndarray], draw: Draw, r
                 d.dim_value if d.HasField("dim_value") else lengths.get(d.dim_param, draw.length if axis else BATCH)
                 for axis, d in enumerate(dims)
             )
+            if 8 * prod(shape) > current().folded_bytes:
+                raise InvalidArgumentError(
+                    f"feeds: the input {value.name!r} of shape {shape} is too large to be drawn. "
+                    f"{how_to_raise('folded_bytes')}"
+                )
             result[value.name] = _array(value.type.tensor_type.elem_type, shape, draw, rng)
     return result
 

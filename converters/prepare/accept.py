@@ -1,20 +1,16 @@
-"""What onnxruntime takes and onnx's checker does not, put in order; and files whose tensors lie beside them."""
+"""What onnxruntime takes and onnx's checker does not, put in order."""
 
-import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.core.sound import tensors
 
 MICROSOFT = "com.microsoft"
 LEAST_OPSET = 18  # of the default domain, where a model imports others alone
@@ -25,43 +21,17 @@ _EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
 _NEWEST = {MICROSOFT: 1, "ai.onnx.ml": 5}  # what onnxruntime takes a domain for that a model does not import
 
 
-def read_file(path: Path) -> ModelProto:
-    """A model file and the tensors beside it; a link to tensors may lead to where the model itself really lies.
-
-    So does a Hugging Face cache: its files are links to blobs in one folder. Any other link is onnx's to refuse.
-    """
-    proto = onnx.load(path, load_external_data=False)
-    real, folder = Path(os.path.realpath(path)).parent, path.parent
-    for tensor in _tensors(proto):
-        if not uses_external_data(tensor):
-            continue
-        base, location = folder, ExternalDataInfo(tensor).location
-        target = Path(os.path.realpath(folder / location))
-        if (folder / location).is_symlink() and target.parent == real:
-            base = real
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    entry.value = target.name
-        load_external_data_for_tensor(tensor, str(base))
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
-    return proto
-
-
 def put_in_order(proto: ModelProto) -> None:
     """Change what says the same to onnxruntime and is wrong to onnx, and check the rest.
 
-    Names that are no UTF-8 get escapes, lengths below 0 count as unknown, a model before IR version 4 is one of 4, its
-    initializers being constants. Operators that onnxruntime alone has in the default domain move to its own, and
-    its domains and that of ai.onnx.ml are imported where they are used. Nodes are sorted; of two initializers of
-    one name the last counts, as of two sets of data the raw one. A warning tells where the checker found more than
-    that shapes are missing.
+    Lengths below 0 count as unknown, a model before IR version 4 is one of 4, its initializers being constants.
+    Operators that onnxruntime alone has in the default domain move to its own, and its domains and that of ai.onnx.ml
+    are imported where they are used. Nodes are sorted; of two initializers of one name the last counts, as of two sets
+    of data the raw one. A warning tells where the checker found more than that shapes are missing.
 
     Raises: InvalidModelError for what neither of them takes.
     """
     initializers_are_constants(proto)
-    if not _are_texts(proto):
-        _decode(proto)
     for graph in _graphs(proto):
         for dim in chain.from_iterable(v.type.tensor_type.shape.dim for v in (*graph.input, *graph.output)):
             if dim.dim_value < 0:
@@ -87,7 +57,7 @@ def put_in_order(proto: ModelProto) -> None:
     for graph in _graphs(proto):
         _merge(graph)
         _sort(graph)
-    for tensor in filter(lambda t: t.HasField("raw_data"), _tensors(proto)):
+    for tensor in filter(lambda t: t.HasField("raw_data"), tensors(proto)):
         for name in _FIELDS:
             tensor.ClearField(name)
     again = _complaint(proto)
@@ -134,14 +104,6 @@ def _graphs(proto: ModelProto) -> Iterator[GraphProto]:
         yield from subgraphs(node)
 
 
-def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    for graph in _graphs(proto):
-        yield from graph.initializer
-    for node in all_nodes(proto):
-        for attribute in node.attribute:
-            yield from ([attribute.t] if attribute.HasField("t") else attribute.tensors)
-
-
 def _is_sparse(node: NodeProto) -> bool:
     return any(attribute.HasField("sparse_tensor") for attribute in node.attribute)
 
@@ -168,28 +130,3 @@ def _sort(graph: GraphProto) -> None:
     except CycleError:
         return
     assign(graph.node, [graph.node[n] for n in order])
-
-
-def _are_texts(proto: ModelProto) -> bool:
-    """Whether all names are UTF-8; protobuf gives others out as bytes."""
-    named: Iterable[Any] = chain(_tensors(proto), *((*g.input, *g.output, *g.value_info) for g in _graphs(proto)))
-    names = chain((one.name for one in named), *((n.name, *n.input, *n.output) for n in all_nodes(proto)))
-    return all(isinstance(name, str) for name in names)
-
-
-def _decode(message: Any) -> None:
-    for field, value in message.ListFields():
-        repeated = field.is_repeated
-        if field.message_type is not None:
-            for inner in value if repeated else (value,):
-                _decode(inner)
-        elif field.type == field.TYPE_STRING:
-            texts = [_text(v) for v in (value if repeated else (value,))]
-            if repeated:
-                assign(value, texts)
-            else:
-                setattr(message, field.name, texts[0])
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

@@ -4,12 +4,26 @@ import onnx_ir as ir
 from onnx import ModelProto, TypeProto
 
 from onnx_backprop.converters.prepare.graphs import copied
+from onnx_backprop.opset.core.errors import InvalidModelError
 
 _TYPE = "onnx_backprop.type"  # what a value's meta holds
 
 
 def to_ir(proto: ModelProto) -> ir.Model:
-    """`ir.from_proto` for models whose inputs and outputs may be maps, as of ZipMap."""
+    """`ir.from_proto` for models whose inputs and outputs may be maps, as of ZipMap.
+
+    Errors: InvalidModelError for what onnx_ir does not read.
+    """
+    try:
+        return _to_ir(proto)
+    except ir.serde.SerdeError as e:
+        cause: BaseException = e
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise InvalidModelError(f"the model cannot be read: {cause}") from e
+
+
+def _to_ir(proto: ModelProto) -> ir.Model:
     graph = proto.graph
     if not any(_has_map(value.type) for value in (*graph.input, *graph.output, *graph.value_info)):
         return ir.from_proto(proto)

@@ -12,7 +12,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.conv_lengths import forget_shapes
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called, copied
+from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.scope import Scope
 
 SCALES, SIZES = 2, 3
@@ -54,7 +55,13 @@ def _misread(graph: GraphProto) -> set[str]:
             length, inferred = (d[axis] if -len(d) <= axis < len(d) else None for d in (x, y))
             if not isinstance(length, int) or not isinstance(inferred, int):
                 continue
-            if inferred != int(np.float32(length) * np.float32(scale)):
+            with np.errstate(over="ignore"):
+                product = np.float32(length) * np.float32(scale)
+            if not (scale > 0 and np.isfinite(product)):
+                told = [float(s) for s in scales]
+                message = f"expected scales above 0 that leave lengths, got {told}"
+                raise InvalidModelError(message, op_type="Resize", node=called(node))
+            if inferred != int(product):
                 result.add(node.output[0])
     return result
 

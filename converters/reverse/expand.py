@@ -22,6 +22,7 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.functions.long_vectors import is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
 from onnx_backprop.opset.operators.registry import BY_NAME
@@ -74,7 +75,8 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
         inlined = inliner.inline_local_functions(model)
         _check_nodes(inlined)
         _constants_are_known(inlined, given)
-        inlined = shape_inference.infer_shapes(inlined, check_type=True, strict_mode=True, data_prop=True)
+        short = not any(is_long(value) for value in inlined.graph.input)
+        inlined = shape_inference.infer_shapes(inlined, check_type=True, strict_mode=True, data_prop=short)
     except OnnxBackpropError:
         raise
     except Exception as e:

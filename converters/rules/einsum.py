@@ -73,7 +73,16 @@ def _equation(node: Forward) -> _Equation:
         raise node.refuse("equation", text, f"with at most {len(ascii_letters)} letters and axes of an ellipsis")
     axes = unused[:rank]
     explicit = [term.replace(ELLIPSIS, axes[rank - own :]) for term, own in zip(terms, ranks, strict=True)]
+    _check_terms(node, text, explicit)
     return _Equation(explicit, output.replace(ELLIPSIS, axes))
+
+
+def _check_terms(node: Forward, text: str, terms: Sequence[str]) -> None:
+    """One term for every input, a letter for each of its axes: onnx's inference does not look."""
+    ranks = [None if (known := dims(value)) is None else len(known) for value in node.every_input()]
+    letters = [len(term) for term in terms]
+    if len(ranks) != len(letters) or any(rank not in (None, n) for rank, n in zip(ranks, letters, strict=True)):
+        raise node.invalid(f"equation {text!r} has terms of {letters} axes, the inputs have {ranks}")
 
 
 def _ellipsis_rank(node: Forward, n: int, term: str) -> int:

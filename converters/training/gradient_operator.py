@@ -10,6 +10,7 @@ values of the forward pass serve; for each other one the part is computed again 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from onnx_backprop.converters.prepare import graphs
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer, load, near, prepare
+from onnx_backprop.converters.prepare.load import infer, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.builder import Builder
@@ -29,7 +30,10 @@ from onnx_backprop.converters.reverse.known import element_type, is_float, known
 from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+
+_SMALL = 1024  # elements of a seed that is written down
 
 
 def expand_gradients(
@@ -224,7 +228,8 @@ def _differentiate(
         if not is_float(value):
             raise request.fail(f"gradients exist for floats only, {value.name!r} has type {type_name(value)}")
     shape, dtype = known_lengths(y), element_type(y)
-    seed = op.filled(op.shape(y), 1, dtype) if shape is None else op.constant(np.ones(shape, dtype.numpy()))
+    small = shape is not None and prod(shape) <= _SMALL
+    seed = op.constant(np.ones(shape, dtype.numpy())) if small else op.filled(op.shape(y), 1, dtype)
     gradients = walk_back(find_path(inside, [y], xs), {y: seed}, op, opsets)
     op.prefix = request.node.name or f"{request.y}_grad"
     results: list[ir.Value] = []

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, load, near
+from onnx_backprop.converters.prepare.load import infer_large, near
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
@@ -24,7 +24,8 @@ from onnx_backprop.converters.training.metadata import FORMAT, METADATA, describ
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
 _SHOWN = 5  # names of a kind that a summary lists
@@ -194,7 +195,7 @@ class TrainingGraph:
         for what in dict.fromkeys(left_out.values()):
             names = [name for name, is_ in left_out.items() if is_ == what]
             shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-            lines.append(f"left out as {what}: {shown}")
+            lines.append(printable(f"left out as {what}: {shown}"))
         if left_out:
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return "\n".join(lines)

@@ -14,12 +14,13 @@ from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
 from onnx_backprop.converters import TrainingGraph, save_model, training_graph
 from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.inline import inlined
-from onnx_backprop.converters.prepare.load import PROTO_LIMIT, infer, load
+from onnx_backprop.converters.prepare.load import PROTO_LIMIT, infer
 from onnx_backprop.converters.training.losses import L1, MSE, AnyLoss, BCEWithLogits, SoftmaxCrossEntropy
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.converters.training.optimizers import Optimizer as UpdateRule
 from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 
 _log = logging.getLogger("onnx_backprop.artifacts")
 

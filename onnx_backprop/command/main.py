@@ -41,13 +41,13 @@ from onnx_backprop.converters import (
     supported_ops,
     training_graph,
 )
-from onnx_backprop.converters.prepare.load import load
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.gradient_operator import has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable
+from onnx_backprop.opset.core.reading import load
 
 PROGRAM = "onnx-backprop"
 
@@ -308,7 +308,7 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
     for title, names in [*lines, (f"operators of {DOMAIN}", used)]:
         shown = names if arguments.verbose else names[:8]
         more = f", … ({len(names)} in all; --verbose lists them)" if len(names) > len(shown) else ""
-        print(f"{title}: {', '.join(shown) or 'none'}{more}")
+        print(f"{title}: {printable(', '.join(shown)) or 'none'}{more}")
     print(f"written: {arguments.output} (kernels {arguments.kernels!r}{', inlined' if arguments.inline else ''})")
 
 

@@ -51,13 +51,20 @@ def require_epsilon(attrs: Attributes) -> None:
         raise ShapeError(f"attribute epsilon: expected a number >= 0, got {attrs['epsilon']}", op_type=attrs.op)
 
 
-def proven_alike(b: Body, result: str, x: Tensor, y: Tensor, message: str) -> str:
+def proven_alike(b: Body, result: str, x: Tensor, y: Tensor, message: str, axis: int | None = None) -> str:
     """The result of operators on x and y, element by element; a run in which these have different shapes fails.
 
     Broadcasting fails, or makes a result that has more elements than x or than y, and then a Reshape named after the
-    message does. Nothing is added where the shapes are known to be equal; equal symbols are equal lengths.
+    message does. Nothing is added where the shapes are known to be equal; equal symbols are equal lengths. Of unknown
+    ranks neither shows that they differ, nor that there is an `axis`: these are compared.
     """
     if x.dims is not None and x.dims == y.dims and None not in x.dims:
         return result
     name = f"{b.op}: {message}"
+    if x.dims is None or y.dims is None:
+        shape = b.Add(b.Shape(x), proof_of_shape(b, y, b.Shape(x), None, message))
+        if axis is not None:
+            length = b.Gather(b.Shape(x), b.ints([axis]), name=f"{b.op}: expected an axis that there is")
+            shape = b.Add(shape, b.Sub(length, length))
+        return b.Reshape(result, shape, allowzero=1)
     return b.Reshape(b.Reshape(result, b.Shape(y), allowzero=1, name=name), b.Shape(x), allowzero=1, name=name)

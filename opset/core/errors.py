@@ -11,15 +11,40 @@
     ├─ KernelError(RuntimeError)             a kernel route is missing or failed to start
     └─ RegistrationError(RuntimeError)       developer's: a rule or operator registered twice
 
-A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``.
+A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``. Names come from files: what a
+terminal would obey is escaped in it and what would fill the screen is cut, see `printable`.
 """
+
+import re
+
+_WORD, _LINE = 400, 4000  # characters
+_LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text for people: escapes for what is no printable character, the middle of long words and lines left out.
+
+    lines: keep line breaks, as in a message that is a list.
+    """
+    if not text.isprintable():
+        kept = "\n" if lines else ""
+        text = "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= _WORD:
+        return text
+    text = _LONG_WORD.sub(lambda word: _cut(word[0], _WORD), text)
+    return "\n".join(_cut(line, _LINE) for line in text.split("\n"))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]}…{text[-length // 4 :]}"
 
 
 class OnnxBackpropError(Exception):
     """Base of all errors raised on purpose; `op_type` and `node` name the culprit where there is one."""
 
     def __init__(self, message: str, *, op_type: str = "", node: str = "") -> None:
-        subject = f"{op_type} '{node}'" if op_type and node else op_type or (f"'{node}'" if node else "")
+        message, op_type = printable(message, lines=True), printable(op_type)
+        subject = " ".join(filter(None, (op_type, f"'{printable(node)}'" if node else "")))
         super().__init__(f"{subject}: {message}" if subject else message)
         self.message = message
         self.op_type = op_type
@@ -64,3 +89,6 @@ class RegistrationError(OnnxBackpropError, RuntimeError):
 
 class OnnxBackpropWarning(UserWarning):
     """Something that is done all the same, and may not be what was meant."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, lines=True))

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from onnx.shape_inference import infer_shapes
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import DOMAIN, Arg, Array, Op
 from onnx_backprop.opset.core.schema import type_dims
 from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.functions.long_vectors import infer_shapes
 
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 CONSTANT_LIMIT = 64  # entries; shapes, scales and regions of interest are shorter
@@ -118,7 +118,7 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
     if complete or model.ByteSize() > PROTO_LIMIT:
         return
     try:
-        inferred = infer_shapes(model, data_prop=True)
+        inferred = infer_shapes(model, check_type=False)
     except OnnxBackpropError:
         raise
     except Exception as e:

@@ -8,11 +8,11 @@ the graph stays the same.
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.numba import native_body
 from onnx_backprop.opset.functions.numpy import numpy_body
@@ -40,7 +40,7 @@ def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
     """
     check_kernels(kernels)
     result = ModelProto()
-    result.CopyFrom(model if isinstance(model, ModelProto) else onnx.load(model))
+    result.CopyFrom(load(model))
     kept = [f for f in result.functions if f.domain != DOMAIN]
     del result.functions[:]
     result.functions.extend(kept)

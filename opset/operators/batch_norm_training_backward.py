@@ -126,8 +126,11 @@ def _per_channel(b: Body, value: Tensor | None, name: str, like: str) -> str:
     """A parameter, proven to have one entry per channel; '' where it is absent."""
     if value is None:
         return ""
-    message = f"{b.op}: expected {name} of one entry per channel"
-    return b.Reshape(value, b.Shape(like), allowzero=1, name=message)
+    message = f"expected {name} of one entry per channel"
+    shape = b.Shape(like)
+    if value.dims is None:  # another rank may have as many entries
+        shape = b.Add(shape, proof_of_shape(b, value, shape, None, message))
+    return b.Reshape(value, shape, allowzero=1, name=f"{b.op}: {message}")
 
 
 OP = Op(

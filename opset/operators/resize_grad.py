@@ -1,5 +1,6 @@
 """ResizeGrad: the gradient of ONNX's Resize, with all its attributes, with respect to X."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -262,7 +263,11 @@ def _wanted(
         for axis, scale in zip(listed, scales.value, strict=True):
             length = lengths[axis]
             if isinstance(length, int):
-                result[axis] = {int(np.float32(length) * np.float32(scale)), int(length * scale)}
+                with np.errstate(over="ignore"):
+                    products = float(np.float32(length) * np.float32(scale)), length * scale
+                if not all(map(math.isfinite, products)):
+                    raise ShapeError(f"input scales: {scale} times the length {length} is no length", op_type=attrs.op)
+                result[axis] = set(map(int, products))
     elif sizes is not None and sizes.value is not None:
         numbers = [n for n in (lengths[a] for a in listed) if isinstance(n, int) and n > 0]
         wanted = [size for size in sizes.value if isinstance(size, int)]

@@ -39,8 +39,9 @@ def body(b: Body, attrs: Attributes, diff_dst: Tensor, dst: Tensor) -> str:
     """Two products, a sum and a difference."""
     message = "expected diff_dst of the shape of dst"
     terms = b.Mul(diff_dst, dst, name=f"{b.op}: {message}")
-    total = b.ReduceSum(terms, b.ints([attrs["axis"]]), keepdims=1)
-    return proven_alike(b, b.Mul(dst, b.Sub(diff_dst, total)), diff_dst, dst, message)
+    name = f"{b.op}: expected an axis that there is"
+    total = b.ReduceSum(terms, b.ints([attrs["axis"]]), keepdims=1, name=name)
+    return proven_alike(b, b.Mul(dst, b.Sub(diff_dst, total)), diff_dst, dst, message, attrs["axis"])
 
 
 OP = Op(

@@ -87,7 +87,8 @@ def model(call: Call, dtype: str) -> ModelProto:
         names.append(spec.name if array is not None else "")
         if array is not None:
             element = ELEMENT_TYPES[dtype] if spec.type_name == "T1" else helper.np_dtype_to_tensor_dtype(array.dtype)
-            infos.append(helper.make_tensor_value_info(spec.name, element, [None] * array.ndim))
+            shape = [None] * array.ndim if call.seed % 2 else None  # nothing is said of a length, or not even the rank
+            infos.append(helper.make_tensor_value_info(spec.name, element, shape))
     while not names[-1]:
         names.pop()
     results = results_of(call.op)

@@ -15,7 +15,7 @@ MASK_FILTER = -10000.0
 
 def attention(op: Composer) -> list[str | None]:
     """softmax(q·kᵀ·scale + mask + bias)·v with q, k, v = x·w + b; and the present keys and values, (2, B, N, T, H)."""
-    heads, sizes = op.attribute("num_heads"), op.attribute("qkv_hidden_sizes")
+    heads, sizes = op.count("num_heads"), op.attribute("qkv_hidden_sizes")
     op.attribute("rotary_embedding_dim")
     if op.attribute("do_rotary", 0):
         raise op.refuse("do_rotary is not handled. Export with a RotaryEmbedding of its own")
@@ -39,7 +39,7 @@ def multi_head_attention(op: Composer) -> list[str | None]:
 
     Keys and values are (B, T, N·H), or (B, N, T, H), to which no input bias is added.
     """
-    heads, query, key, value, bias = op.attribute("num_heads"), *(op.input(n) for n in range(4))
+    heads, query, key, value, bias = op.count("num_heads"), *(op.input(n) for n in range(4))
     if not key or not value or op.rank(query, "by MultiHeadAttention") != 3:
         raise op.refuse(
             "packed queries, keys and values are not handled, nor has onnxruntime a kernel. Export them apart"

@@ -89,7 +89,18 @@ class Composer:
         """The value of an attribute, texts as str."""
         self._unasked.discard(name)
         value = self._attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else value
+        value = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if default is not None and not isinstance(value, kinds):
+            raise self.refuse(f"the attribute {name!r}: expected a value like {default!r}, got {value!r}")
+        return value
+
+    def count(self, name: str) -> int:
+        """An attribute that must be there and counts something."""
+        value = self.attribute(name, 0)
+        if value < 1:
+            raise self.refuse(f"the attribute {name!r}: expected a number of 1 or more, got {value}")
+        return value
 
     def wants(self, index: int) -> bool:
         """Whether anything reads an output."""

@@ -81,7 +81,7 @@ def test_before_ir_version_4_initializers_are_inputs_too() -> None:
 def test_a_broken_weight_is_reported_by_name() -> None:
     broken = model()
     broken.graph.initializer[0].raw_data = broken.graph.initializer[0].raw_data[:-4]
-    with pytest.raises(ob.InvalidModelError, match="initializer 'large' does not pass onnx.checker"):
+    with pytest.raises(ob.InvalidModelError, match="tensor 'large' .* holds 19596 bytes, expected 19600"):
         ob.backward(broken)
 
 

@@ -1,0 +1,69 @@
+"""Reading models: from a path or from memory, the tensors beside a file included, and nothing outside its folder."""
+
+import os
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, TensorProto, checker
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.sound import sound, tensors
+
+
+def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """The model, read from a path where one is given; `sound`, so a copy where texts of it are none.
+
+    Errors: InvalidArgumentError for a path that is none, InvalidModelError for what is no sound model, UnsupportedError
+    for one beyond the limits.
+    """
+    if isinstance(model, ModelProto):
+        return sound(model)
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgumentError(f"expected a ModelProto or the path of a file, got {type(model).__name__}")
+    path = Path(model)
+    if not os.path.isfile(path):
+        raise InvalidArgumentError(f"no such file: {path}")
+    try:
+        proto = _read(path)
+    except OnnxBackpropError:
+        raise
+    except (OSError, checker.ValidationError) as e:
+        raise InvalidModelError(f"{path} cannot be read: {e}") from e
+    except Exception as e:  # each of onnx's file formats raises errors of its own
+        raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
+    if not proto.graph.node and not proto.graph.output:
+        raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
+    return proto
+
+
+def _read(path: Path) -> ModelProto:
+    """A model file and the tensors beside it; a link to tensors may lead to where the model itself really lies.
+
+    So does a Hugging Face cache: its files are links to blobs in one folder. Any other link is onnx's to refuse.
+    """
+    proto = sound(onnx.load(path, load_external_data=False))
+    real, folder = Path(os.path.realpath(path)).parent, path.parent
+    beside = [tensor for tensor in tensors(proto) if uses_external_data(tensor)]
+    for tensor in beside:
+        base, location = folder, ExternalDataInfo(tensor).location
+        target = Path(os.path.realpath(folder / location))
+        if (folder / location).is_symlink() and target.parent == real:
+            base = real
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = target.name
+        load_external_data_for_tensor(tensor, str(base))
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return sound(proto) if beside else proto
+
+
+def existing(model: object) -> Path:
+    """The path of a file; InvalidArgumentError for anything else."""
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgumentError(f"expected a ModelProto or the path of a file, got {type(model).__name__}")
+    path = Path(os.fsdecode(model))
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
+        raise InvalidArgumentError(f"no such file: {path}")
+    return path

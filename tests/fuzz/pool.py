@@ -1,0 +1,104 @@
+"""Cases run in a forked process with a limit of time and memory for each; what ends it is told of the case it ran."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+SECONDS = 10.0
+BYTES = 2 * 2**30
+_STATE = struct.Struct("qd")  # the case that runs, -1 behind the last, and when it began
+_ANSWER = struct.Struct("q200s")
+
+
+@dataclass
+class Answer:
+    """What became of a case: "answered", "refused: <class>", or one of `BAD` with what was found."""
+
+    case: int
+    what: str
+
+
+BAD = ("untyped", "crash", "slow", "big")
+
+
+def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, size: int = BYTES) -> Iterator[Answer]:
+    """`step(case)` for every case, in one process as long as it lives. Where it dies the next case goes on in another."""
+    first = cases.start
+    while first < cases.stop:
+        state = mmap.mmap(-1, _STATE.size)
+        state[:] = _STATE.pack(first, time.monotonic())
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(reading)
+            _work(range(first, cases.stop, cases.step), step, state, writing, size)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        ended = ""
+        rest = b""
+        while True:
+            content = _read(reading)
+            if content:
+                rest += content
+                while len(rest) >= _ANSWER.size:
+                    case, text = _ANSWER.unpack_from(rest)
+                    rest = rest[_ANSWER.size :]
+                    first = case + cases.step
+                    yield Answer(case, text.rstrip(b"\0").decode("utf-8", "replace"))
+            elif content == b"":
+                _, status = os.waitpid(child, 0)
+                if first < cases.stop:
+                    yield Answer(first, ended or f"crash: the process ended with {os.waitstatus_to_exitcode(status)}")
+                    first += cases.step
+                break
+            else:
+                case, began = _STATE.unpack(state[:])
+                if not ended and case >= 0 and time.monotonic() - began > seconds:
+                    ended = f"slow: more than {seconds:g} s"
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(0.002)
+        os.close(reading)
+
+
+def _read(pipe: int) -> bytes | None:
+    """What a pipe holds: nothing once it is closed, None while it is open and empty."""
+    try:
+        return os.read(pipe, 1 << 16)
+    except BlockingIOError:
+        return None
+
+
+def _work(cases: range, step: Callable[[int], str], state: mmap.mmap, writing: int, size: int) -> None:
+    """The process itself, which never returns."""
+    code = 1
+    try:
+        for case in cases:
+            state[:] = _STATE.pack(case, time.monotonic())
+            before = _peak()
+            _limit(size)
+            what = step(case)
+            grown = _peak() - before
+            if grown > size * 3 // 4:  # where it was refused more, somebody has caught that
+                what = f"big: {grown >> 20} MiB; {what}"
+            os.write(writing, _ANSWER.pack(case, what.encode()[:200]))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _limit(size: int) -> None:
+    """Let the process have so much more than it has now."""
+    with open("/proc/self/statm", "rb") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + size, resource.RLIM_INFINITY))

@@ -1,0 +1,79 @@
+"""A tiny part of `make fuzz`, and that the pool sees what it is there to see."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tests.fuzz import calls, pool, targets
+from tests.property.calls import Call
+
+CASES = {"models": 250, "npz": 150, "checkpoints": 80}
+
+
+@pytest.mark.parametrize("group", list(CASES))
+def test_mutated_files(group: str) -> None:
+    for door in targets.GROUPS[group]:
+        targets.TARGETS[door].files()
+
+    def step(number: int) -> str:
+        door, _, content = targets.case(group, 0, number)
+        return f"{targets.attempt(door, content)}; {door}"
+
+    answers = list(pool.run(range(CASES[group]), step))
+    assert len(answers) == CASES[group]
+    assert [a for a in answers if a.what.startswith(pool.BAD)] == []
+    assert {a.what.partition(";")[0] for a in answers} >= {"answered"}
+
+
+def test_cases_are_the_same_every_time() -> None:
+    for group in targets.GROUPS:
+        assert targets.case(group, 3, 5) == targets.case(group, 3, 5)
+        assert targets.case(group, 3, 5) != targets.case(group, 3, 6)
+
+
+def test_what_ends_a_process_is_told_of_its_case() -> None:
+    def step(case: int) -> str:
+        if case == 1:
+            os.abort()
+        if case == 3:
+            time.sleep(60)
+        if case == 5:
+            np.ones(2**28)
+        if case == 6:
+            np.ones(2**25)[:] = 2
+        return "answered"
+
+    found = {a.case: a.what for a in pool.run(range(8), step, seconds=1.5, size=2**28)}
+    assert list(found) == list(range(8))
+    assert found[1] == "crash: the process ended with -6"
+    assert found[3] == "slow: more than 1.5 s"
+    assert found[5].startswith("crash")  # the exception of a step
+    assert found[6].startswith("big")
+    assert all(found[n] == "answered" for n in (0, 2, 4, 7))
+
+
+WRONG = {
+    "BiasAddBackward": ({"data_format": "NXC"}, [(3,)]),
+    "SoftMaxBackward rank": ({"axis": 0}, [(3, 4), (1, 3, 4)]),
+    "SoftMaxBackward rank of both": ({"axis": -1}, [(), ()]),
+    "SoftMaxBackward axis": ({"axis": 13}, [(1, 13), (1, 13)]),
+    "ReLUBackward": ({}, [(1, 3), (3,)]),
+    "BatchNormTrainingBackward": ({"epsilon": 0.5, "data_format": "NCX"}, [(1, 3, 4), (1, 3, 4), None, None, (1, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_bodies_refuse_what_the_reference_refuses(name: str) -> None:
+    """With ranks that the model does not say."""
+    attributes, shapes = WRONG[name]
+    inputs = [None if shape is None else np.ones(shape, np.float32) for shape in shapes]
+    call = Call(name.split()[0], attributes, inputs, 0)
+    assert calls.attempt(call) == "refused"
+
+
+def test_wrong_calls_with_undeclared_shapes() -> None:
+    assert {calls.attempt(calls.drawn(1, n)) for n in range(40)} == {"answered", "refused"}
