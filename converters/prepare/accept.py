@@ -1,5 +1,6 @@
 """What onnxruntime takes and onnx's checker does not, put in order; and files whose tensors lie beside them."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -46,6 +47,14 @@ def read_file(path: Path) -> ModelProto:
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
     return proto
+
+
+def external_files(path: str | Path) -> list[Path]:
+    """The files beside a model that its tensors lie in; none for what cannot be read."""
+    with contextlib.suppress(Exception):  # of each of onnx's file formats its own
+        tensors = filter(uses_external_data, _tensors(onnx.load(path, load_external_data=False)))
+        return [Path(path).parent / name for name in {ExternalDataInfo(tensor).location for tensor in tensors}]
+    return []
 
 
 def put_in_order(proto: ModelProto) -> None:

@@ -1,5 +1,6 @@
 """Writing models: the file is complete or it is not there."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +15,7 @@ from onnx_backprop.opset.core.files import replacing
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
 SMALL = 1024  # bytes; smaller tensors stay in the model file
+_ADDED = 48  # characters of the longest name that is made of a file's, by `replacing` and for a checkpoint
 
 
 def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
@@ -27,7 +29,7 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     """
     target = Path(os.path.realpath(path))
     check_writable(path)
-    data = target.with_name(f"{target.name}.data")
+    data = sidecar(path)
     try:
         whole = _serialized(model, limit)
         if whole is not None:
@@ -50,13 +52,38 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
 
 def check_writable(path: str | Path) -> None:
     """Raise InvalidArgumentError when a file cannot be written there for a reason that shows beforehand."""
-    target = Path(os.path.realpath(path))
+    try:
+        target = Path(os.path.realpath(path))
+        reason = _unwritable(target)
+    except (OSError, ValueError) as e:  # no name at all, or a longer one than the system takes
+        raise InvalidArgumentError(f"cannot write {str(path)!r}: {getattr(e, 'strerror', None) or e}") from e
+    if reason:
+        raise InvalidArgumentError(f"cannot write {path}: {reason}")
+
+
+def _unwritable(target: Path) -> str | None:
     if target.is_dir():
-        raise InvalidArgumentError(f"cannot write {path}: it is a folder. Name a file")
+        return "it is a folder. Name a file"
     if target.exists() and not target.is_file():
-        raise InvalidArgumentError(f"cannot write {path}: it exists and is not a regular file")
+        return "it exists and is not a regular file"
     if not target.parent.is_dir():
-        raise InvalidArgumentError(f"cannot write {path}: there is no folder {target.parent}. Make it first")
+        return f"there is no folder {target.parent}. Make it first"
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(f"{target}{'.' * _ADDED}")
+    return None
+
+
+def same_file(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to one file, by links of any kind, or will when it is written."""
+    with contextlib.suppress(OSError, ValueError):  # a file that is missing, or no name at all
+        return os.path.realpath(one) == os.path.realpath(other) or os.path.samefile(one, other)
+    return False
+
+
+def sidecar(path: str | Path) -> Path:
+    """Where `save_model` puts the large tensors of a model."""
+    target = Path(os.path.realpath(path))
+    return target.with_name(f"{target.name}.data")
 
 
 def _serialized(model: ModelProto, limit: int) -> bytes | None:

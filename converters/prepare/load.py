@@ -1,6 +1,7 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
 import difflib
+import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +34,7 @@ def load(model: ModelProto | str | Path) -> ModelProto:
     if isinstance(model, ModelProto):
         return model
     path = Path(model)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path's own raises for a name that is too long
         raise InvalidArgumentError(f"no such file: {path}")
     try:
         proto = read_file(path)

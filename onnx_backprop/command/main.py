@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
-from onnx_backprop.command.options import NO_LOSS, check_paths, progress_bar, read_arrays, share, training_options
+from onnx_backprop.command.files import check_files
+from onnx_backprop.command.options import NO_LOSS, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.converters import (
     TrainingGraph,
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = _show_warning
+            check_files(arguments)
             code: int = arguments.run(arguments)
         sys.stdout.flush()
     except UnsupportedOpError as e:  # a list, one operator a line
@@ -141,7 +143,6 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
-    check_paths(Path(arguments.model), Path(arguments.output), force=arguments.force)
     progress: Progress = iter if arguments.quiet else progress_bar
     with _logging(verbose=arguments.verbose):
         model = load(arguments.model)
@@ -200,8 +201,6 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
-    if arguments.save_repro:
-        check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
     report = check_gradients(
         arguments.model,
         wrt=arguments.wrt,

@@ -5,13 +5,11 @@ import contextlib
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -66,15 +64,6 @@ def read_arrays(path: str | None, option: str) -> dict[str, np.ndarray] | None:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as e:
         raise InvalidArgumentError(f"{option}: {path} cannot be read as an .npz file: {e}") from e
-
-
-def check_paths(source: Path, target: Path, *, force: bool) -> None:
-    """Before any long work: there is something to read and a place to write."""
-    if source.is_dir():
-        raise InvalidArgumentError(f"{source} is a folder. Name an ONNX file")
-    check_writable(target)
-    if target.exists() and not force:
-        raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
 
 
 def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:

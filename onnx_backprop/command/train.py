@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_arrays, share, training_options
 from onnx_backprop.converters import TrainingGraph, training_graph
-from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.data import Batches
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
     target = Path(arguments.output)
-    checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")
-    _check(arguments, target, checkpoint)
+    checkpoint = checkpoint_beside(target)
+    _check(arguments)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     graph = training_graph(
         arguments.model,
@@ -112,15 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> None:
-    """Before any long work: there is a place to write, and nothing is replaced unasked."""
-    for path in filter(None, (target, checkpoint, arguments.log, arguments.report)):
-        check_writable(path)
+def _check(arguments: argparse.Namespace) -> None:
+    """Before any long work."""
     if arguments.seed < 0 or arguments.epochs < 1:
         raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
-    for path in (target, checkpoint):
-        if path.exists() and not (arguments.force or arguments.resume):
-            raise InvalidArgumentError(f"{path} exists. Name another file, --force to replace it, or --resume")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 

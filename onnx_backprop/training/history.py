@@ -74,19 +74,20 @@ class Log:
 
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log; a last line that a killed process has left unfinished is passed over."""
-    text = Path(path).read_text(encoding="utf-8")
-    lines = text.split("\n")[:-1]
+    lines_of_json = Path(path).suffix == ".jsonl"
+    start = "{" if lines_of_json else ",".join(COLUMNS) + "\n"
     try:
-        if Path(path).suffix == ".jsonl":
-            return [Record(**json.loads(line)) for line in lines]
-        rows = list(csv.reader(lines))
-        if rows and tuple(rows[0]) != COLUMNS:
-            raise InvalidArgumentError(f"{path} is no log: expected the columns {', '.join(COLUMNS)}")
-        return [_parsed(row) for row in rows[1:]]
-    except (ValueError, TypeError) as e:
-        if isinstance(e, InvalidArgumentError):
-            raise
+        text = Path(path).read_text(encoding="utf-8")
+        lines = text.split("\n")[:-1]
+        if lines_of_json:
+            records = [Record(**json.loads(line)) for line in lines]
+        else:
+            records = [_parsed(row) for row in list(csv.reader(lines))[1:]]
+    except (ValueError, TypeError, csv.Error) as e:
         raise InvalidArgumentError(f"{path} is no log: {e}") from e
+    if text and not text.startswith(start):
+        raise InvalidArgumentError(f"{path} is no log: expected it to start with {start.strip()}")
+    return records
 
 
 def _parsed(row: list[str]) -> Record:
