@@ -14,6 +14,7 @@ from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         gradient_norms=arguments.report is not None,
         **training_options(arguments),
     )
-    loader = _loader(graph, data, arguments, "--data")
+    loader, measured = _loader(graph, data, arguments, "--data"), _loader(graph, evaluation, arguments, "--evaluation")
     assert loader is not None
     trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
     if arguments.resume and checkpoint.is_file():
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.epochs,
                 schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
                 callbacks=[note] if arguments.report else [],
-                evaluation=_loader(graph, evaluation, arguments, "--evaluation"),
+                evaluation=measured,
                 checkpoint=checkpoint,
                 every=arguments.every,
                 log=arguments.log,
@@ -132,7 +133,13 @@ def _loader(
             f"there are {', '.join(arrays) or 'none'}"
         )
     chosen = {name: arrays[name] for name in graph.inputs}
-    return Batches(chosen, min(arguments.batch_size, len(chosen[graph.inputs[0]])), seed=arguments.seed)
+    size = min(arguments.batch_size, max(map(rows, chosen.values()), default=1))
+    try:
+        loader = Batches(chosen, size, seed=arguments.seed)
+        Inputs(graph).check_loader(loader)
+    except InvalidArgumentError as e:
+        raise InvalidArgumentError(f"{option}: {e}") from e
+    return loader
 
 
 def _optimizer(arguments: argparse.Namespace) -> Optimizer:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.history import Log, Record, draw
+from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
 
 Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
@@ -28,6 +29,7 @@ class Trained(Protocol):
     epoch: int
     batch: int
     schedule: Schedule | None
+    inputs: Inputs
 
     @property
     def updates(self) -> int: ...
@@ -73,6 +75,8 @@ def fit(
         raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
+    trainer.inputs.check_loader(loader)
+    trainer.inputs.check_loader(evaluation)
     if schedule is not None:
         trainer.schedule = schedule
     callbacks, records = tuple(callbacks), []

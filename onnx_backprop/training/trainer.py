@@ -20,6 +20,7 @@ from onnx_backprop.ort_ops import default_options, native_kernels_work, run_boun
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.fitting import fit
+from onnx_backprop.training.inputs import Inputs, refusals, rows, together
 from onnx_backprop.training.schedules import Schedule, described, restored
 
 Feeds = Mapping[str, Any]
@@ -80,6 +81,7 @@ class Trainer:
         if self.kernels == "numba":
             own_convolutions(model)
         self._session = session(model, kernels=self.kernels, session_options=options)
+        self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()
@@ -121,11 +123,11 @@ class Trainer:
         """Run one training step on a batch, given by the names of `graph.inputs`; return the loss before the update.
 
         Arrays are cast within their kind (float64 to float32, int32 to int64) to what the graph takes.
-        Errors: InvalidArgumentError for names that are missing or unknown or an array of another kind; what
-        onnxruntime raises for shapes that do not fit.
+        Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind or shape, labels of
+        classes that there are not, and whatever else onnxruntime cannot run.
         """
         binding = self._bindings[0]
-        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        fed = self.inputs.ort_values(together(feeds, more))
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         rate_name = self.graph.learning_rate
@@ -134,37 +136,12 @@ class Trainer:
             dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
             rate = np.full(shape, self.learning_rate, dtype)
             binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
-        run_bound(self._session, binding)
+        with refusals(fed):
+            run_bound(self._session, binding)
         self._state, self._spare = self._spare, self._state
         self._bindings.reverse()
         self.steps += 1
         return float(self._loss.numpy().reshape(()))
-
-    def _checked(self, given: Feeds, names: Iterable[str]) -> dict[str, OrtValue]:
-        wanted = list(names)
-        for name in given:
-            if name not in wanted:
-                raise InvalidArgumentError(
-                    f"expected {', '.join(wanted)}, got {name!r}{near(name, wanted) or '. Leave it out'}"
-                )
-        missing = [name for name in wanted if name not in given]
-        if missing:
-            raise InvalidArgumentError(f"expected {', '.join(wanted)}; {', '.join(map(repr, missing))} missing")
-        return {name: self._fed(name, given[name]) for name in wanted}
-
-    def _fed(self, name: str, value: Any) -> OrtValue:
-        if isinstance(value, OrtValue):
-            return value
-        element = self._types[name].elem_type
-        dtype, array = helper.tensor_dtype_to_np_dtype(element), np.asarray(value)
-        if array.dtype != dtype:
-            if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind == "f"):
-                raise InvalidArgumentError(f"{name!r} has type {dtype}, got an array of {array.dtype}")
-            array = array.astype(dtype)
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        if element == TensorProto.BFLOAT16:
-            return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
-        return OrtValue.ortvalue_from_numpy(array)
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -212,37 +189,32 @@ class Trainer:
         if self._evaluation is None:
             model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
-        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        batch = self.inputs.ort_values(together(feeds, more))
         accepted = {value.name for value in self._evaluation.get_inputs()}
-        fed |= {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
+        fed = batch | {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
         names = [value.name for value in self._evaluation.get_outputs()]
-        results = self._evaluation.run_with_ort_values(names, fed)
+        with refusals(batch):
+            results = self._evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
     def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
         if loader is None or isinstance(loader, Mapping):
-            return float(self.predict({**(loader or {}), **more}, ema=ema)[self.graph.loss].reshape(()))
-        total, rows = 0.0, 0
+            return float(self.predict(together(loader, more), ema=ema)[self.graph.loss].reshape(()))
+        total, seen = 0.0, 0
         for batch in loader:
             feeds = self.named(batch)
-            count = len(np.atleast_1d(feeds[self.graph.inputs[0]]))
-            total += count * self.evaluate(feeds, ema=ema)
-            rows += count
-        if not rows:
+            loss = self.evaluate(feeds, ema=ema)
+            count = rows(feeds[self.graph.inputs[0]])
+            total += count * loss
+            seen += count
+        if not seen:
             raise InvalidArgumentError("the loader is empty; expected at least one batch")
-        return total / rows
+        return total / seen
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
-        if isinstance(batch, Mapping):
-            return dict(batch)
-        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.graph.inputs):
-            raise InvalidArgumentError(
-                f"a batch must be a mapping or a sequence of {len(self.graph.inputs)} arrays "
-                f"({', '.join(self.graph.inputs)}), got {type(batch).__name__}"
-            )
-        return dict(zip(self.graph.inputs, batch, strict=True))
+        return self.inputs.named(batch)
 
     def end_profiling(self) -> str:
         """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""

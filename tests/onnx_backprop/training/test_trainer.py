@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import safetensors.numpy
-from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
@@ -116,37 +115,6 @@ def test_evaluation_of_a_loader_is_that_of_all_rows() -> None:
     assert trainer.evaluate(batches()) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
     tuples = [(batch["x"], batch["labels"]) for batch in batches()]
     assert trainer.evaluate(tuples) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
-
-
-def test_a_failed_step_leaves_the_state() -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    trainer = ob.Trainer(training(), session_options=options)
-    batch = next(iter(batches()))
-    trainer.step(batch)
-    before = trainer.state()
-    with pytest.raises((RuntimeError, state.Fail, state.InvalidArgument), match="Out of range"):
-        trainer.step(x=batch["x"], labels=np.full(7, 3))
-    for name, value in trainer.state().items():
-        np.testing.assert_array_equal(value, before[name])
-    assert trainer.steps == 1
-    other = ob.Trainer(training())
-    other.step(batch)
-    assert trainer.step(batch) == other.step(batch)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"x": np.zeros((2, 4))}, "expected x, labels; 'labels' missing"),
-    "unknown": ({"x": np.zeros((2, 4)), "label": [0, 1]}, "expected x, labels, got 'label'. Did you mean 'labels'"),
-    "kind": ({"x": np.zeros((2, 4)), "labels": [0.5, 1]}, "'labels' has type int64, got an array of float64"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_feeds(case: str) -> None:
-    feeds, message = REFUSED[case]
-    with pytest.raises(ob.InvalidArgumentError, match=message):
-        ob.Trainer(training()).step(feeds)
 
 
 def test_a_graph_without_an_optimizer() -> None:
