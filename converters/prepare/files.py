@@ -29,7 +29,7 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     """
     target = Path(os.path.realpath(path))
     check_writable(path)
-    data = sidecar(path)
+    (data,) = sidecars(path)
     try:
         whole = _serialized(model, limit)
         if whole is not None:
@@ -80,10 +80,10 @@ def same_file(one: str | Path, other: str | Path) -> bool:
     return False
 
 
-def sidecar(path: str | Path) -> Path:
-    """Where `save_model` puts the large tensors of a model."""
+def sidecars(path: str | Path) -> list[Path]:
+    """The files beside a model that `save_model` may write or remove."""
     target = Path(os.path.realpath(path))
-    return target.with_name(f"{target.name}.data")
+    return [target.with_name(f"{target.name}.data")]
 
 
 def _serialized(model: ModelProto, limit: int) -> bytes | None:

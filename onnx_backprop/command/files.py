@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from onnx_backprop.converters.prepare.accept import external_files
-from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecar
+from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecars
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.history import read_log
 
@@ -51,7 +51,7 @@ def _written(given: dict[str, object]) -> list[tuple[str, Path]]:
             check_writable(path)
             result.append((what, Path(path)))
             if name in _MODELS:
-                result.append((f"large weights beside {what}", sidecar(path)))
+                result += [(f"large weights beside {what}", beside) for beside in sidecars(path)]
             if "resume" in given and name == "output":
                 result.append((f"the checkpoint beside {what}", checkpoint_beside(path)))
     for _, path in result:
@@ -65,7 +65,7 @@ def _check_replaced(given: dict[str, object], present: list[Path]) -> None:
     if given.get("resume"):
         output = str(given["output"])
         if checkpoint_beside(output).is_file():
-            continued += [Path(output), sidecar(output), checkpoint_beside(output)]
+            continued += [Path(output), *sidecars(output), checkpoint_beside(output)]
         if "log" in given and os.path.isfile(str(given["log"])):
             read_log(str(given["log"]))  # which refuses what is no log
             continued.append(Path(str(given["log"])))

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(e))
     except OnnxBackpropError as e:
         return _fail(" ".join(str(e).split()))
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(f"{PROGRAM}: interrupted{'. ' if e.args else ''}{e}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -100,10 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
                 log=arguments.log,
                 progress=False if arguments.quiet else None,
             )
+        seconds = time.perf_counter() - start
+        trainer.export(target, ema=arguments.ema is not None)
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
-    seconds = time.perf_counter() - start
-    trainer.export(target, ema=arguments.ema is not None)
+    except KeyboardInterrupt as e:
+        if trainer.kept:
+            raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
+        raise
     facts = _facts(arguments, records, seconds, trainer.steps)
     if arguments.report:
         _report(arguments, trainer, loader, facts, records, norms)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
@@ -27,7 +29,7 @@ class Schedule(ABC):
             if isinstance(value, Schedule):
                 continue
             low, types = (1, int) if field.name in self.positive else (0, (int, float))
-            if value is not None and not (isinstance(value, types) and low <= value < math.inf):
+            if not (isinstance(value, types) and low <= value < math.inf):
                 name = f"{type(self).__name__}: {field.name}"
                 raise InvalidArgumentError(f"{name}: expected {low} or more, got {value!r}")
 
@@ -134,6 +136,18 @@ class OneCycle(Schedule):
 
 def _along_cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def checked_rate(rate: Any, dtype: np.dtype) -> float:
+    """A learning rate; InvalidArgumentError unless it is a finite number of 0 or more, in its type too."""
+    try:
+        value = float("nan" if isinstance(rate, str) else rate)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    with np.errstate(over="ignore"):
+        if not (value >= 0 and np.isfinite(np.asarray(value).astype(dtype))):
+            raise InvalidArgumentError(f"learning_rate: expected a finite number of 0 or more in {dtype}, got {rate!r}")
+    return value
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

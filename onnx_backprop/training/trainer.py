@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from onnx_backprop.converters import TrainingGraph, save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
@@ -19,9 +18,10 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
+from onnx_backprop.training.divergence import accept, check_finite, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals, rows, together
-from onnx_backprop.training.schedules import Schedule, described, restored
+from onnx_backprop.training.schedules import Schedule, checked_rate, described, restored
 
 Feeds = Mapping[str, Any]
 OrtValue = onnxruntime.OrtValue
@@ -39,7 +39,8 @@ class Trainer:
     one set of them and writes another, and the two change places when the step has succeeded. A step that fails, as
     for a target of another shape, leaves the state as it was.
 
-    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is.
+    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
+    that was saved or loaded last, and its step.
     """
 
     fit = fit
@@ -68,6 +69,7 @@ class Trainer:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
+        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         self.learning_rate = learning_rate
         self.steps = 0
         self.epoch = 0
@@ -83,11 +85,12 @@ class Trainer:
         self._session = session(model, kernels=self.kernels, session_options=options)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
         self._set_state(state)
+        self._accepted = not_finite(state)
+        self.kept: tuple[str | Path, int] | None = None
 
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state = {name: self._ort_value(name, value) for name, value in state.items()}
@@ -119,6 +122,19 @@ class Trainer:
             binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
         return binding
 
+    @property
+    def learning_rate(self) -> float:
+        """What the next step uses; setting it to what is no finite number of 0 or more is an InvalidArgumentError."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        name = self.graph.learning_rate
+        declared = TypeProto.Tensor(elem_type=TensorProto.FLOAT) if name is None else self._types[name]
+        dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
+        self._rate = np.full(shape, checked_rate(value, dtype), dtype)
+        self._learning_rate = float(value)
+
     def step(self, feeds: Feeds | None = None, /, **more: Any) -> float:
         """Run one training step on a batch, given by the names of `graph.inputs`; return the loss before the update.
 
@@ -130,12 +146,8 @@ class Trainer:
         fed = self.inputs.ort_values(together(feeds, more))
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
-        rate_name = self.graph.learning_rate
-        if rate_name is not None:
-            declared = self._types[rate_name]
-            dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
-            rate = np.full(shape, self.learning_rate, dtype)
-            binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
+        if self.graph.learning_rate is not None:
+            binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
         with refusals(fed):
             run_bound(self._session, binding)
         self._state, self._spare = self._spare, self._state
@@ -164,6 +176,7 @@ class Trainer:
                 raise InvalidArgumentError(f"{name!r} has shape {state[name].shape}, got {np.shape(value)}")
             state[name] = np.asarray(value).astype(state[name].dtype)
         self._set_state(state)
+        accept(self._accepted, {name: state[name] for name in values})
 
     def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Copies of the parameters, or of their running means."""
@@ -227,19 +240,27 @@ class Trainer:
         return self.steps // int(settings.get("accumulate", 1))
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all."""
+        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.
+
+        Errors: FloatingPointError when the training has diverged, see `fit`.
+        """
         write_checkpoint(
             path,
-            self.state(),
+            self._finite(self.state()),
             {
                 "steps": self.steps,
                 "epoch": self.epoch,
                 "batch": self.batch,
-                "learning_rate": self.learning_rate if math.isfinite(self.learning_rate) else None,
+                "learning_rate": self.learning_rate,
                 "schedule": None if self.schedule is None else described(self.schedule),
                 "settings": self.graph.settings,
             },
         )
+        self.kept = path, self.steps
+
+    def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        check_finite(arrays, self._accepted, step=self.steps, kept=self.kept)
+        return arrays
 
     def load(self, path: str | Path) -> Trainer:
         """Go on from a checkpoint; returns the trainer.
@@ -264,14 +285,17 @@ class Trainer:
         if about["learning_rate"] is not None:
             self.learning_rate = about["learning_rate"]
         self.schedule = None if about["schedule"] is None else restored(about["schedule"])
+        self._accepted = not_finite(tensors)
+        self.kept = path, self.steps
         return self
 
     def export(self, path: str | Path, *, ema: bool = False) -> None:
         """Write the plain inference model with the trained weights, or with their running means.
 
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
+        Errors: FloatingPointError when the training has diverged, see `fit`.
         """
-        save_model(self.graph.inference_model(self._arrays(self._weights(ema=ema))), path)
+        save_model(self.graph.inference_model(self._finite(self._arrays(self._weights(ema=ema)))), path)
 
     def _arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """Copies of tensors of onnxruntime."""
