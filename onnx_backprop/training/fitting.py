@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.divergence import diverged
-from onnx_backprop.training.history import Log, Record, draw
+from onnx_backprop.training.history import Log, Record, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
 
@@ -80,6 +81,10 @@ def fit(
         raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
+    if checkpoint is not None:
+        check_writable(checkpoint)
+    if plot is not None:
+        check_plot(plot)
     trainer.inputs.check_loader(loader)
     trainer.inputs.check_loader(evaluation)
     if schedule is not None:

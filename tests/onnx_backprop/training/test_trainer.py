@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,33 @@ def test_log_and_plot(tmp_path: Path, name: str) -> None:
     assert [r.step for r in records if r.evaluation is not None] == [8, 17]
     assert [r.learning_rate for r in records] == [SCHEDULE(t // 2) for t in range(18)]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"plot": "loss.png"}, "the plot needs matplotlib"),
+        ({"plot": "loss.xyz"}, r"plot: expected a name that ends in .*png, .*loss\.xyz"),
+        ({"plot": "none/loss.png"}, "cannot write .*there is no folder"),
+        ({"plot": ""}, "it is a folder"),
+        ({"checkpoint": "none/c"}, "cannot write .*there is no folder"),
+        ({"checkpoint": "n" * 300}, "File name too long"),
+        ({"log": "none/log.csv"}, "cannot write .*there is no folder"),
+        ({"log": "n" * 300 + ".csv"}, "File name too long"),
+        ({"log": "a\0b.csv"}, "cannot write 'a.x00b.csv': embedded null"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "matplotlib" in message:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    trainer = ob.Trainer(training())
+    with pytest.raises((ob.InvalidArgumentError, ob.KernelError), match=message):
+        fitted(1, trainer, **files)
+    assert trainer.steps == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
