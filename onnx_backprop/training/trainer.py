@@ -280,10 +280,10 @@ class Trainer:
                     f"{path} belongs to another training graph: {name!r} has shape {list(tensors[name].shape)}, "
                     f"the graph's has {list(expected[name][0])}"
                 )
+        if about["learning_rate"] is not None:
+            self.learning_rate = about["learning_rate"]  # first, since it may be refused
         self._set_state({name: tensors[name] for name in expected})
         self.steps, self.epoch, self.batch = about["steps"], about["epoch"], about["batch"]
-        if about["learning_rate"] is not None:
-            self.learning_rate = about["learning_rate"]
         self.schedule = None if about["schedule"] is None else restored(about["schedule"])
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps

@@ -16,6 +16,7 @@ import onnx_backprop as ob
 from onnx_backprop.__main__ import main
 from onnx_backprop.artifacts import CheckpointState, LossType, Module, Optimizer, OptimType, generate_artifacts
 from onnx_backprop.converters.training.optimizers import SGD
+from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.schedules import Constant
 
 # With w = 0 and these rates the first step gives w = -1.5e38, the second an overflow; both losses are finite.
@@ -115,6 +116,18 @@ def test_learning_rates_that_are_none(rate: Any) -> None:
     assert (it.learning_rate, it.steps, it.state()) == (RATE / 2, 0, before)
     it.learning_rate = np.float32(0.5)  # pyright: ignore[reportAttributeAccessIssue]
     assert it.learning_rate == 0.5
+
+
+def test_a_checkpoint_with_a_rate_that_is_none(tmp_path: Path) -> None:
+    it = trainer()
+    it.save(tmp_path / "c")
+    tensors, about = read_checkpoint(tmp_path / "c")
+    write_checkpoint(
+        tmp_path / "c", tensors | {"w": np.ones(1, np.float32)}, about | {"learning_rate": -1.0, "steps": 3}
+    )
+    with pytest.raises(ob.InvalidArgumentError, match="learning_rate: expected a finite number of 0 or more"):
+        it.load(tmp_path / "c")
+    assert (it.learning_rate, it.steps, it.parameters()) == (RATE / 2, 0, {"w": np.float32(0)})
 
 
 def test_a_schedule_needs_a_rate() -> None:
