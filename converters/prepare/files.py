@@ -1,5 +1,6 @@
 """Writing models: the file is complete or it is not there."""
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -17,6 +18,7 @@ from onnx_backprop.opset.core.files import remove_unused, replacing
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
 _HASH = "[0-9a-f]" * 16
 SMALL = 1024  # bytes; smaller tensors stay in the model file
+_ADDED = 48  # characters of the longest name that is made of a file's, by `replacing` and for a checkpoint
 
 
 def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
@@ -33,7 +35,7 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     target = Path(os.path.realpath(path))
     check_writable(path)
     try:
-        earlier = {path: path.stat().st_ino for path in target.parent.glob(f"{glob.escape(target.name)}.{_HASH}.data")}
+        earlier = {path: path.stat().st_ino for path in sidecars(path)}
         whole = _serialized(model, limit)
         if whole is not None:
             with replacing(target) as (file,):
@@ -71,13 +73,38 @@ def _write_two(model: ModelProto, target: Path) -> Path:
 
 def check_writable(path: str | Path) -> None:
     """Raise InvalidArgumentError when a file cannot be written there for a reason that shows beforehand."""
-    target = Path(os.path.realpath(path))
+    try:
+        target = Path(os.path.realpath(path))
+        reason = _unwritable(target)
+    except (OSError, ValueError) as e:  # no name at all, or a longer one than the system takes
+        raise InvalidArgumentError(f"cannot write {str(path)!r}: {getattr(e, 'strerror', None) or e}") from e
+    if reason:
+        raise InvalidArgumentError(f"cannot write {path}: {reason}")
+
+
+def _unwritable(target: Path) -> str | None:
     if target.is_dir():
-        raise InvalidArgumentError(f"cannot write {path}: it is a folder. Name a file")
+        return "it is a folder. Name a file"
     if target.exists() and not target.is_file():
-        raise InvalidArgumentError(f"cannot write {path}: it exists and is not a regular file")
+        return "it exists and is not a regular file"
     if not target.parent.is_dir():
-        raise InvalidArgumentError(f"cannot write {path}: there is no folder {target.parent}. Make it first")
+        return f"there is no folder {target.parent}. Make it first"
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(f"{target}{'.' * _ADDED}")
+    return None
+
+
+def same_file(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to one file, by links of any kind, or will when it is written."""
+    with contextlib.suppress(OSError, ValueError):  # a file that is missing, or no name at all
+        return os.path.realpath(one) == os.path.realpath(other) or os.path.samefile(one, other)
+    return False
+
+
+def sidecars(path: str | Path) -> list[Path]:
+    """The files beside a model that `save_model` removes: the tensors of earlier ones of that name."""
+    target = Path(os.path.realpath(path))
+    return list(target.parent.glob(f"{glob.escape(target.name)}.{_HASH}.data"))
 
 
 def _serialized(model: ModelProto, limit: int) -> bytes | None:

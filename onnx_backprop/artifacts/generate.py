@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_backprop.artifacts.module import LAZY_RESET, accumulation_names
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
 from onnx_backprop.converters import TrainingGraph, save_model, training_graph
+from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecars
 from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import PROTO_LIMIT, infer
@@ -20,7 +21,7 @@ from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.converters.training.optimizers import Optimizer as UpdateRule
 from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.core.reading import external_files, load
 
 _log = logging.getLogger("onnx_backprop.artifacts")
 
@@ -91,10 +92,15 @@ def generate_artifacts(
     and `lazy_reset_grad`; outputs the loss, the additional ones, `<p>_grad`, `<p>_grad.accumulation.out`.
 
     Raises: ArtifactError, a RuntimeError, for a name that is both trained and frozen, unknown names (with near
-    misses), an unknown loss or optimizer, or a model above 2 GB; what `training_graph` raises.
+    misses), an unknown loss or optimizer, a prefix with a folder in it, files that are the model's own, or a model
+    above 2 GB; what `training_graph` raises.
     """
     if ort_format or custom_op_library is not None:
         raise ArtifactError("ort_format, custom_op_library: not served. Leave them out; the artifacts are plain ONNX")
+    if Path(f"{prefix}x").name != f"{prefix}x":
+        raise ArtifactError(
+            f"prefix: expected what the names of files begin with, got {prefix!r}. Name a folder in artifact_directory"
+        )
     if isinstance(model, ModelProto) and model.ByteSize() > PROTO_LIMIT:
         raise ArtifactError("model: a ModelProto above 2 GB cannot be held in one piece. Give its path")
     if isinstance(optimizer, str) or (isinstance(optimizer, OptimType) and optimizer not in _OPTIMIZERS):
@@ -131,7 +137,14 @@ def generate_artifacts(
         files = {name: inlined(proto) for name, proto in files.items()}
     state = CheckpointState.of(graph)
     checkpoints = ["checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
-    present = [f"{prefix}{n}" for n in (*files, *checkpoints) if (folder / f"{prefix}{n}").exists()]
+    paths = [folder / f"{prefix}{name}" for name in (*files, *checkpoints)]
+    read = () if isinstance(model, ModelProto) else (model, *external_files(model))
+    for path in paths:
+        check_writable(path)
+        for own in (path, *sidecars(path)):
+            if any(same_file(own, one) for one in read):
+                raise ArtifactError(f"{own} is a file of the model. Choose another prefix or artifact_directory")
+    present = [path.name for path in paths if path.exists()]
     if present:
         _log.warning("replacing %s in %s", ", ".join(present), folder)
     for name, proto in files.items():

@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import session
+from onnx_backprop.training.schedules import checked_rate
 
 _ABOUT = {"updates": dict[str, str], "learning_rate": str, "fill": dict[str, float], "copies": dict[str, str]}
 LAZY_RESET = "lazy_reset_grad"
@@ -165,12 +166,14 @@ class Module:
         """Write the model in inference mode with the weights of the checkpoint, cut to some of its tensors.
 
         Dropout and BatchNormalization are in inference mode; above 2 GB the weights lie in a file beside it.
+        FloatingPointError when the training has diverged.
         """
         try:
             values = {name: np.array(value.numpy()) for name, value in self._state.values.items()}
             model = self.graph.inference_model(values, outputs=graph_output_names)
         except InvalidArgumentError as e:
             raise ArtifactError(str(e)) from e
+        self._state.check_finite(values)
         save_model(model, os.fspath(inference_model_uri))
 
 
@@ -221,8 +224,8 @@ class Optimizer:
         return int(self._own["optimizer_step"].numpy())
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The learning rate of the next updates."""
-        self._learning_rate = learning_rate
+        """The learning rate of the next updates; InvalidArgumentError unless it is a finite number of 0 or more."""
+        self._learning_rate = checked_rate(learning_rate, self._rate_type)
 
     def get_learning_rate(self) -> float:
         """The learning rate of the next update; 10⁻³ at the start."""

@@ -16,6 +16,7 @@ from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
+from onnx_backprop.training.divergence import accept, check_finite, not_finite
 
 Uri = str | os.PathLike[str]
 OrtValue = onnxruntime.OrtValue
@@ -42,6 +43,7 @@ class Parameter:
     @data.setter
     def data(self, value: np.ndarray) -> None:
         self._state.values[self.name] = self._same_kind(value)
+        accept(self._state.accepted, {self.name: self._state.values[self.name].numpy()})
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -120,6 +122,7 @@ class CheckpointState:
 
     def __init__(self, values: Mapping[str, np.ndarray], trained: Mapping[str, bool]) -> None:
         self.values = {name: OrtValue.ortvalue_from_numpy(np.array(value)) for name, value in values.items()}
+        self.accepted = not_finite(values)
         self.trained = dict(trained)
         self.gradients: dict[str, OrtValue] = {}
         self.optimizer: dict[str, OrtValue] = {}
@@ -168,11 +171,23 @@ class CheckpointState:
     def save_checkpoint(
         cls, state: CheckpointState, checkpoint_uri: Uri, include_optimizer_state: bool = False
     ) -> None:
-        """Write a checkpoint; it appears complete or not at all."""
+        """Write a checkpoint; it appears complete or not at all. FloatingPointError when the training has diverged."""
         tensors = {f"parameter/{name}": np.array(value.numpy()) for name, value in state.values.items()}
         if include_optimizer_state:
             tensors |= {f"optimizer/{name}": np.array(value.numpy()) for name, value in state.optimizer.items()}
+        state.check_finite(tensors, checkpoint_uri)
         write_checkpoint(checkpoint_uri, tensors, {"trained": state.trained, "properties": state.properties.values})
+
+    def check_finite(self, tensors: Mapping[str, np.ndarray], checkpoint: Uri | None = None) -> None:
+        """Before tensors are written: FloatingPointError for numbers that are not finite and were at the start."""
+        accepted = {f"parameter/{name}": where for name, where in self.accepted.items()} | self.accepted
+        updates = self.optimizer.get("optimizer_step")
+        check_finite(
+            tensors,
+            accepted,
+            step=None if updates is None else int(updates.numpy()),
+            kept=(checkpoint, None) if checkpoint is not None and os.path.isfile(checkpoint) else None,
+        )
 
     def save_nominal(self, checkpoint_uri: Uri) -> None:
         """Write names, types and shapes, but no values."""

@@ -22,15 +22,8 @@ from typing import Any, NoReturn
 from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
-from onnx_backprop.command.options import (
-    NO_LOSS,
-    check_paths,
-    limits_of,
-    progress_bar,
-    read_arrays,
-    share,
-    training_options,
-)
+from onnx_backprop.command.files import check_files
+from onnx_backprop.command.options import NO_LOSS, limits_of, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.converters import (
     TrainingGraph,
@@ -69,14 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings(), limits_of(arguments):
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = _show_warning
+            check_files(arguments)
             code: int = arguments.run(arguments)
         sys.stdout.flush()
     except UnsupportedOpError as e:  # a list, one operator a line
         return _fail(str(e))
     except OnnxBackpropError as e:
         return _fail(" ".join(str(e).split()))
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(f"{PROGRAM}: interrupted{'. ' if e.args else ''}{e}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,7 +143,6 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
-    check_paths(Path(arguments.model), Path(arguments.output), force=arguments.force)
     progress: Progress = iter if arguments.quiet else progress_bar
     with _logging(verbose=arguments.verbose):
         model = load(arguments.model)
@@ -208,8 +201,6 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
-    if arguments.save_repro:
-        check_paths(Path(arguments.model), Path(arguments.save_repro), force=arguments.force)
     feeds = read_arrays(arguments.feeds, "--feeds")
     report = check_gradients(
         arguments.model,

@@ -5,12 +5,10 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.opset.core.archives import NpzArrays
@@ -77,15 +75,6 @@ def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
             raise InvalidArgumentError(f"--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got {text!r}")
         given[name] = int(number)
     return limits(**given)
-
-
-def check_paths(source: Path, target: Path, *, force: bool) -> None:
-    """Before any long work: there is something to read and a place to write."""
-    if source.is_dir():
-        raise InvalidArgumentError(f"{source} is a folder. Name an ONNX file")
-    check_writable(target)
-    if target.exists() and not force:
-        raise InvalidArgumentError(f"{target} exists. Name another file, or --force to replace it")
 
 
 def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_arrays, share, training_options
 from onnx_backprop.converters import TrainingGraph, training_graph
-from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
@@ -62,8 +63,8 @@ def add_train(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
     target = Path(arguments.output)
-    checkpoint = target.with_name(f"{target.name}.checkpoint.safetensors")
-    _check(arguments, target, checkpoint)
+    checkpoint = checkpoint_beside(target)
+    _check(arguments)
     with held(checkpoint):  # what is resumed from is nobody else's
         return _train(arguments, target, checkpoint)
 
@@ -79,7 +80,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
         gradient_norms=arguments.report is not None,
         **training_options(arguments),
     )
-    loader = _loader(graph, data, arguments, "--data")
+    loader, measured = _loader(graph, data, arguments, "--data"), _loader(graph, evaluation, arguments, "--evaluation")
     assert loader is not None
     trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
     if arguments.resume and checkpoint.is_file():
@@ -100,16 +101,20 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
                 arguments.epochs,
                 schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
                 callbacks=[note] if arguments.report else [],
-                evaluation=_loader(graph, evaluation, arguments, "--evaluation"),
+                evaluation=measured,
                 checkpoint=checkpoint,
                 every=arguments.every,
                 log=arguments.log,
                 progress=False if arguments.quiet else None,
             )
+        seconds = time.perf_counter() - start
+        trainer.export(target, ema=arguments.ema is not None)
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
-    seconds = time.perf_counter() - start
-    trainer.export(target, ema=arguments.ema is not None)
+    except KeyboardInterrupt as e:
+        if trainer.kept:
+            raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
+        raise
     facts = _facts(arguments, records, seconds, trainer.steps)
     if arguments.report:
         _report(arguments, trainer, loader, facts, records, norms)
@@ -119,15 +124,10 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
     return 0
 
 
-def _check(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> None:
-    """Before any long work: there is a place to write, and nothing is replaced unasked."""
-    for path in filter(None, (target, checkpoint, arguments.log, arguments.report)):
-        check_writable(path)
+def _check(arguments: argparse.Namespace) -> None:
+    """Before any long work."""
     if arguments.seed < 0 or arguments.epochs < 1:
         raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
-    for path in (target, checkpoint):
-        if path.exists() and not (arguments.force or arguments.resume):
-            raise InvalidArgumentError(f"{path} exists. Name another file, --force to replace it, or --resume")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 
@@ -144,11 +144,13 @@ def _loader(
             f"there are {', '.join(arrays) or 'none'}"
         )
     chosen = {name: arrays[name] for name in graph.inputs}
-    return Batches(
-        chosen,
-        min(arguments.batch_size, max((len(a) for a in chosen.values() if a.ndim), default=1)),
-        seed=arguments.seed,
-    )
+    size = min(arguments.batch_size, max(map(rows, chosen.values()), default=1))
+    try:
+        loader = Batches(chosen, size, seed=arguments.seed)
+        Inputs(graph).check_loader(loader)
+    except InvalidArgumentError as e:
+        raise InvalidArgumentError(f"{option}: {e}") from e
+    return loader
 
 
 def _optimizer(arguments: argparse.Namespace) -> Optimizer:

@@ -45,3 +45,9 @@ class Batches:
         for start in range(0, len(self) * self.size, self.size):
             rows = order[start : start + self.size]
             yield {name: array[rows] for name, array in self.arrays.items()}
+
+    def samples(self) -> Iterator[dict[str, np.ndarray]]:
+        """A batch of every size that there is, of the first rows."""
+        rest = 0 if self.whole else self.rows % self.size
+        for size in dict.fromkeys((self.size, rest or self.size)):
+            yield {name: array[:size] for name, array in self.arrays.items()}

@@ -13,9 +13,12 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.history import Log, Record, draw
+from onnx_backprop.training.divergence import diverged
+from onnx_backprop.training.history import Log, Record, check_plot, draw
+from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
 
 Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
@@ -24,12 +27,17 @@ Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
 class Trained(Protocol):
     """What the loop moves: a Trainer."""
 
-    learning_rate: float
     steps: int
     epoch: int
     batch: int
     schedule: Schedule | None
+    inputs: Inputs
+    kept: tuple[str | Path, int] | None
 
+    @property
+    def learning_rate(self) -> float: ...
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
     @property
     def updates(self) -> int: ...
     def named(self, batch: Any) -> dict[str, Any]: ...
@@ -68,13 +76,19 @@ def fit(
         plot: a picture of the losses, drawn at the end.
         progress: a progress bar. Default: where a person is watching.
 
-    Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number; the last
-    checkpoint is of a step before that.
+    Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number, or the state that is
+    to be saved holds one that was finite at the start; the last checkpoint is of a step before that.
     """
     if epochs < 0 or every < 0:
         raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
+    if checkpoint is not None:
+        check_writable(checkpoint)
+    if plot is not None:
+        check_plot(plot)
+    trainer.inputs.check_loader(loader)
+    trainer.inputs.check_loader(evaluation)
     if schedule is not None:
         trainer.schedule = schedule
     callbacks, records = tuple(callbacks), []
@@ -122,10 +136,7 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
             loss = trainer.step(trainer.named(batch))
             seconds = time.perf_counter() - start
             if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss is {loss} in step {trainer.steps} (learning rate {rate:g}). Lower the learning rate, or "
-                    "clip the gradients: clip_norm=1.0"
-                )
+                raise diverged(f"the loss is {loss} in step {trainer.steps} (learning rate {rate:g})", trainer.kept)
             batch = next(batches, None)
             measured = None
             if batch is None:

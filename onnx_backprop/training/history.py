@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.files import replacing
 
@@ -41,6 +42,7 @@ class Log:
         self.path = Path(path)
         if self.path.suffix not in (".csv", ".jsonl"):
             raise InvalidArgumentError(f"log: expected a name that ends in .csv or .jsonl, got {self.path.name}")
+        check_writable(path)
         try:
             kept = [r for r in read_log(self.path) if r.step < start] if self.path.is_file() and start else []
             text = ("" if self._json else ",".join(COLUMNS) + "\n") + "".join(map(self._line, kept))
@@ -84,19 +86,20 @@ class Log:
 
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log; a last line that a killed process has left unfinished is passed over."""
-    text = Path(path).read_text(encoding="utf-8")
-    lines = text.split("\n")[:-1]
+    lines_of_json = Path(path).suffix == ".jsonl"
+    start = "{" if lines_of_json else ",".join(COLUMNS) + "\n"
     try:
-        if Path(path).suffix == ".jsonl":
-            return [Record(**json.loads(line)) for line in lines]
-        rows = list(csv.reader(lines))
-        if rows and tuple(rows[0]) != COLUMNS:
-            raise InvalidArgumentError(f"{path} is no log: expected the columns {', '.join(COLUMNS)}")
-        return [_parsed(row) for row in rows[1:]]
-    except (ValueError, TypeError) as e:
-        if isinstance(e, InvalidArgumentError):
-            raise
+        text = Path(path).read_text(encoding="utf-8")
+        lines = text.split("\n")[:-1]
+        if lines_of_json:
+            records = [Record(**json.loads(line)) for line in lines]
+        else:
+            records = [_parsed(row) for row in list(csv.reader(lines))[1:]]
+    except (ValueError, TypeError, csv.Error) as e:
         raise InvalidArgumentError(f"{path} is no log: {e}") from e
+    if text and not text.startswith(start):
+        raise InvalidArgumentError(f"{path} is no log: expected it to start with {start.strip()}")
+    return records
 
 
 def _parsed(row: list[str]) -> Record:
@@ -105,16 +108,35 @@ def _parsed(row: list[str]) -> Record:
     return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured)
 
 
-def draw(records: list[Record], path: str | Path) -> None:
-    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
+def check_plot(path: str | Path) -> None:
+    """Before there is anything to draw.
 
     Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.
     """
+    check_writable(path)
+    formats = _figure().canvas.get_supported_filetypes()
+    if _format(path) not in formats:
+        raise InvalidArgumentError(f"plot: expected a name that ends in .{', .'.join(sorted(formats))}, got {path}")
+
+
+def _format(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower() or "png"
+
+
+def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise KernelError(f"the plot needs matplotlib: {e}. Install it with `pip install matplotlib`") from e
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    return Figure(figsize=(8, 4.5), layout="constrained")
+
+
+def draw(records: list[Record], path: str | Path) -> None:
+    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
+
+    Errors: those of `check_plot`.
+    """
+    figure = _figure()
     axes: Any = figure.add_subplot()
     steps = [r.step for r in records]
     axes.plot(steps, [r.loss for r in records], linewidth=0.8, label="loss")
@@ -131,6 +153,6 @@ def draw(records: list[Record], path: str | Path) -> None:
     axes.legend(loc="upper right")
     try:
         with replacing(path) as (file,):
-            figure.savefig(file, format=Path(path).suffix[1:] or "png")
+            figure.savefig(file, format=_format(path))
     except (OSError, ValueError) as e:
         raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
@@ -136,6 +138,18 @@ class OneCycle(Schedule):
 
 def _along_cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def checked_rate(rate: Any, dtype: np.dtype) -> float:
+    """A learning rate; InvalidArgumentError unless it is a finite number of 0 or more, in its type too."""
+    try:
+        value = float("nan" if isinstance(rate, str) else rate)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    with np.errstate(over="ignore"):
+        if not (value >= 0 and np.isfinite(np.asarray(value).astype(dtype))):
+            raise InvalidArgumentError(f"learning_rate: expected a finite number of 0 or more in {dtype}, got {rate!r}")
+    return value
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from onnx_backprop.converters import TrainingGraph, save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
+from onnx_backprop.training.divergence import accept, check_finite, not_finite
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.schedules import Schedule, described
+from onnx_backprop.training.inputs import Inputs, refusals, rows, together
+from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 Feeds = Mapping[str, Any]
 OrtValue = onnxruntime.OrtValue
@@ -39,7 +40,8 @@ class Trainer:
     one set of them and writes another, and the two change places when the step has succeeded. A step that fails, as
     for a target of another shape, leaves the state as it was.
 
-    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is.
+    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
+    that was saved or loaded last, and its step.
     """
 
     fit = fit
@@ -68,6 +70,7 @@ class Trainer:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
+        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         self.learning_rate = learning_rate
         self.steps = 0
         self.epoch = 0
@@ -81,14 +84,16 @@ class Trainer:
         if self.kernels == "numba":
             own_convolutions(model)
         self._session = session(model, kernels=self.kernels, session_options=options)
+        self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         state = self.graph.initial_state()
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
         self._loss = self._output(self.graph.loss)
         self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
         self._set_state(state)
+        self._accepted = not_finite(state)
+        self.kept: tuple[str | Path, int] | None = None
 
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
         first = {name: self._ort_value(name, value) for name, value in state.items()}
@@ -123,54 +128,38 @@ class Trainer:
             binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
         return binding
 
+    @property
+    def learning_rate(self) -> float:
+        """What the next step uses; setting it to what is no finite number of 0 or more is an InvalidArgumentError."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        name = self.graph.learning_rate
+        declared = TypeProto.Tensor(elem_type=TensorProto.FLOAT) if name is None else self._types[name]
+        dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
+        self._rate = np.full(shape, checked_rate(value, dtype), dtype)
+        self._learning_rate = float(value)
+
     def step(self, feeds: Feeds | None = None, /, **more: Any) -> float:
         """Run one training step on a batch, given by the names of `graph.inputs`; return the loss before the update.
 
         Arrays are cast within their kind (float64 to float32, int32 to int64) to what the graph takes.
-        Errors: InvalidArgumentError for names that are missing or unknown or an array of another kind; what
-        onnxruntime raises for shapes that do not fit.
+        Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind or shape, labels of
+        classes that there are not, and whatever else onnxruntime cannot run.
         """
         binding = self._bindings[0]
-        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        fed = self.inputs.ort_values(together(feeds, more))
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
-        rate_name = self.graph.learning_rate
-        if rate_name is not None:
-            declared = self._types[rate_name]
-            dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
-            rate = np.full(shape, self.learning_rate, dtype)
-            binding.bind_ortvalue_input(rate_name, OrtValue.ortvalue_from_numpy(rate))
-        run_bound(self._session, binding)
+        if self.graph.learning_rate is not None:
+            binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
+        with refusals(fed):
+            run_bound(self._session, binding)
         self._state, self._spare = self._spare, self._state
         self._bindings.reverse()
         self.steps += 1
         return float(self._loss.numpy().reshape(()))
-
-    def _checked(self, given: Feeds, names: Iterable[str]) -> dict[str, OrtValue]:
-        wanted = list(names)
-        for name in given:
-            if name not in wanted:
-                raise InvalidArgumentError(
-                    f"expected {', '.join(wanted)}, got {name!r}{near(name, wanted) or '. Leave it out'}"
-                )
-        missing = [name for name in wanted if name not in given]
-        if missing:
-            raise InvalidArgumentError(f"expected {', '.join(wanted)}; {', '.join(map(repr, missing))} missing")
-        return {name: self._fed(name, given[name]) for name in wanted}
-
-    def _fed(self, name: str, value: Any) -> OrtValue:
-        if isinstance(value, OrtValue):
-            return value
-        element = self._types[name].elem_type
-        dtype, array = helper.tensor_dtype_to_np_dtype(element), np.asarray(value)
-        if array.dtype != dtype:
-            if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind == "f"):
-                raise InvalidArgumentError(f"{name!r} has type {dtype}, got an array of {array.dtype}")
-            array = array.astype(dtype)
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        if element == TensorProto.BFLOAT16:
-            return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
-        return OrtValue.ortvalue_from_numpy(array)
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -193,6 +182,7 @@ class Trainer:
                 raise InvalidArgumentError(f"{name!r} has shape {state[name].shape}, got {np.shape(value)}")
             state[name] = np.asarray(value).astype(state[name].dtype)
         self._set_state(state)
+        accept(self._accepted, {name: state[name] for name in values})
 
     def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Copies of the parameters, or of their running means."""
@@ -218,37 +208,32 @@ class Trainer:
         if self._evaluation is None:
             model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
-        fed = self._checked({**(feeds or {}), **more}, self.graph.inputs)
+        batch = self.inputs.ort_values(together(feeds, more))
         accepted = {value.name for value in self._evaluation.get_inputs()}
-        fed |= {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
+        fed = batch | {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
         names = [value.name for value in self._evaluation.get_outputs()]
-        results = self._evaluation.run_with_ort_values(names, fed)
+        with refusals(batch):
+            results = self._evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
     def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
         if loader is None or isinstance(loader, Mapping):
-            return float(self.predict({**(loader or {}), **more}, ema=ema)[self.graph.loss].reshape(()))
-        total, rows = 0.0, 0
+            return float(self.predict(together(loader, more), ema=ema)[self.graph.loss].reshape(()))
+        total, seen = 0.0, 0
         for batch in loader:
             feeds = self.named(batch)
-            count = len(np.atleast_1d(feeds[self.graph.inputs[0]]))
-            total += count * self.evaluate(feeds, ema=ema)
-            rows += count
-        if not rows:
+            loss = self.evaluate(feeds, ema=ema)
+            count = rows(feeds[self.graph.inputs[0]])
+            total += count * loss
+            seen += count
+        if not seen:
             raise InvalidArgumentError("the loader is empty; expected at least one batch")
-        return total / rows
+        return total / seen
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
-        if isinstance(batch, Mapping):
-            return dict(batch)
-        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.graph.inputs):
-            raise InvalidArgumentError(
-                f"a batch must be a mapping or a sequence of {len(self.graph.inputs)} arrays "
-                f"({', '.join(self.graph.inputs)}), got {type(batch).__name__}"
-            )
-        return dict(zip(self.graph.inputs, batch, strict=True))
+        return self.inputs.named(batch)
 
     def end_profiling(self) -> str:
         """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""
@@ -261,19 +246,27 @@ class Trainer:
         return self.steps // int(settings.get("accumulate", 1))
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all."""
+        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.
+
+        Errors: FloatingPointError when the training has diverged, see `fit`.
+        """
         write_checkpoint(
             path,
-            self.state(),
+            self._finite(self.state()),
             {
                 "steps": self.steps,
                 "epoch": self.epoch,
                 "batch": self.batch,
-                "learning_rate": self.learning_rate if math.isfinite(self.learning_rate) else None,
+                "learning_rate": self.learning_rate,
                 "schedule": None if self.schedule is None else described(self.schedule),
                 "settings": self.graph.settings,
             },
         )
+        self.kept = path, self.steps
+
+    def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        check_finite(arrays, self._accepted, step=self.steps, kept=self.kept)
+        return arrays
 
     def load(self, path: str | Path) -> Trainer:
         """Go on from a checkpoint; returns the trainer.
@@ -284,19 +277,25 @@ class Trainer:
         tensors, about = read_checkpoint(path)
         progress = read_progress(path, about)
         check_tensors(path, tensors, {name: (v.shape(), self._dtype(name)) for name, v in self._state.items()})
+        if progress.learning_rate is not None:
+            try:
+                self.learning_rate = progress.learning_rate  # first, since it may be refused
+            except InvalidArgumentError as e:
+                raise CheckpointError(f"{path}: {e}") from e
         self._set_state({name: tensors[name] for name in self._state})
         self.steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
-        if progress.learning_rate is not None:
-            self.learning_rate = progress.learning_rate
         self.schedule = progress.schedule
+        self._accepted = not_finite(tensors)
+        self.kept = path, self.steps
         return self
 
     def export(self, path: str | Path, *, ema: bool = False) -> None:
         """Write the plain inference model with the trained weights, or with their running means.
 
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
+        Errors: FloatingPointError when the training has diverged, see `fit`.
         """
-        save_model(self.graph.inference_model(self._arrays(self._weights(ema=ema))), path)
+        save_model(self.graph.inference_model(self._finite(self._arrays(self._weights(ema=ema)))), path)
 
     def _arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """Copies of tensors of onnxruntime."""

@@ -1,5 +1,6 @@
 """Reading models: from a path or from memory, the tensors beside a file included, and nothing outside its folder."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -19,11 +20,7 @@ def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """
     if isinstance(model, ModelProto):
         return sound(model)
-    if not isinstance(model, str | os.PathLike):
-        raise InvalidArgumentError(f"expected a ModelProto or the path of a file, got {type(model).__name__}")
-    path = Path(model)
-    if not os.path.isfile(path):
-        raise InvalidArgumentError(f"no such file: {path}")
+    path = existing(model)
     try:
         proto = _read(path)
     except OnnxBackpropError:
@@ -57,6 +54,14 @@ def _read(path: Path) -> ModelProto:
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
     return sound(proto) if beside else proto
+
+
+def external_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files beside a model that its tensors lie in; none for what cannot be read."""
+    with contextlib.suppress(Exception):  # of each of onnx's file formats its own
+        beside = filter(uses_external_data, tensors(onnx.load(path, load_external_data=False)))
+        return [Path(path).parent / name for name in {ExternalDataInfo(tensor).location for tensor in beside}]
+    return []
 
 
 def existing(model: object) -> Path:

@@ -11,6 +11,7 @@ import contextlib
 import dis
 import functools
 import hashlib
+import logging
 import os
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, 
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
 
+logger = logging.getLogger("onnx_backprop")
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
 _lock = threading.RLock()
@@ -153,7 +155,16 @@ def _read(path: Path) -> bytes | None:
         data = path.read_bytes()
     except OSError:
         return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+    if hashlib.sha256(data[32:]).digest() == data[:32]:
+        return data[32:]
+    _say_damaged(path.parent)
+    return None
+
+
+@cache
+def _say_damaged(folder: Path) -> None:
+    """Once, however many files."""
+    logger.warning("machine code in %s is damaged; what is needed of it is compiled anew", folder)
 
 
 def _write(path: Path, code: bytes) -> None:

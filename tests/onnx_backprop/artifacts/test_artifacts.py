@@ -93,7 +93,7 @@ def test_the_loop_of_onnxruntime_training(tmp_path: Path) -> None:
     assert np.mean(np.asarray(session.run(["output"], {"input": x})[0]).argmax(axis=1) == labels) > 0.9
 
 
-def generated(folder: Path, model: ModelProto | None = None, **arguments: Any) -> tuple[Module, Optimizer]:
+def generated(folder: Path, model: ModelProto | str | None = None, **arguments: Any) -> tuple[Module, Optimizer]:
     given: dict[str, Any] = {"loss": artifacts.LossType.CrossEntropyLoss, "optimizer": artifacts.OptimType.SGD}
     artifacts.generate_artifacts(model or cnn(), artifact_directory=folder, **given | arguments)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -288,3 +288,22 @@ def test_files_that_are_replaced_are_named(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         generated(tmp_path)
     assert "replacing training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("prefix", ["../x_", "sub/x_", "/", "a/../"])
+def test_a_prefix_stays_in_the_folder(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    with pytest.raises(artifacts.ArtifactError, match="prefix: expected what the names of files begin with, got"):
+        generated(tmp_path / "here", prefix=prefix)
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "sub"]
+
+
+@pytest.mark.parametrize("name", ["training_model.onnx", "checkpoint", "weights.data"])
+def test_artifacts_do_not_take_the_place_of_their_model(tmp_path: Path, name: str) -> None:
+    model = tmp_path / ("model.onnx" if name == "weights.data" else name)
+    location = "eval_model.onnx" if name == "weights.data" else None
+    onnx.save(cnn(), model, save_as_external_data=location is not None, location=location, size_threshold=0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(artifacts.ArtifactError, match=f"{location or name} is a file of the model"):
+        generated(tmp_path, str(model))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

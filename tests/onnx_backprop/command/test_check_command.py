@@ -59,7 +59,12 @@ BAD = {
     "unknown variable": ("check small.onnx --wrt gian", "Did you mean 'gain'"),
     "no such feeds": ("check small.onnx --feeds none.npz", "--feeds: none.npz cannot be read"),
     "feeds of another kind": ("check small.onnx --feeds small.onnx", "--feeds: small.onnx cannot be read"),
-    "repro exists": ("check small.onnx --save-repro small.onnx", "small.onnx exists"),
+    "repro over the model": (
+        "check small.onnx --save-repro small.onnx --force",
+        "--save-repro: small.onnx is the file of the model too",
+    ),
+    "repro over the feeds": ("check small.onnx --feeds a --save-repro ./a", "a is the file of --feeds too"),
+    "repro exists": ("check small.onnx --save-repro strange.onnx", "strange.onnx exists"),
     "repro nowhere": ("check small.onnx --save-repro none/r.onnx", "no folder"),
     "seed": ("check small.onnx --seed -1", "--seed"),
     "kernels": ("check small.onnx --kernels nump", "kernels"),

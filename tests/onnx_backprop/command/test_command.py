@@ -167,11 +167,6 @@ def test_many_names_are_shortened(folder: Path, capsys: pytest.CaptureFixture[st
     assert "gain11_grad" in capsys.readouterr().out
 
 
-def test_force_replaces_and_may_write_over_its_input(folder: Path) -> None:
-    assert command.main(["convert", "small.onnx", "-o", "small.onnx", "--loss", "mse", "--force", "--quiet"]) == 0
-    assert output_names("small.onnx")[:2] == ["loss", "y"]
-
-
 def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(options.progress_bar([1, 2])) == [1, 2]
     assert capsys.readouterr().err == ""

@@ -6,12 +6,14 @@ import html.parser
 import re
 from contextvars import Context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from onnx_backprop import Trainer
 from onnx_backprop.__main__ import main
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.history import read_log
@@ -170,3 +172,26 @@ def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture
     assert train(folder, "--quiet", epochs=1) == 2
     assert "exists. Name another file, --force to replace it, or --resume" in capsys.readouterr().err
     assert train(folder, "--quiet", "--force", epochs=1) == 0
+
+
+def test_an_interruption_says_how_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there is something to go on from: not before the first checkpoint."""
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, *batch: Any) -> float:
+        if trainer.steps == stop:
+            raise KeyboardInterrupt
+        return step(trainer, *batch)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    stop = 3
+    assert train(folder, "--quiet") == 130
+    assert capsys.readouterr() == ("", "onnx-backprop: interrupted\n")
+    stop = 8
+    assert train(folder, "--quiet") == 130
+    checkpoint = folder / "out.onnx.checkpoint.safetensors"
+    assert capsys.readouterr().err == f"onnx-backprop: interrupted. --resume goes on from {checkpoint}, step 6\n"
+    monkeypatch.setattr(Trainer, "step", step)
+    assert train(folder, "--quiet", "--resume") == 0

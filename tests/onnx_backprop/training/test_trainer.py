@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import safetensors.numpy
-from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
@@ -118,37 +118,6 @@ def test_evaluation_of_a_loader_is_that_of_all_rows() -> None:
     assert trainer.evaluate(tuples) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
 
 
-def test_a_failed_step_leaves_the_state() -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    trainer = ob.Trainer(training(), session_options=options)
-    batch = next(iter(batches()))
-    trainer.step(batch)
-    before = trainer.state()
-    with pytest.raises((RuntimeError, state.Fail, state.InvalidArgument), match="Out of range"):
-        trainer.step(x=batch["x"], labels=np.full(7, 3))
-    for name, value in trainer.state().items():
-        np.testing.assert_array_equal(value, before[name])
-    assert trainer.steps == 1
-    other = ob.Trainer(training())
-    other.step(batch)
-    assert trainer.step(batch) == other.step(batch)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"x": np.zeros((2, 4))}, "expected x, labels; 'labels' missing"),
-    "unknown": ({"x": np.zeros((2, 4)), "label": [0, 1]}, "expected x, labels, got 'label'. Did you mean 'labels'"),
-    "kind": ({"x": np.zeros((2, 4)), "labels": [0.5, 1]}, "'labels' has type int64, got an array of float64"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_feeds(case: str) -> None:
-    feeds, message = REFUSED[case]
-    with pytest.raises(ob.InvalidArgumentError, match=message):
-        ob.Trainer(training()).step(feeds)
-
-
 def test_a_graph_without_an_optimizer() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="the graph has no optimizer"):
         ob.Trainer(ob.training_graph(classifier(), loss="softmax_cross_entropy"))
@@ -221,6 +190,33 @@ def test_log_and_plot(tmp_path: Path, name: str) -> None:
     assert [r.step for r in records if r.evaluation is not None] == [8, 17]
     assert [r.learning_rate for r in records] == [SCHEDULE(t // 2) for t in range(18)]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"plot": "loss.png"}, "the plot needs matplotlib"),
+        ({"plot": "loss.xyz"}, r"plot: expected a name that ends in .*png, .*loss\.xyz"),
+        ({"plot": "none/loss.png"}, "cannot write .*there is no folder"),
+        ({"plot": ""}, "it is a folder"),
+        ({"checkpoint": "none/c"}, "cannot write .*there is no folder"),
+        ({"checkpoint": "n" * 300}, "File name too long"),
+        ({"log": "none/log.csv"}, "cannot write .*there is no folder"),
+        ({"log": "n" * 300 + ".csv"}, "File name too long"),
+        ({"log": "a\0b.csv"}, "cannot write 'a.x00b.csv': embedded null"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "matplotlib" in message:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    trainer = ob.Trainer(training())
+    with pytest.raises((ob.InvalidArgumentError, ob.KernelError), match=message):
+        fitted(1, trainer, **files)
+    assert trainer.steps == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])

@@ -1,0 +1,181 @@
+"""What a step is fed, checked before anything runs: names, element types, shapes, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, TensorShapeProto, helper
+
+from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.training.losses import SoftmaxCrossEntropy, describe
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.training.data import Batches
+
+OrtValue = onnxruntime.OrtValue
+
+
+class Inputs:
+    """The inputs of a training graph that every step must be fed, and what fits them."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        declared = {value.name: value.type.tensor_type for value in graph.model.graph.input}
+        self.names = graph.inputs
+        self._types = {name: declared[name].elem_type for name in self.names}
+        self._shapes = {
+            name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
+        }
+        loss = graph.settings.get("loss")
+        loss = loss if isinstance(loss, dict) and loss.get("name") == SoftmaxCrossEntropy.name else None
+        self._labels = graph.target if loss and graph.target in self.names else None
+        self._ignored = loss.get("ignore_index") if loss else None
+        self._classes = self._most_classes(graph) if self._labels else None
+
+    def _most_classes(self, graph: TrainingGraph) -> int | None:
+        """The length of axis 1 of the prediction, the largest where several outputs may be that."""
+        labels = self._shapes[str(self._labels)] or ()
+        outputs = [_dims(v.type.tensor_type.shape) for v in graph.model.graph.output if v.name in graph.outputs]
+        lengths = [shape[1] for shape in outputs if len(shape) == len(labels) + 1 > 1]
+        known = [length for length in lengths if isinstance(length, int)]
+        return max(known) if known and len(known) == len(lengths) else None
+
+    def named(self, batch: Any) -> dict[str, Any]:
+        """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""
+        if isinstance(batch, Mapping):
+            return dict(batch)
+        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.names):
+            raise InvalidArgumentError(
+                f"a batch must be a mapping or a sequence of {len(self.names)} arrays "
+                f"({', '.join(self.names)}), got {type(batch).__name__}"
+            )
+        return dict(zip(self.names, batch, strict=True))
+
+    def check_loader(self, loader: Any) -> None:
+        """What can be told of a loader before it is gone through: all of `Batches`, the first batch of a sequence."""
+        if isinstance(loader, Batches):
+            for batch in loader.samples():
+                self.checked(batch)
+            if self._labels:
+                self._check_classes(loader.arrays[self._labels])
+        elif isinstance(loader, Sequence) and len(loader):
+            self.checked(self.named(loader[0]))
+
+    def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
+        """A batch as onnxruntime takes it; errors as `checked`."""
+        return {name: self._ort_value(name, value) for name, value in self.checked(given).items()}
+
+    def _ort_value(self, name: str, value: np.ndarray | OrtValue) -> OrtValue:
+        if isinstance(value, OrtValue):
+            return value
+        array = np.ascontiguousarray(value).reshape(value.shape)
+        if self._types[name] == TensorProto.BFLOAT16:
+            return OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
+        return OrtValue.ortvalue_from_numpy(array)
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, np.ndarray | OrtValue]:
+        """A batch in the types of the inputs.
+
+        Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind, other shapes than
+        the graph declares, in which equal symbols are equal lengths, and labels of classes that there are not.
+        """
+        self._check_names(given)
+        fed = {name: self._typed(name, given[name]) for name in self.names}
+        self._check_shapes({name: _shape(value) for name, value in fed.items()})
+        if self._labels and isinstance(labels := fed[self._labels], np.ndarray):
+            self._check_classes(labels)
+        return fed
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        unknown = [name for name in given if name not in self.names]
+        missing = [name for name in self.names if name not in given]
+        expected = f"expected {', '.join(self.names)}"
+        if unknown:
+            instead = f". Did you mean {', '.join(map(repr, missing))}?" if len(unknown) == len(missing) else ""
+            advice = near(unknown[0], missing) or instead or ". Leave it out"
+            raise InvalidArgumentError(f"{expected}, got {unknown[0]!r}{advice}")
+        if missing:
+            raise InvalidArgumentError(f"{expected}; {', '.join(map(repr, missing))} missing")
+
+    def _typed(self, name: str, value: Any) -> np.ndarray | OrtValue:
+        if isinstance(value, OrtValue):
+            return value
+        dtype = helper.tensor_dtype_to_np_dtype(self._types[name])
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as e:  # rows of different lengths, a tensor on another device
+            raise InvalidArgumentError(f"{name!r}: expected an array, got {type(value).__name__}: {e}") from e
+        if array.dtype == dtype:
+            return array
+        if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind == "f"):
+            raise InvalidArgumentError(
+                f"{name!r} has type {dtype}, got an array of {array.dtype}. Convert it: array.astype({dtype.name!r})"
+            )
+        return array.astype(dtype)
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        lengths: dict[str, tuple[int, str]] = {}
+        for name, got in shapes.items():
+            wanted = self._shapes[name]
+            if wanted is None:
+                continue
+            said = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
+            if len(got) != len(wanted):
+                raise InvalidArgumentError(f"{said}. Give it {len(wanted)} dimensions, not {len(got)}")
+            for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
+                if isinstance(dim, str):
+                    known, where = lengths.setdefault(dim, (length, name))
+                    if length != known:
+                        raise InvalidArgumentError(f"{said}, but {dim} is {known} in {where!r}. Make them equal")
+                elif dim is not None and length != dim:
+                    raise InvalidArgumentError(f"{said}. Give axis {axis} the length {dim}, not {length}")
+
+    def _check_classes(self, labels: np.ndarray) -> None:
+        if self._classes is None or not labels.size or (labels.min() >= 0 and labels.max() < self._classes):
+            return
+        bad = (labels < 0) | (labels >= self._classes)
+        if self._ignored is not None:
+            bad &= labels != self._ignored
+        if bad.any():
+            raise InvalidArgumentError(
+                f"{self._labels!r}: expected classes 0 … {self._classes - 1}, got {labels[bad][0]} "
+                f"at {tuple(map(int, np.argwhere(bad)[0]))}. Number the classes from 0"
+            )
+
+
+def together(feeds: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch that is given as a mapping, by keywords, or both; InvalidArgumentError for anything else."""
+    if feeds is not None and not isinstance(feeds, Mapping):
+        raise InvalidArgumentError(f"a batch must be a mapping of names to arrays, got {type(feeds).__name__}")
+    return {**(feeds or {}), **more}
+
+
+def rows(value: Any) -> int:
+    """The length of axis 0 of an array; 1 for a number."""
+    return (*_shape(value), 1)[0]
+
+
+@contextmanager
+def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
+    """What only onnxruntime finds to be wrong with a batch is an InvalidArgumentError with its words."""
+    try:
+        yield
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        if not (isinstance(e, RuntimeError) or type(e).__module__.startswith("onnxruntime.")):
+            raise
+        shapes = ", ".join(f"{name!r} {describe(_shape(value))}" for name, value in fed.items())
+        raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {e}") from e
+
+
+def _dims(shape: TensorShapeProto) -> Dims:
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape()) if isinstance(value, OrtValue) else np.shape(value)
