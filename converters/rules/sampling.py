@@ -24,6 +24,9 @@ def grid_sample(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x, grid = node.input(0), node.input(1)
     spatial = (node.rank(0) if dims(x) is not None else node.rank(1)) - 2
     mode = MODES[node.choice("mode", "linear", MODES)]
+    ranks = {len(shape) for shape in map(dims, (x, grid)) if shape is not None}
+    if ranks != {spatial + 2} or spatial < 1:
+        raise node.invalid(f"expected X and grid of one rank, 3 or more, got {' and '.join(map(str, sorted(ranks)))}")
     if mode == "cubic" and spatial != 2:
         raise node.refuse("mode", node.string("mode", "linear"), "for 2 spatial axes, as onnxruntime does")
     padding = node.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))

@@ -71,13 +71,16 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    """What is read of them: the steps of an update, and the inputs of the loss."""
+    """What is read of them: the steps of an update, the inputs of the loss, and the label that it ignores."""
     optimizer = settings.get("optimizer") or {}
     steps = optimizer.get("accumulate", 1) if isinstance(optimizer, dict) else None
     if type(steps) is not int or steps < 1:
         raise _wrong(f"settings: optimizer: expected accumulate of 1 or more, got {reprlib.repr(optimizer)}")
     if not _fits(settings.get("loss_inputs", []), tuple[str, ...]):
         raise _wrong(f"settings: loss_inputs: expected names, got {reprlib.repr(settings['loss_inputs'])}")
+    loss = settings.get("loss")
+    if isinstance(loss, dict) and not _fits(loss.get("ignore_index"), int | None):
+        raise _wrong(f"settings: loss: expected ignore_index of a label or null, got {reprlib.repr(loss)}")
 
 
 def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
@@ -113,10 +116,14 @@ def _check_shapes(said: Mapping[str, Any], model: ModelProto) -> None:
         raise _wrong(f"loss: expected an output of one number, got one of shape {_lengths(declared[said['loss']])}")
     if norms is not None and _lengths(declared[norms]) != [len(said["parameters"])]:
         raise _wrong(f"gradient_norms: expected a number for each parameter, got {_lengths(declared[norms])}")
+    rate = said["learning_rate"]
+    for name in (*said["updates"], *said["inputs"], *filter(None, [rate])):
+        if declared[name].tensor_type.elem_type not in helper.get_all_tensor_dtypes():
+            raise _wrong(f"updates, inputs, learning_rate: expected tensors, {name!r} is none")
+    if rate is not None and _lengths(declared[rate]) not in ([], [1]):
+        raise _wrong(f"learning_rate: expected an input of one number, got one of shape {_lengths(declared[rate])}")
     for name in said["updates"]:
-        lengths, kind = _lengths(declared[name]), declared[name].tensor_type.elem_type
-        if kind not in helper.get_all_tensor_dtypes():
-            raise _wrong(f"updates: expected tensors, {name!r} is none")
+        lengths = _lengths(declared[name])
         if (name in said["fill"] and min(lengths, default=0) < 0) or prod(lengths) > max(largest, _SMALL):
             raise _wrong(
                 f"updates: expected known lengths, and no more of them than of a parameter, {name!r} has {lengths}"

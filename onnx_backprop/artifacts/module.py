@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import session
+from onnx_backprop.training.inputs import refusals
 from onnx_backprop.training.schedules import checked_rate
 
 _ABOUT = {"updates": dict[str, str], "learning_rate": str, "fill": dict[str, float], "copies": dict[str, str]}
@@ -75,7 +76,7 @@ class Module:
         """One training or evaluation step; the loss, or a tuple of all outputs where there are several.
 
         Inputs in the order of `input_names`: arrays give arrays, OrtValues give OrtValues. Errors: ArtifactError for
-        another number of inputs.
+        another number of inputs, and for what onnxruntime cannot run.
         """
         names = self.input_names()
         if len(user_inputs) != len(names):
@@ -84,7 +85,11 @@ class Module:
             name: value if isinstance(value, OrtValue) else OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
             for name, value in zip(names, user_inputs, strict=True)
         }
-        results = self._train_step(feeds) if self.training else self._eval_step(feeds)
+        try:
+            with refusals(dict(feeds)):
+                results = self._train_step(feeds) if self.training else self._eval_step(feeds)
+        except InvalidArgumentError as e:
+            raise ArtifactError(str(e)) from e
         if not any(isinstance(value, OrtValue) for value in user_inputs):
             results = [np.array(value.numpy()) for value in results]
         return results[0] if len(results) == 1 else tuple(results)

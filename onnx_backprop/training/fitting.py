@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from onnx_backprop.converters.prepare.files import check_writable
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.divergence import diverged
 from onnx_backprop.training.history import Log, Record, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
@@ -32,7 +31,6 @@ class Trained(Protocol):
     batch: int
     schedule: Schedule | None
     inputs: Inputs
-    kept: tuple[str | Path, int] | None
 
     @property
     def learning_rate(self) -> float: ...
@@ -73,7 +71,7 @@ def fit(
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
         log: a file that gets a line for every step: .csv or .jsonl.
-        plot: a picture of the losses, drawn at the end.
+        plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching.
 
     Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number, or the state that is
@@ -114,7 +112,10 @@ def fit(
         if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
             trainer.save(checkpoint)
     if plot is not None:
-        draw(records, plot)
+        try:
+            draw(records, plot)
+        except InvalidArgumentError as e:  # which is no reason to lose the records
+            warnings.warn(str(e), OnnxBackpropWarning, stacklevel=2)
     return records
 
 
@@ -135,8 +136,6 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
             rate = trainer.learning_rate
             loss = trainer.step(trainer.named(batch))
             seconds = time.perf_counter() - start
-            if not math.isfinite(loss):
-                raise diverged(f"the loss is {loss} in step {trainer.steps} (learning rate {rate:g})", trainer.kept)
             batch = next(batches, None)
             measured = None
             if batch is None:

@@ -81,11 +81,13 @@ class Inputs:
         """A batch in the types of the inputs.
 
         Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind, other shapes than
-        the graph declares, in which equal symbols are equal lengths, and labels of classes that there are not.
+        the graph declares, in which equal symbols are equal lengths, no rows, and labels of classes that there are not.
         """
         self._check_names(given)
         fed = {name: self._typed(name, given[name]) for name in self.names}
         self._check_shapes({name: _shape(value) for name, value in fed.items()})
+        if self.names and not rows(fed[self.names[0]]):
+            raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
         if self._labels and isinstance(labels := fed[self._labels], np.ndarray):
             self._check_classes(labels)
         return fed
@@ -135,7 +137,12 @@ class Inputs:
                     raise InvalidArgumentError(f"{said}. Give axis {axis} the length {dim}, not {length}")
 
     def _check_classes(self, labels: np.ndarray) -> None:
-        if self._classes is None or not labels.size or (labels.min() >= 0 and labels.max() < self._classes):
+        if (
+            self._classes is None
+            or labels.dtype.kind not in "iu"
+            or not labels.size
+            or (labels.min() >= 0 and labels.max() < self._classes)
+        ):
             return
         bad = (labels < 0) | (labels >= self._classes)
         if self._ignored is not None:

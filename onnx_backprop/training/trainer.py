@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
-from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.divergence import accept, check_finite, not_finite
+from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals, rows, together
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
@@ -101,9 +101,12 @@ class Trainer:
             name: OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
             for name, value in first.items()
         }
-        bindings = [self._bound(first, second), self._bound(second, first)]
-        with Deferred():
-            self._state, self._spare, self._bindings = first, second, bindings
+        self._sets = (first, self._bound(first, second)), (second, self._bound(second, first))
+
+    @property
+    def _state(self) -> dict[str, OrtValue]:
+        """What the next step reads: the first of two sets of buffers, each with the binding that reads it."""
+        return self._sets[0][0]
 
     def _dtype(self, name: str) -> np.dtype:
         return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
@@ -146,9 +149,10 @@ class Trainer:
 
         Arrays are cast within their kind (float64 to float32, int32 to int64) to what the graph takes.
         Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind or shape, labels of
-        classes that there are not, and whatever else onnxruntime cannot run.
+        classes that there are not, no rows, and whatever else onnxruntime cannot run; FloatingPointError for a loss
+        that is no finite number. The state then is what it was before.
         """
-        binding = self._bindings[0]
+        binding = self._sets[0][1]
         fed = self.inputs.ort_values(together(feeds, more))
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
@@ -156,10 +160,13 @@ class Trainer:
             binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
         with refusals(fed):
             run_bound(self._session, binding)
-        self._state, self._spare = self._spare, self._state
-        self._bindings.reverse()
+        loss = float(self._loss.numpy().reshape(()))
+        if not math.isfinite(loss):
+            what = f"the loss is {loss} in step {self.steps + 1} (learning rate {self.learning_rate:g})"
+            raise diverged(what, self.kept)
+        self._sets = self._sets[::-1]  # at once: nothing can come between
         self.steps += 1
-        return float(self._loss.numpy().reshape(()))
+        return loss
 
     @property
     def gradient_norms(self) -> dict[str, float]:

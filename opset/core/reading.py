@@ -19,7 +19,15 @@ def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     for one beyond the limits.
     """
     if isinstance(model, ModelProto):
-        return sound(model)
+        model = sound(model)
+        for tensor in tensors(model):
+            if uses_external_data(tensor):  # of a folder that nobody has named
+                raise InvalidModelError(
+                    f"tensor {tensor.name!r} of a model in memory lies in the file "
+                    f"{ExternalDataInfo(tensor).location!r}. Give the path of the model, or read the tensors with "
+                    "onnx.load_external_data_for_model"
+                )
+        return model
     path = existing(model)
     try:
         proto = _read(path)

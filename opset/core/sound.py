@@ -150,7 +150,11 @@ def _against_number(node: NodeProto, attribute: AttributeProto) -> str:
     if low is not None and not all(low <= n <= _HIGHEST for n in numbers):
         return f"expected numbers from {low} to {_HIGHEST}, got {numbers}"
     if attribute.name == "kernel_shape" and 8 * prod(numbers) > current().folded_bytes:
-        return f"a window of {numbers} is too large. {how_to_raise('folded_bytes')}"
+        raise UnsupportedError(
+            f"a window of {numbers} is too large. {how_to_raise('folded_bytes')}",
+            op_type=node.op_type,
+            node=node.name or next(iter(node.output), ""),
+        )
     if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):
         return f"expected {len(node.output)}, the outputs that are named, got {attribute.i}"
     return ""

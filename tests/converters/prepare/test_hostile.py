@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,14 @@ def test_refused_in_one_sentence(name: str, door: str, tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ob.OnnxBackpropError, match=sentence):
         DOORS[door](path)
+
+
+@pytest.mark.parametrize("door", [*DOORS.values(), ob.session], ids=[*DOORS, "session"])
+def test_a_model_in_memory_has_no_folder(door: Callable[[Any], object]) -> None:
+    model = parser.parse_model(LINEAR)
+    outside(model)
+    with pytest.raises(ob.InvalidModelError, match=r"lies in the file '../secret'. Give the path of the model, or"):
+        door(model)
 
 
 @pytest.mark.parametrize("text", [LINEAR, CONV, RESIZE], ids=["linear", "conv", "resize"])

@@ -61,4 +61,4 @@ def test_memory(case: str) -> None:
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert answer.returncode == 0, answer.stderr[-2000:]
     refused = case.startswith("a window")
-    assert answer.stdout.strip() == "True" or (refused and "a kernel of 1073741824" in answer.stdout)
+    assert answer.stdout.strip() == "True" or (refused and "a window of [1073741824" in answer.stdout)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 import onnx_backprop as ob
 from tests.support.gradient_checks import LINEAR, VARIANTS, Case, Oracle, build, case, check_case, session_run
@@ -118,3 +119,15 @@ def test_cubic_in_three_dimensions_is_refused() -> None:
     next(a for a in model.graph.node[0].attribute if a.name == "mode").s = b"cubic"
     with pytest.raises(ob.UnsupportedAttributeError, match="mode for 2 spatial axes"):
         ob.backward(model, wrt=["x"])
+
+
+@pytest.mark.parametrize(("x", "grid"), [("2, 3", "2, 4, 0"), ("1, 1, 4, 4", "1, 3, 3, 3, 3")])
+def test_ranks_that_do_not_fit(x: str, grid: str) -> None:
+    model = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 20]> m (float[{x}] x, float[{grid}] g) => (float[] y) {{
+            s = GridSample(x, g)
+            y = ReduceSum<keepdims = 0>(s)
+        }}
+    """)
+    with pytest.raises(ob.OnnxBackpropError, match="GridSample"):
+        ob.backward(model)

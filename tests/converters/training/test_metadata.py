@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.metadata import METADATA
+from onnx_backprop.training.inputs import Inputs
 from tests.support.damaged import changed
 from tests.support.training_models import training
 
@@ -47,6 +48,7 @@ def test_damaged_at_random(saved: ModelProto) -> None:
             graph = ob.TrainingGraph.load(saying(saved, text.encode("utf-8", "replace").decode()))
             state = graph.initial_state()
             graph.summary()
+            Inputs(graph)
         except ob.InvalidModelError as e:
             assert len(str(e)) < 600, where  # noqa: PT017
             continue
@@ -81,6 +83,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "norms": ({"gradient_norms": "loss"}, "gradient_norms: expected a number for each parameter"),
     "accumulate": ({"settings": {"optimizer": {"accumulate": 0}}}, "settings: optimizer: expected accumulate of 1 or more"),
     "settings": ({"settings": {"optimizer": "sgd"}}, "settings: optimizer: expected accumulate"),
+    "labels": (
+        {"settings": {"loss": {"name": "softmax_cross_entropy", "ignore_index": [1]}}},
+        "settings: loss: expected ignore_index of a label or null, got",
+    ),
+    "learning rate": ({"learning_rate": "w1"}, r"learning_rate: expected an input of one number, got one of shape \["),
     "inputs of the loss": ({"settings": {"loss_inputs": 3}}, "settings: loss_inputs: expected names, got 3"),
 }  # fmt: skip
 

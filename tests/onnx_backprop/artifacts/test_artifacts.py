@@ -274,6 +274,13 @@ def test_refused_in_the_loop(tmp_path: Path) -> None:
     module, optimizer = generated(tmp_path)
     with pytest.raises(RuntimeError, match="expected 2 inputs, input, labels; got 1"):
         module(pictures()[0])
+    x, labels = pictures()
+    for call in (module.train(), module.eval()):
+        with pytest.raises(
+            artifacts.ArtifactError, match=r"onnxruntime cannot run this batch, 'input' \(.*, 'labels' \("
+        ):
+            call(x[:, :, :5], labels)
+    module.train()
     with pytest.raises(RuntimeError, match="Run a training step first"):
         optimizer.step()
     with pytest.raises(RuntimeError, match="got 'outputs'. Did you mean 'output'"):

@@ -104,7 +104,7 @@ def test_no_place_to_write(tmp_path: Path) -> None:
     trainer = ob.Trainer(training(), seed=4)
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing" / "c", tmp_path / "file" / "c", tmp_path / "nul\0"):
-        with pytest.raises(ob.InvalidArgumentError, match="cannot write the checkpoint"):
+        with pytest.raises(ob.InvalidArgumentError, match="cannot write "):
             fitted(trainer, path)
     assert trainer.steps == 0
 

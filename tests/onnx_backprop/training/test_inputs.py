@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"x": onnxruntime.OrtValue.ortvalue_from_numpy(X[:, :3]), "labels": LABELS},
         "'x': expected the shape (N, 4), got (10, 3)",
     ),
+    "no rows": ({"x": X[:0], "labels": LABELS[:0]}, "'x': expected a batch of 1 row or more, got none. Leave it out"),
     "no mapping": (X, "a batch must be a mapping of names to arrays, got ndarray"),  # pyright: ignore
 }
 CALLS: dict[str, Callable[[ob.Trainer, Any], object]] = {

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -302,3 +303,58 @@ def test_batches() -> None:
         ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
     with pytest.raises(ob.InvalidArgumentError, match="size: expected 1 … 2, got 0"):
         ob.Batches({"a": np.zeros(2)}, 0)
+
+
+def test_a_plot_that_fails_leaves_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"cannot write the plot .*loss\.png: .*No space left"):
+        _, records = fitted(1, plot=tmp_path / "loss.png")
+    assert records
+    assert not [*tmp_path.iterdir()]
+
+
+def test_interrupted_at_every_bytecode_of_a_step() -> None:
+    """Between two steps or behind the second, never in between: what a step reads is what `state` shows."""
+    trainer = ob.Trainer(training(), seed=4)
+    batch = next(iter(batches()))
+    start, states = trainer.state(), [trainer.state()]
+    for _ in range(2):
+        trainer.step(batch)
+        states.append(trainer.state())
+    code, left = ob.Trainer.step.__code__, 0
+
+    def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+        return all(np.array_equal(value, other[name]) for name, value in one.items())
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    found: set[int] = set()
+    for moment in range(1000):
+        trainer.set_state(start)
+        left, before = moment, sys.gettrace()
+        sys.settrace(trace)
+        try:
+            trainer.step(batch)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        after = next(n for n in (0, 1) if same(trainer.state(), states[n]))
+        trainer.step(batch)
+        assert same(trainer.state(), states[after + 1]), moment
+        found.add(after)
+    assert found == {0, 1}
