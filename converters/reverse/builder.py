@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.shapes import Dim, Dims
 
 Operand = ir.Value | np.ndarray | float | Sequence[float] | None
@@ -178,6 +179,10 @@ class Builder:
         Decided here where the shapes are known (equal symbols are equal lengths), else at run time.
         """
         small, large = dims(like), dims(out)
+        if small is not None and large is not None and len(small) > len(large):
+            raise ShapeError(
+                f"{like.name!r} of rank {len(small)} does not broadcast to {out.name!r} of rank {len(large)}"
+            )
         if small is None or large is None or (axes := broadcast_axes(small, large)) is None:
             return self._unbroadcast_at_run_time(g, like, out)
         leading = len(large) - len(small)

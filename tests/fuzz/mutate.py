@@ -276,7 +276,7 @@ def text(value: str, rng: Rng) -> str:
     """JSON in which something else stands, or that is none any more."""
     try:
         said = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = value
     if rng.random() < 0.15:
         return data(value.encode(), rng).decode("utf-8", "replace")

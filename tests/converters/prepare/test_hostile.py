@@ -188,6 +188,13 @@ def test_a_model_in_memory_has_no_folder(door: Callable[[Any], object]) -> None:
         door(model)
 
 
+def test_a_scale_of_more_axes_than_what_it_scales() -> None:
+    text = LINEAR.replace("Mul(x, w)", "LayerNormalization(x, v)")
+    model = parser.parse_model(text.replace("{1, 2}>", "{1, 2}, float[1, 1, 2] v = {1, 2}>"))
+    with pytest.raises(ob.OnnxBackpropError, match="'v' of rank 3 does not broadcast to 'h' of rank 2"):
+        ob.backward(model, wrt=["v"])
+
+
 @pytest.mark.parametrize("text", [LINEAR, CONV, RESIZE], ids=["linear", "conv", "resize"])
 def test_the_unchanged_models_convert(text: str) -> None:
     ob.backward(parser.parse_model(text))
