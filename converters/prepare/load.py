@@ -96,8 +96,8 @@ def _inline(proto: ModelProto) -> ModelProto:
     model = to_ir(proto)
     try:
         InlinePass()(model)
-    except ValueError as e:  # its own, for graphs as attributes and values from outside of a function
-        raise InvalidModelError(f"the model's functions cannot be written out: {e}") from e
+    except (ValueError, RuntimeError) as e:  # for graphs as attributes, and values from outside of a function
+        raise InvalidModelError(f"the model's functions cannot be written out: {e.__cause__ or e}") from e
     return to_proto(model)
 
 

@@ -50,6 +50,9 @@ def _misread(graph: GraphProto) -> set[str]:
         x, y = scope.dims(node.input[0]), scope.dims(node.output[0])
         if scales is None or not x or not y or len(x) != len(y):
             continue
+        if scales.ndim != 1:
+            message = f"expected scales in one axis, got the shape {list(scales.shape)}"
+            raise InvalidModelError(message, op_type="Resize", node=called(node))
         axes = attributes_of(node).get("axes") or range(len(x))
         for axis, scale in zip(axes, scales, strict=False):
             length, inferred = (d[axis] if -len(d) <= axis < len(d) else None for d in (x, y))

@@ -195,6 +195,20 @@ def test_a_scale_of_more_axes_than_what_it_scales() -> None:
         ob.backward(model, wrt=["v"])
 
 
+def test_scales_in_a_matrix() -> None:
+    model = parser.parse_model(RESIZE.replace("float[4] scales", "float[4, 1] scales"))
+    with pytest.raises(ob.InvalidModelError, match=r"Resize 'y': expected scales in one axis, got the shape \[4, 1\]"):
+        ob.backward(model)
+
+
+def test_a_function_that_reads_what_is_outside() -> None:
+    model = doubling(1)
+    model.ir_version = 7  # before 8 onnx's checker does not look into functions
+    model.functions[0].node[0].input[0] = "w"
+    with pytest.raises(ob.InvalidModelError, match="functions cannot be written out"):
+        ob.backward(model)
+
+
 @pytest.mark.parametrize("text", [LINEAR, CONV, RESIZE], ids=["linear", "conv", "resize"])
 def test_the_unchanged_models_convert(text: str) -> None:
     ob.backward(parser.parse_model(text))
