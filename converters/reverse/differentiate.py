@@ -54,8 +54,7 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
         if made and (node.domain, node.op_type) == ("", "If"):
             made, read, stop = _through_if(node, read, made)
         if not made:
-            types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
-            stops[node] = stop or registry.Stop(f"its output has type {', '.join(types)}")
+            stops[node] = stop or _wrong_type(node)
             continue
         candidates.append((node, read))
         influenced |= made
@@ -66,6 +65,18 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             nodes.append(node)
             active |= read
     return GradientPath(nodes[::-1], active, stops)
+
+
+def _wrong_type(node: ir.Node) -> registry.Stop:
+    """None of its outputs is of floats."""
+    types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
+    reason = f"its output has type {', '.join(types)}"
+    if all(value.dtype != ir.DataType.STRING for value in node.outputs):
+        return registry.Stop(reason)
+    hidden = (
+        "and of a number that is read back from text no gradient is known. Keep text out of the way by `wrt` and `of`"
+    )
+    return registry.Stop(f"{reason}, {hidden}", zero=False, refused=True)
 
 
 def _through_if(
