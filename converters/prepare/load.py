@@ -15,7 +15,7 @@ from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pa
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
-from onnx_backprop.converters.prepare.hidden_weights import lift_weights
+from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
@@ -93,6 +93,7 @@ def _inline(proto: ModelProto) -> ModelProto:
     if not kept:
         return proto
     _align_opsets(proto)
+    mark_constants(proto.functions)
     model = to_ir(proto)
     try:
         InlinePass()(model)

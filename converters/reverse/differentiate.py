@@ -19,6 +19,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedOpError
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
@@ -54,8 +55,7 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
         if made and (node.domain, node.op_type) == ("", "If"):
             made, read, stop = _through_if(node, read, made)
         if not made:
-            types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
-            stops[node] = stop or registry.Stop(f"its output has type {', '.join(types)}")
+            stops[node] = stop or _wrong_type(node)
             continue
         candidates.append((node, read))
         influenced |= made
@@ -66,6 +66,18 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             nodes.append(node)
             active |= read
     return GradientPath(nodes[::-1], active, stops)
+
+
+def _wrong_type(node: ir.Node) -> registry.Stop:
+    """None of its outputs is of floats."""
+    types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
+    reason = f"its output has type {', '.join(types)}"
+    if all(value.dtype != ir.DataType.STRING for value in node.outputs):
+        return registry.Stop(reason)
+    hidden = (
+        "and of a number that is read back from text no gradient is known. Keep text out of the way by `wrt` and `of`"
+    )
+    return registry.Stop(f"{reason}, {hidden}", zero=False, refused=True)
 
 
 def _through_if(
@@ -213,7 +225,10 @@ def walk_back(
     progress: Progress = iter,
 ) -> dict[ir.Value, ir.Value]:
     """Emit the backward nodes; return the gradient of every active value that received one."""
-    return _walk_back(plan(path, opsets), path.active, seeds, op, progress)
+    wide = Widened(path.nodes, op)
+    active = path.active | {wide.of(value) for value in path.active}
+    plans = plan(GradientPath(wide.nodes, active, path.stops), opsets)
+    return wide.settle(_walk_back(plans, active, seeds, op, wide, progress))
 
 
 def _walk_back(
@@ -221,21 +236,27 @@ def _walk_back(
     active: set[ir.Value],
     seeds: Mapping[ir.Value, ir.Value],
     op: Builder,
+    wide: Widened,
     progress: Progress = iter,
 ) -> dict[ir.Value, ir.Value]:
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+
+    def add(value: ir.Value, grad: ir.Value) -> None:
+        pending[wide.of(value)].append(wide.cast(grad, wide.of(value)))
+
     for value, seed in seeds.items():
-        pending[value].append(seed)
+        add(value, seed)
     plan_of = {one.node: one for one in plans}
     for node in progress([one.node for one in reversed(plans)]):
         one = plan_of[node]
         op.prefix = f"{label(node)}_grad"
-        dys = [op.accumulate(pending.pop(y)) if y in pending and y in active else None for y in node.outputs]
-        if all(dy is None for dy in dys):
+        summed = {
+            y: op.accumulate(pending[wide.of(y)]) for y in node.outputs if pending.get(wide.of(y)) and y in active
+        }
+        if not summed:
             continue
-        for value, dy in zip(node.outputs, dys, strict=True):
-            if dy is not None:
-                pending[value] = [dy]  # kept: an intermediate value may itself be asked for
+        pending.update((wide.of(y), [dy]) for y, dy in summed.items())  # kept: each may itself be asked for
+        dys = [wide.cast(summed[y], y) if y in summed else None for y in node.outputs]
         if one.rule is not None:
             received = _apply(one.rule, op, Forward(node, active, one.version), dys)
         elif node.op_type == "If":
@@ -243,8 +264,8 @@ def _walk_back(
         else:
             received = _through_body(one.parts[0], node, dys, op)
         for value, grad in received:
-            if grad is not None and value in active:
-                pending[value].append(grad)
+            if value is not None and grad is not None and value in active:
+                add(value, grad)
     op.prefix = "grad"
     return {value: op.accumulate(grads) for value, grads in pending.items() if grads}
 
@@ -260,7 +281,7 @@ def _through_body(
         if y is not None and dy is not None and y in part.path.active:
             seeds[y].append(dy)
     summed = {y: op.accumulate(values) for y, values in seeds.items()}
-    grads = _walk_back(part.plans, part.path.active, summed, op)
+    grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op))
     outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
     settle(part.body, op, node, op.nodes[start:], [grad for _, grad in result])

@@ -104,7 +104,10 @@ class StepWriter:
             state.new[value] = new[value]
 
     def _widened(self, x: ir.Value, g: ir.Value) -> ir.Value:
-        return _shaped(cast(self.op, g, work_type(element_type(x))), x)
+        """The gradient in the type of the update, also where it was rounded for the output alone."""
+        wide, node = work_type(element_type(x)), g.producer()
+        source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
+        return _shaped(source if source is not None and source.dtype == wide else cast(self.op, g, wide), x)
 
     def _mean_input(self, x: ir.Value) -> ir.Value:
         value = self.state.add(self.op, f"{x.name}.ema", work_type(element_type(x)), x.shape)

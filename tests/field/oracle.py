@@ -35,7 +35,9 @@ def _loss(kind: str, y: Any, target: Any) -> Any:
 class Oracle:
     """The file in PyTorch, in float64. problem: why it has nothing to say, or empty."""
 
-    def __init__(self, path: Path, values: Feeds, feeds: Feeds, prediction: str, y: np.ndarray) -> None:
+    def __init__(
+        self, path: Path, values: Feeds, feeds: Feeds, prediction: str, y: np.ndarray, *, half: bool = False
+    ) -> None:
         self.model, self.values, self.feeds, self.prediction = onnx.load(path), values, feeds, prediction
         self.problem = ""
         try:
@@ -46,7 +48,7 @@ class Oracle:
             return
         gap = np.abs(found - y).max() / max(np.abs(y).max(), 1e-2) if found.shape == y.shape else np.inf
         missing = set(values) - self.twin.found
-        if not gap < (0.2 if y.dtype == np.float16 else 2e-3):
+        if not gap < (0.2 if half else 2e-3):
             self.problem = f"no twin: it differs from onnxruntime's forward by {gap:.1e}"
         elif missing:
             self.problem = f"no twin: it has not met {', '.join(sorted(missing)[:3])}"

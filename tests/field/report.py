@@ -25,7 +25,8 @@ does not know an operator, differences of the forward), and after ten of them th
 the state are finite, and what is exported runs in onnxruntime and computes what the trainer does. **refused**: with a
 sentence that names node and operator, at conversion. **gap**: the largest
 ‖g - r‖ / ‖r‖ of a gradient g and its reference r, taken at the values that onnxruntime computed, so that no cell of a
-Relu lies beyond the kink by rounding alone; right up to 1e-3, in float16 up to 0.1; blank where differences judge. **trained**: the share of the numbers of the module, or else that the
+Relu lies beyond the kink by rounding alone; right up to 1e-3, in float16 up to 0.1 above what rounding of the forward
+moves r by; blank where differences judge. **trained**: the share of the numbers of the module, or else that the
 file stores, that are parameters. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
 process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
 faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long:

@@ -247,7 +247,8 @@ def gradients(model: ModelProto, feeds: Feeds, wrt: Sequence[str], seed: int) ->
         dy = np.ones_like(y)
     answers = dict(zip(names, session_run(training)(feeds | {"y_grad": dy}), strict=True))
     if not np.array_equal(answers["y"], y):
-        assert inlined(model), "onnxruntime runs the same kernel in both graphs"
+        half = y.dtype.itemsize == 2  # onnxruntime rounds between two nodes, or not, as others read the value
+        assert half or inlined(model), "onnxruntime runs the same kernel in both graphs"
         np.testing.assert_allclose(answers["y"], y, rtol=0, atol=INLINED_ULPS * np.spacing(np.abs(y).max()))
     for name in wrt:
         got, want = answers[f"{name}_grad"], feeds[name]

@@ -58,7 +58,8 @@ def in_a_function() -> ModelProto:
 def gradients(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     converted = ob.backward(model)
     names = [o.name for o in converted.graph.output if o.name.endswith("_grad")]
-    seed = {"y_grad": np.ones((4, 2), np.float32)}
+    columns = converted.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    seed = {"y_grad": np.ones((4, columns), np.float32)}
     values = onnxruntime.InferenceSession(converted.SerializeToString()).run(names, feeds | seed)
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
@@ -81,6 +82,20 @@ def test_branches(taken: bool) -> None:
 def test_a_function() -> None:
     (found,) = gradients(in_a_function(), {"x": X}).values()
     np.testing.assert_allclose(found, X.T @ np.ones((4, 2)), rtol=1e-5)
+
+
+def test_a_function_that_is_called_twice_has_one_weight() -> None:
+    """dW of X W W is Xᵀ G Wᵀ + (X W)ᵀ G."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[4,3] x) => (float[4,3] y) {
+             a = own.twice(x)  y = own.twice(a)
+           } <domain: "own", opset_import: ["": 18]> twice (x) => (y) {
+             w = Constant<value = float[3,3] {1,2,3,4,5,6,7,8,9}>()  y = MatMul(x, w)
+           }"""
+    )
+    w, g = np.arange(1, 10, dtype=np.float32).reshape(3, 3), np.ones((4, 3), np.float32)
+    (found,) = gradients(model, {"x": X}).values()
+    np.testing.assert_allclose(found, X.T @ g @ w.T + (X @ w).T @ g, rtol=1e-5)
 
 
 @pytest.mark.parametrize("build", [in_constants, in_branches, in_a_function])

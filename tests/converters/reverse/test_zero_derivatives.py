@@ -108,6 +108,13 @@ def test_a_derivative_that_does_not_exist_is_refused(case: str) -> None:
         ob.backward(model, wrt=["x"])
 
 
+def test_a_way_through_text_is_refused() -> None:
+    """Beside another way too: its part of the gradient, as good as x's own, would be missing."""
+    model = model_of("a = Mul(x, w) [print] s = Cast<to=8>(a) b = Cast<to=1>(s) y = Add(a, b)")
+    with pytest.raises(ob.UnsupportedError, match=r"Cast 'print': .* type STRING.* no gradient is known"):
+        ob.backward(model, wrt=["w"])
+
+
 def test_the_scales_of_a_resize_are_refused() -> None:
     """Their derivative is not zero, and no rule knows it."""
     model = model_of("[up] y = Resize(x, , s)")

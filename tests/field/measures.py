@@ -1,0 +1,61 @@
+"""How far gradients and predictions are from each other, for `verdict`."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from tests.field.sources import Feeds
+
+QUANTUM = 2.0**-24  # between the smallest numbers of float16
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference, relative to the largest number; where that is a small probability, to a hundredth."""
+    if np.shape(a) != np.shape(b):
+        return float("inf")
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-2)) if a.size else 0.0
+
+
+def beside(at: Feeds) -> Feeds:
+    """Values that float16 rounds to the same, or to the next ones: onnxruntime rounds some of them, and not others."""
+    rng = np.random.default_rng(6)
+    return {k: v * (1 + rng.choice([-1, 1], v.shape) * 2.0**-11) if v.ndim > 1 else v for k, v in at.items()}
+
+
+def worst(got: Feeds, expected: Feeds, near: Feeds | None) -> tuple[float, str]:
+    """The largest ‖g - r‖ / ‖r‖, and whose. Below a fraction of the typical size of all gradients r is rounding.
+
+    Of a file in float16 what is less than the distance of neighbouring numbers does not count, nor what is less than
+    twice the change of r where all values of the forward are half such a distance off: `near`.
+    """
+    half = near is not None
+    rms = {name: float(np.sqrt(np.mean(np.square(r)))) if r.size else 0.0 for name, r in expected.items()}
+    floor = (1e-2 if half else 1e-4) * max(rms.values(), default=0.0) + 1e-30
+    errors = {}
+    for name, r in expected.items():
+        g = np.asarray(got[name], np.float64)
+        if g.shape != r.shape:
+            return float("inf"), name
+        off = np.maximum(np.abs(g - r) - (QUANTUM if half else 0), 0)
+        gap = float(np.sqrt(np.mean(np.square(off)))) if r.size else 0.0
+        unsure = 0.0 if near is None or not r.size else 2 * float(np.sqrt(np.mean(np.square(near[name] - r))))
+        errors[name] = max(gap - unsure, 0.0) / max(rms[name], floor)
+    name = max(errors, key=lambda n: errors[n], default="")
+    return errors.get(name, 0.0), name
+
+
+def stored_floats(graph: onnx.GraphProto) -> list[np.ndarray]:
+    tensors = list(graph.initializer)
+    found: list[np.ndarray] = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            value = helper.get_attribute_value(attribute)
+            if isinstance(value, onnx.GraphProto):
+                found += stored_floats(value)
+            elif isinstance(value, onnx.TensorProto) and node.op_type == "Constant":
+                tensors.append(value)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    return found + [numpy_helper.to_array(t) for t in tensors if t.data_type in floats]
