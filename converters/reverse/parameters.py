@@ -108,7 +108,7 @@ def _what(value: ir.Value, normalising: set[ir.Value], angles: set[ir.Value]) ->
         return STATISTIC
     if array is not None and (what := _by_values(array)) is not None:
         return what
-    return SINGLE if value.shape is not None and all(length == 1 for length in value.shape) else None
+    return SINGLE if _is_single(value) else None
 
 
 def _defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
@@ -121,6 +121,8 @@ def _defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
         return what
     if node.domain == "" and node.op_type in ("Max", "Min") and _is_vector(value):
         return f"limit of {node.op_type}"
+    if node.domain == "" and node.op_type == "Where" and index and _is_single(value):
+        return "fill of Where"
     if node.domain == "" and node.op_type == "Mul":
         other = _source(node.inputs[1 - index])
         made_by = None if other is None else other.producer()
@@ -147,6 +149,10 @@ def _source(value: ir.Value | None) -> ir.Value | None:
     while value is not None and (node := value.producer()) is not None and node.op_type in _PASSING:
         value = node.inputs[0]
     return value
+
+
+def _is_single(value: ir.Value) -> bool:
+    return value.shape is not None and all(length == 1 for length in value.shape)
 
 
 def _is_vector(value: ir.Value) -> bool:

@@ -56,6 +56,11 @@ CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
         {"mask": np.triu(np.ones((6, 6)))},
         {"mask": "mask or limit"},
     ),
+    "what Where puts in": (
+        "a = MatMul(x, w) c = Greater(a, low) d = Where(c, zeros, low) e = Add(a, d) f = Expand(zeros, six) y = Add(e, f)",
+        {"zeros": 0.0, "low": -np.finfo(np.float32).max, "six": np.array([1, 6])},
+        {"zeros": "fill of Where", "low": "fill of Where"},
+    ),
     "infinities": ("a = MatMul(x, w) y = Max(a, floor)", {"floor": np.full(6, -np.inf)}, {"floor": "limit of Max"}),
     "rotary frequencies": (
         "a = Slice(x, zero, one, one) s = MatMul(a, f) t = Identity(s) c = Cos(t) d = Sin(s) e = Add(c, d) "
