@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import check_names, pick, prepare
+from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import backward, pick_floats
 from onnx_backprop.converters.reverse.builder import Builder
@@ -111,8 +111,8 @@ def explain_gradients(
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
-    prepared = prepare(model)
-    ir_model = to_ir(prepared)
+    proto = load(model)
+    ir_model = to_ir(prepare(proto))
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
@@ -137,15 +137,16 @@ def explain_gradients(
         for v in variables
     ]
     result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
-    return replace(result, refusal=_refusal(prepared, wrt, of)) if result.ok else result
+    by = wrt if wrt is not None or left_out or any(v.is_initializer() for v in taken) else [str(v.name) for v in taken]
+    return replace(result, refusal=_refusal(proto, by or None, of)) if result.ok else result
 
 
-def _refusal(prepared: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:
+def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:
     """What a conversion says against a model whose nodes are served one by one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OnnxBackpropWarning)
         try:
-            backward(prepared, wrt=wrt, of=of)
+            backward(model, wrt=wrt, of=of)
         except OnnxBackpropError as e:
             return str(e)
     return ""
