@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_stops_the_training(photographs: list[Photograp
         if tensor.name == "Conv_1.bias":
             tensor.CopyFrom(numpy_helper.from_array(np.full(tensor.dims, np.nan, np.float32), tensor.name))
     graph = training_graph(broken)
-    with pytest.raises(FloatingPointError, match="the loss is nan after 0 steps"):
+    with pytest.raises(FloatingPointError, match="the loss is nan in step 1"):
         train(graph, Patches(photographs, size=8, seed=SEED), steps=3, quiet=True)
 
 
