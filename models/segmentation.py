@@ -97,7 +97,7 @@ def train(patches: Patches, *, steps: int, seconds: float = math.inf, seed: int 
     for step in tqdm(range(steps), desc="training", unit="step", disable=quiet):
         trainer.learning_rate = schedule(step)
         image, mask = patches.batch(BATCH)
-        loss = trainer.step(image=image, target=mask)
+        trainer.step(image=image, target=mask)
         if time.perf_counter() - start > seconds:
             break
     return trainer
