@@ -213,8 +213,18 @@ def test_known_shapes_become_attributes_and_symbolic_ones_inputs() -> None:
     [
         ("Conv", {"pads": [1, 1, 1]}, ob.InvalidModelError, "attribute pads: expected 4 values >= 0, got [1, 1, 1]"),
         ("Conv", {"pads": [0, 0, -1, 0]}, ob.InvalidModelError, "attribute pads: expected 4 values >= 0"),
-        ("Conv", {"strides": [1, 0]}, ob.InvalidModelError, "attribute 'strides': expected numbers from 1 to 2147483648, got [1, 0]"),
-        ("Conv", {"dilations": [1, -2]}, ob.InvalidModelError, "attribute 'dilations': expected numbers from 1 to 2147483648, got [1, -2]"),
+        (
+            "Conv",
+            {"strides": [1, 0]},
+            ob.InvalidModelError,
+            "attribute 'strides': expected numbers from 1 to 2147483648, got [1, 0]",
+        ),
+        (
+            "Conv",
+            {"dilations": [1, -2]},
+            ob.InvalidModelError,
+            "attribute 'dilations': expected numbers from 1 to 2147483648, got [1, -2]",
+        ),
         ("Conv", {"auto_pad": "SAME"}, ob.InvalidModelError, "attribute auto_pad: expected one of NOTSET"),
         (
             "Conv",
