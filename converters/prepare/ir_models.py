@@ -1,5 +1,9 @@
 """Models to and from onnx_ir, which has no type for maps and sequences of them: those are carried beside it."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto
 
@@ -15,7 +19,8 @@ def to_ir(proto: ModelProto) -> ir.Model:
     Errors: InvalidModelError for what onnx_ir does not read.
     """
     try:
-        return _to_ir(proto)
+        with _unlogged():
+            return _to_ir(proto)
     except ir.serde.SerdeError as e:
         cause: BaseException = e
         while cause.__cause__ is not None:
@@ -42,13 +47,29 @@ def _to_ir(proto: ModelProto) -> ir.Model:
 
 def to_proto(model: ir.Model) -> ModelProto:
     """`ir.to_proto`, with the types that `to_ir` set aside."""
-    proto = ir.to_proto(model)
+    with _unlogged():
+        proto = ir.to_proto(model)
     pairs = [(model.graph.inputs, proto.graph.input), (model.graph.outputs, proto.graph.output)]
     for values, infos in pairs:
         for value, info in zip(values, infos, strict=True):
             if _TYPE in value.meta:
                 info.type.CopyFrom(value.meta[_TYPE])
     return proto
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep what onnx_ir complains of off the terminal, where it writes names as they are: who is to blame says so."""
+
+    def nothing(_: logging.LogRecord) -> bool:
+        return False
+
+    logger = logging.getLogger("onnx_ir.serde")
+    logger.addFilter(nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(nothing)
 
 
 def _has_map(type_: TypeProto) -> bool:

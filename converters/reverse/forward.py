@@ -91,6 +91,13 @@ class Forward:
     def int(self, name: str, default: int) -> int:
         return self.node.attributes[name].as_int() if self.given(name) else default
 
+    def axis(self, default: int, value: ir.Value | None = None) -> int:
+        """The attribute axis, one of those that a value has, by default the first input, as far as that is known."""
+        axis, known = self.int("axis", default), dims(value or self.input(0))
+        if known is not None and not -len(known) <= axis < len(known):
+            raise self.invalid(f"attribute axis: expected one of {len(known)} axes, got {axis}")
+        return axis
+
     def float(self, name: str, default: float) -> float:
         return self.node.attributes[name].as_float() if self.given(name) else default
 
@@ -124,6 +131,13 @@ class Forward:
     def constant(self, index: int) -> np.ndarray | None:
         """The value of an input that no run can change, else None (also for an absent input)."""
         return constant_value(self.optional(index))
+
+    def constant_list(self, index: int) -> np.ndarray | None:
+        """The same of an input that must have one axis."""
+        value = self.constant(index)
+        if value is not None and value.ndim != 1:
+            raise self.invalid(f"input {index}: expected one axis, got the shape {list(value.shape)}")
+        return value
 
     def refuse(self, attribute: str, value: object, handled: str) -> UnsupportedAttributeError:
         """The error for an attribute value the rule does not handle; raise it."""

@@ -59,7 +59,7 @@ def tensor_scatter(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     written twice.
     """
     past, update, begin, rank = node.input(0), node.input(1), node.optional(2), node.rank(0)
-    axis, mode = node.int("axis", -2) % rank, node.string("mode", "linear")
+    axis, mode = node.axis(-2) % rank, node.string("mode", "linear")
     dpast = op.TensorScatter(dy, op.zeros(op.shape(update), update), begin, axis=axis, mode=mode)
     places = count_up(op, op.length(update, axis))
     places = op.Reshape(places, [-1 if n == axis else 1 for n in range(rank)])

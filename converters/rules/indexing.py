@@ -21,7 +21,7 @@ from onnx_backprop.converters.rules.common import (
 @gradient("Slice", versions=(13,))
 def slice_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x[start:end:step, …]  =>  dx = zeros with dy at [start:end:step, …]."""
-    x, steps = node.input(0), node.constant(4)
+    x, steps = node.input(0), node.constant_list(4)
     if node.has(4) and (steps is None or (steps != 1).any()):
         return put_back(op, x, op.Slice(positions(op, x), *node.inputs[1:]), dy)
     return padded(op, dy, *_around_slice(op, node, dy))
@@ -30,7 +30,7 @@ def slice_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def _around_slice(op: Builder, node: Forward, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
     """What a slice with steps of 1 left out before and behind, as the pads and axes of a Pad."""
     x, shape, out = node.input(0), dims(node.input(0)), dims(node.output())
-    starts, axes = node.constant(1), node.constant(3)
+    starts, axes = node.constant_list(1), node.constant_list(3)
     if axes is None and not node.has(3) and starts is not None:
         axes = np.arange(starts.size)
     if starts is not None and axes is not None and shape is not None and out is not None:
@@ -66,7 +66,7 @@ def pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     axes = node.optional(3)
     if mode != "constant":
         return put_back(op, x, padded(op, positions(op, x), node.input(1), axes, mode=mode), dy)
-    pads = node.constant(1)
+    pads = node.constant_list(1)
     dx = padded(op, dy, op.Neg(node.input(1)) if pads is None else op.ints((-pads).tolist()), axes)
     if not node.has(2):
         return dx
@@ -80,7 +80,7 @@ def gather(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Shapes: x (before…, n, behind…), indices (j…), dy (before…, j…, behind…). Negative indices count from the end.
     """
-    x, indices, axis = node.input(0), node.input(1), node.int("axis", 0)
+    x, indices, axis = node.input(0), node.input(1), node.axis(0)
     known = dims(x)
     if known is not None and axis >= 0:
         axis -= len(known)
@@ -97,7 +97,7 @@ def gather(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def gather_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x at the indices along an axis  =>  dx = zeros with dy added at the indices; repeated ones add up."""
     x = node.input(0)
-    return scatter_add(op, op.shape(x), node.input(1), dy, like=x, axis=node.int("axis", 0))
+    return scatter_add(op, op.shape(x), node.input(1), dy, like=x, axis=node.axis(0))
 
 
 @gradient("Trilu", versions=(14,))
@@ -109,7 +109,7 @@ def trilu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("OneHot", versions=(11,))
 def one_hot(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = values[1] at the indices, values[0] elsewhere  =>  dvalues = [Σ dy elsewhere, Σ dy at the indices]."""
-    hot = op.OneHot(node.input(0), node.input(1), [0.0, 1.0], axis=node.int("axis", -1))
+    hot = op.OneHot(node.input(0), node.input(1), [0.0, 1.0], axis=node.axis(-1, node.output()))
     hot = op.Cast(hot, to=ir.DataType.BOOL)
     sums = [op.ReduceSum(picked, keepdims=0) for picked in (op.Where(hot, 0, dy), op.Where(hot, dy, 0))]
     return None, None, op.Concat(*(op.Reshape(s, [1]) for s in sums), axis=0)
@@ -119,7 +119,7 @@ def one_hot(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def top_k(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = the k largest (or smallest) of x along an axis, at the indices I  =>  dx = zeros with dy at I."""
     x = node.input(0)
-    return op.ScatterElements(op.zeros(op.shape(x), x), node.output(1), dy, axis=node.int("axis", -1))
+    return op.ScatterElements(op.zeros(op.shape(x), x), node.output(1), dy, axis=node.axis(-1))
 
 
 @gradient("Compress", versions=(11,))

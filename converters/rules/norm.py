@@ -18,7 +18,7 @@ MEAN_VARIANCE_EPSILON = 1e-9  # added to the deviation by MeanVarianceNormalizat
 @gradient("Softmax", versions=(13,))
 def softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = e^x / Σ e^x along an axis  =>  dx = Y · (dy - Σ Y · dy)."""
-    y, axis = node.output(), node.int("axis", -1)
+    y, axis = node.output(), node.axis(-1)
     if y.dtype in DOMAIN_TYPES:
         return op.domain.SoftMaxBackward(dy, y, axis=axis)
     return op.Mul(y, op.Sub(dy, op.ReduceSum(op.Mul(y, dy), [axis], keepdims=1)))
@@ -27,7 +27,7 @@ def softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("LogSoftmax", versions=(13,))
 def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x - ln Σ e^x along an axis  =>  dx = dy - e^Y · Σ dy."""
-    total = op.ReduceSum(dy, [node.int("axis", -1)], keepdims=1)
+    total = op.ReduceSum(dy, [node.axis(-1)], keepdims=1)
     return op.Sub(dy, op.Mul(op.Exp(node.output()), total))
 
 
@@ -73,7 +73,7 @@ def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Va
 
     s and b are stretched to the normalised axes where it cannot be seen that they have their lengths.
     """
-    x, axis, known = node.input(0), node.int("axis", -1), dims(node.input(0))
+    x, axis, known = node.input(0), node.axis(-1), dims(node.input(0))
     count = -axis if axis < 0 else None if known is None else len(known) - axis
     parameters = [node.input(n) for n in (1, 2) if node.has(n)]
     ranks = [None if (shape := dims(value)) is None else len(shape) for value in parameters]
@@ -112,7 +112,7 @@ def rms_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 def _axes_from(op: Builder, node: Forward) -> ir.Value:
     """The axes from the attribute `axis` to the last."""
-    axis, known = node.int("axis", -1), dims(node.input(0))
+    axis, known = node.axis(-1), dims(node.input(0))
     if axis < 0:
         return op.ints(range(axis, 0))
     if known is not None:
@@ -151,7 +151,7 @@ def lp_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Edge: 0 where n = 0. Half types are summed in float32.
     """
-    power, axis = node.int("p", 2), [node.int("axis", -1)]
+    power, axis = node.int("p", 2), [node.axis(-1)]
     if power not in (1, 2):
         raise node.refuse("p", power, "of 1 and 2")
     x, y, g = (widen(op, value) for value in (node.input(0), node.output(), dy))

@@ -137,7 +137,7 @@ def _axis(node: Forward, scale: ir.Value) -> int | None:
         raise node.unsupported("the gradient needs a scale of rank 0 or 1, known at conversion")
     if shape in ((), (1,)):
         return None
-    rank, axis = node.rank(0, ", for several scales"), node.int("axis", 1)
+    rank, axis = node.rank(0, ", for several scales"), node.axis(1)
     return axis if axis < 0 else axis - rank
 
 

@@ -24,7 +24,7 @@ def scatter_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     (the standard forbids them without a reduction); the others get 0.
     """
     data, indices, updates = node.input(0), node.input(1), node.input(2)
-    axis, reduction = node.int("axis", 0), _reduction(node)
+    axis, reduction = node.axis(0), _reduction(node)
     if reduction == "add":
         return dy, None, op.GatherElements(dy, indices, axis=axis)
     if reduction != "none":

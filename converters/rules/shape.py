@@ -29,7 +29,7 @@ def transpose(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("Concat", versions=(13,))
 def concat(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = [x_0, x_1, …] along an axis  =>  dx_i = the part of dy where x_i went."""
-    axis, inputs = node.int("axis", 0), node.every_input()
+    axis, inputs = node.axis(0), node.every_input()
     if len(inputs) == 1:
         return dy
     known = [known_lengths(x, axis, axis + 1 or None) for x in inputs]
@@ -43,7 +43,7 @@ def split(op: Builder, node: Forward, dys: Sequence[ir.Value | None]) -> Grads:
     """Y_0, Y_1, … = parts of x along an axis  =>  dx = [dy_0, dy_1, …], zeros for an output nothing depends on."""
     outputs = [node.output(n) for n in range(len(dys))]
     parts = [op.zeros(op.shape(y), y) if dy is None else dy for y, dy in zip(outputs, dys, strict=True)]
-    return op.Concat(*parts, axis=node.int("axis", 0))
+    return op.Concat(*parts, axis=node.axis(0))
 
 
 @gradient("Expand", versions=(13,))

@@ -43,7 +43,7 @@ def dft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def _axis(op: Builder, node: Forward) -> ir.Value:
     """The axis of the transform, a 1-D tensor of one entry."""
     if node.version < 20:
-        return op.ints([node.int("axis", 1)])
+        return op.ints([node.axis(1)])
     constant = node.constant(2)
     if constant is not None or not node.has(2):
         return op.ints([-2 if constant is None else int(constant.item())])
@@ -65,7 +65,7 @@ def _transform(op: Builder, node: Forward, value: ir.Value, n: ir.Value, attribu
     """A DFT of length n along the node's own axis."""
     inputs = [value, op.Squeeze(n, [0])]
     if node.version < 20:
-        attributes = attributes | {"axis": node.int("axis", 1)}
+        attributes = attributes | {"axis": node.axis(1)}
     elif node.has(2):
         inputs.append(node.input(2))
     return op.emit("DFT", inputs, attributes)[0]

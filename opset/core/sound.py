@@ -22,7 +22,12 @@ _VALUES = frozenset(
         *("value_string", "value_strings"),
     }
 )
-_TEXTUAL = ("", "ai.onnx")  # domains without binary strings among the attributes
+_TEXTUAL = (
+    "",
+    "ai.onnx",
+    "ai.onnx.preview.training",
+    "ai.onnx.training",
+)  # domains without binary strings among the attributes
 _FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
 _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
 # of windows: what they are, whatever the operator; as attributes of any other they are none of ONNX
@@ -46,6 +51,10 @@ def sound(proto: ModelProto) -> ModelProto:
     for node in _nodes((proto.graph, *proto.functions)):
         count += 1
         _check_node(node)
+    for node in _nodes((proto.graph,)):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise _invalid(node, f"attribute {attribute.name!r} refers to one of a function, in which it is not")
     if count > current().nodes:
         raise UnsupportedError(f"the model has {count} nodes. {how_to_raise('nodes')}")
     for tensor in tensors(proto):
@@ -118,28 +127,30 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def _check_node(node: NodeProto) -> None:
-    def invalid(message: str) -> InvalidModelError:
-        return InvalidModelError(message, op_type=node.op_type, node=node.name or next(iter(node.output), ""))
+def _invalid(node: NodeProto, message: str) -> InvalidModelError:
+    return InvalidModelError(message, op_type=node.op_type, node=node.name or next(iter(node.output), ""))
 
+
+def _check_node(node: NodeProto) -> None:
     textual = node.domain in _TEXTUAL and node.op_type != "Constant"
     for attribute in node.attribute:
         if not attribute.type or attribute.type not in AttributeProto.AttributeType.values():
-            raise invalid(f"attribute {attribute.name!r} has type {attribute.type}, which is none of ONNX")
+            raise _invalid(node, f"attribute {attribute.name!r} has type {attribute.type}, which is none of ONNX")
         if textual and any(isinstance(_as_text(s), bytes) for s in (attribute.s, *attribute.strings)):
-            raise invalid(f"attribute {attribute.name!r} is no UTF-8 text")
+            raise _invalid(node, f"attribute {attribute.name!r} is no UTF-8 text")
         if textual and not attribute.ref_attr_name:  # else the value stands where the function is called
             complaint = _against_number(node, attribute)
             if complaint:
-                raise invalid(f"attribute {attribute.name!r}: {complaint}")
+                raise _invalid(node, f"attribute {attribute.name!r}: {complaint}")
     if not all(one.configuration_id for one in node.device_configurations):
-        raise invalid("a device configuration has no configuration_id")
+        raise _invalid(node, "a device configuration has no configuration_id")
     if node.op_type == "Constant" and node.domain in _TEXTUAL:
         given = [a.name for a in node.attribute if a.name in _VALUES]
         if len(given) != 1 or len(node.attribute) != 1 or len(node.output) != 1:
-            raise invalid(
+            raise _invalid(
+                node,
                 f"expected one output and one of the attributes {', '.join(sorted(_VALUES))}, "
-                f"got {len(node.output)} outputs and {[a.name for a in node.attribute]}"
+                f"got {len(node.output)} outputs and {[a.name for a in node.attribute]}",
             )
 
 
