@@ -75,7 +75,8 @@ class Module:
     def __call__(self, *user_inputs: Any) -> Any:
         """One training or evaluation step; the loss, or a tuple of all outputs where there are several.
 
-        Inputs in the order of `input_names`: arrays give arrays, OrtValues give OrtValues. Errors: ArtifactError for
+        Inputs in the order of `input_names`: arrays give arrays, OrtValues give OrtValues, and
+        so do outputs that are no tensors. Errors: ArtifactError for
         another number of inputs, and for what onnxruntime cannot run.
         """
         names = self.input_names()
@@ -91,7 +92,7 @@ class Module:
         except InvalidArgumentError as e:
             raise ArtifactError(str(e)) from e
         if not any(isinstance(value, OrtValue) for value in user_inputs):
-            results = [np.array(value.numpy()) for value in results]
+            results = [np.array(value.numpy()) if value.is_tensor() else value for value in results]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _train_step(self, feeds: dict[str, OrtValue]) -> list[Any]:

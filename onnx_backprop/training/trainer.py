@@ -210,16 +210,22 @@ class Trainer:
             result[name] = self._state[mean] if array.dtype == dtype else self._ort_value(name, array.astype(dtype))
         return result
 
-    def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, np.ndarray]:
-        """The outputs of the model in inference mode, the loss among them, for one batch with its target."""
+    def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, Any]:
+        """The outputs of the model in inference mode, the loss among them, for one batch with its target.
+
+        Arrays, and of outputs that are no tensors, as the maps of ZipMap, what `InferenceSession.run` gives.
+        """
         if self._evaluation is None:
             model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
         batch = self.inputs.ort_values(together(feeds, more))
         accepted = {value.name for value in self._evaluation.get_inputs()}
         fed = batch | {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
-        names = [value.name for value in self._evaluation.get_outputs()]
+        outputs = self._evaluation.get_outputs()
+        names = [value.name for value in outputs]
         with refusals(batch):
+            if not all(value.type.startswith("tensor(") for value in outputs):
+                return dict(zip(names, self._evaluation.run(names, fed), strict=True))
             results = self._evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 from onnx import ModelProto, TensorProto, checker
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.sound import sound, tensors
@@ -24,7 +24,7 @@ def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
             if uses_external_data(tensor):  # of a folder that nobody has named
                 raise InvalidModelError(
                     f"tensor {tensor.name!r} of a model in memory lies in the file "
-                    f"{ExternalDataInfo(tensor).location!r}. Give the path of the model, or read the tensors with "
+                    f"{_location(tensor)!r}. Give the path of the model, or read the tensors with "
                     "onnx.load_external_data_for_model"
                 )
         return model
@@ -51,7 +51,7 @@ def _read(path: Path) -> ModelProto:
     real, folder = Path(os.path.realpath(path)).parent, path.parent
     beside = [tensor for tensor in tensors(proto) if uses_external_data(tensor)]
     for tensor in beside:
-        base, location = folder, ExternalDataInfo(tensor).location
+        base, location = folder, _location(tensor)
         target = Path(os.path.realpath(folder / location))
         if (folder / location).is_symlink() and target.parent == real:
             base = real
@@ -68,8 +68,13 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files beside a model that its tensors lie in; none for what cannot be read."""
     with contextlib.suppress(Exception):  # of each of onnx's file formats its own
         beside = filter(uses_external_data, tensors(onnx.load(path, load_external_data=False)))
-        return [Path(path).parent / name for name in {ExternalDataInfo(tensor).location for tensor in beside}]
+        return [Path(path).parent / name for name in {_location(tensor) for tensor in beside}]
     return []
+
+
+def _location(tensor: TensorProto) -> str:
+    """The file of a tensor, "" where none is named."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def existing(model: object) -> Path:

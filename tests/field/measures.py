@@ -47,6 +47,19 @@ def worst(got: Feeds, expected: Feeds, near: Feeds | None) -> tuple[float, str]:
     return errors.get(name, 0.0), name
 
 
+def given_out(model: onnx.ModelProto, output: str | None) -> tuple[onnx.ModelProto, str]:
+    """Of an output of maps, as ZipMap makes: the model giving out the tensor they are made of too, and its name."""
+    tensor = next((n.input[0] for n in model.graph.node if n.op_type == "ZipMap" and output in n.output), "")
+    if tensor:
+        model.graph.output.append(onnx.ValueInfoProto(name=tensor))
+    return model, tensor
+
+
+def as_array(value: object) -> np.ndarray:
+    """A tensor, or the numbers of maps, one for each row, in the order of their keys."""
+    return np.array([list(row.values()) for row in value]) if isinstance(value, list) else np.asarray(value)
+
+
 def stored_floats(graph: onnx.GraphProto) -> list[np.ndarray]:
     tensors = list(graph.initializer)
     found: list[np.ndarray] = []

@@ -22,7 +22,7 @@ import onnx
 import onnxruntime
 
 import onnx_backprop as ob
-from tests.field.measures import beside, distance, stored_floats, worst
+from tests.field.measures import as_array, beside, distance, given_out, stored_floats, worst
 from tests.field.sources import Feeds, Source, sources
 
 STEPS, SECONDS = 10, 0.4
@@ -156,7 +156,8 @@ class Judge:
 
     def forward(self) -> None:
         """The file as it is in onnxruntime; the target for its prediction."""
-        session = _session(str(self.path))
+        opened, tensor = given_out(onnx.load(self.path), self.source.prediction)
+        session = _session(opened.SerializeToString() if tensor else str(self.path))
         declared = {value.name: value.type for value in session.get_inputs()}
         batch = self.source.batch()
         halves = {"tensor(float16)": np.float16}
@@ -166,10 +167,9 @@ class Judge:
             if name in declared
         }
         floats = [v.name for v in session.get_outputs() if v.type in ("tensor(float)", "tensor(float16)")]
-        self.prediction = self.source.prediction or floats[0]
+        self.prediction = tensor or self.source.prediction or floats[0]
         (self.y,) = session.run([self.prediction], self.feeds)
-        if not isinstance(self.y, np.ndarray):
-            raise JudgementError(UNDECIDED, f"{self.prediction!r} is no tensor")
+        self.model = opened if tensor else str(self.path)  # of which `backward` is asked for the same
         self.half = self.y.dtype == np.float16 or any(v.dtype == np.float16 for v in self.values.values())
         y, rng = self.y.astype(np.float64), np.random.default_rng(5)
         if self.source.loss == "softmax_cross_entropy":
@@ -227,7 +227,7 @@ class Judge:
         told = onnx.ModelProto()
         told.CopyFrom(model)
         known = {value.name for value in told.graph.output}
-        told.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(there - known))
+        told.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted((there | {*names}) - known))
         found = _run(told, feeds, [*names, *sorted(there)])
         inner = dict(zip(sorted(there), found[len(names) :], strict=True))
         if self.prediction in names:
@@ -248,7 +248,7 @@ class Judge:
         """Where the twin has no opinion."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            report = ob.check_gradients(str(self.path), feeds=self.feeds, of=[self.prediction], wrt=wrt)
+            report = ob.check_gradients(self.model, feeds=self.feeds, of=[self.prediction], wrt=wrt)
         self.result.oracle = f"differences, {report.forward}"
         if report.verdict == "wrong":
             raise JudgementError(WRONG, str(report)[:1500])
@@ -263,7 +263,7 @@ class Judge:
                 continue
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                model = ob.backward(str(self.path), of=[self.prediction], wrt=wrt)
+                model = ob.backward(self.model, of=[self.prediction], wrt=wrt)
             self.result.notes += [f"backward: {w.message}" for w in caught if wrt]
             wanted = list(self.values) if wrt is None else wrt
             seed = f"{self.prediction}_grad"
@@ -297,8 +297,9 @@ class Judge:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trained.onnx"
             self.trainer.export(path)
-            (y,) = _session(str(path)).run([self.prediction], self.feeds)
-        expected_y = self.trainer.predict(self.batch())[self.prediction]
+            asked = self.source.prediction or self.prediction
+            y = as_array(_session(str(path)).run([asked], self.feeds)[0])
+        expected_y = as_array(self.trainer.predict(self.batch())[asked])
         if not np.isfinite(y.astype(np.float64)).all():
             raise JudgementError(NAN, "the exported model's prediction is not finite")
         if distance(y, expected_y) > (5e-2 + 2 * self.rounding if self.half else 1e-3):

@@ -133,7 +133,9 @@ def test_the_maps_of_a_classifier_stand_for_its_scores(prediction: str | None) -
     del model.graph.output[0]
     graph = ob.training_graph(model, loss="mse", prediction=prediction, optimizer="sgd")
     trainer = ob.Trainer(graph, learning_rate=0.1)
-    assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY)
+    before = trainer.predict(x=X, target=DY)["z"]
+    np.testing.assert_allclose([list(row.values()) for row in before], X @ W, rtol=1e-6)
+    assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY) > trainer.evaluate(x=X, target=DY)
 
 
 def test_names_that_are_no_utf8() -> None:

@@ -189,6 +189,7 @@ def test_refused_in_one_sentence(name: str, door: str, tmp_path: Path) -> None:
 def test_a_model_in_memory_has_no_folder(door: Callable[[Any], object]) -> None:
     model = parser.parse_model(LINEAR)
     outside(model)
+    model.graph.initializer[0].external_data.add(key="offset", value="none")
     with pytest.raises(ob.InvalidModelError, match=r"lies in the file '../secret'. Give the path of the model, or"):
         door(model)
 
