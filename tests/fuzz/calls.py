@@ -27,7 +27,11 @@ def spoilt(call: Call, rng: np.random.Generator) -> Call:
     assert array is not None
     match rng.integers(5):
         case 0 if array.dtype == np.float32:
-            inputs[n] = array[None] if array.ndim < 2 or rng.random() < 0.5 else array.reshape(-1, *array.shape[2:])
+            inputs[n] = (
+                array[None]
+                if array.ndim < 2 or rng.random() < 0.5
+                else array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+            )
         case 1:
             shapes = [tuple(rng.integers(1, 4, rng.integers(0, 4))) for _ in inputs]
             drawn = zip(inputs, shapes, strict=True)

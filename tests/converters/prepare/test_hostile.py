@@ -114,6 +114,11 @@ def nested(depth: int) -> Change:
     return change
 
 
+def branch_without_output(model: ModelProto) -> None:
+    nested(1)(model)
+    del model.graph.node[0].attribute[1].g.output[:]
+
+
 def opset(version: int) -> Change:
     def change(model: ModelProto) -> None:
         model.opset_import[0].version = version
@@ -159,6 +164,7 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "element type": (LINEAR, tensor(data_type=99), "element type 99, which is none of ONNX"),
     "external data": (LINEAR, outside, "cannot be read|secret"),
     "deep": (LINEAR, nested(26), "more than 24 deep"),
+    "branch": (LINEAR, branch_without_output, "expected a then_branch and an else_branch of 1 outputs, got"),
     "opset": (LINEAR, opset(2**40), "which is none"),
     "cycle": (LINEAR, cycle, "onnx.checker"),
     "arity": (LINEAR, extra_input, "onnx.checker"),
