@@ -22,12 +22,8 @@ _VALUES = frozenset(
         *("value_string", "value_strings"),
     }
 )
-_TEXTUAL = (
-    "",
-    "ai.onnx",
-    "ai.onnx.preview.training",
-    "ai.onnx.training",
-)  # domains without binary strings among the attributes
+_STANDARD = ("", "ai.onnx")
+_TEXTUAL = (*_STANDARD, "ai.onnx.preview.training", "ai.onnx.training")  # none has binary strings among its attributes
 _FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
 _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
 # of windows: what they are, whatever the operator; as attributes of any other they are none of ONNX
@@ -38,12 +34,11 @@ _Key = tuple[str, str, str]
 
 
 def sound(proto: ModelProto) -> ModelProto:
-    """The model; where names are no UTF-8, a copy in which they have escapes. InvalidModelError, UnsupportedError."""
-    if not all(isinstance(text, str) for text in _texts(proto)):
-        copy = ModelProto()
-        copy.CopyFrom(proto)
-        proto = copy
-        _decode(proto)
+    """The model; or a copy in which names that are no UTF-8 have escapes, and nodes no empty names behind the last.
+
+    Of these onnxruntime reads some as if they were tensors. Errors: InvalidModelError, UnsupportedError.
+    """
+    proto = _repaired(proto)
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         if not 0 < opset.version < 2**31:
             raise InvalidModelError(f"opset {opset.version} of domain {opset.domain!r} is imported, which is none")
@@ -55,6 +50,9 @@ def sound(proto: ModelProto) -> ModelProto:
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise _invalid(node, f"attribute {attribute.name!r} refers to one of a function, in which it is not")
+    for value in proto.graph.input:
+        if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.elem_type:
+            raise InvalidModelError(f"the input {value.name!r} has no element type, which every graph input needs")
     if count > current().nodes:
         raise UnsupportedError(f"the model has {count} nodes. {how_to_raise('nodes')}")
     for tensor in tensors(proto):
@@ -92,6 +90,24 @@ def _graphs(outer: Iterable[GraphProto | FunctionProto]) -> Iterator[GraphProto 
 def _nodes(outer: Iterable[GraphProto | FunctionProto]) -> Iterator[NodeProto]:
     for graph in _graphs(outer):
         yield from graph.node
+
+
+def _repaired(proto: ModelProto) -> ModelProto:
+    decoded = all(isinstance(text, str) for text in _texts(proto))
+    if decoded and not any(map(_has_empty_end, _nodes((proto.graph, *proto.functions)))):
+        return proto
+    result = ModelProto()
+    result.CopyFrom(proto)
+    if not decoded:
+        _decode(result)
+    for node in filter(_has_empty_end, _nodes((result.graph, *result.functions))):
+        while node.input and not node.input[-1]:
+            node.input.pop()
+    return result
+
+
+def _has_empty_end(node: NodeProto) -> bool:
+    return bool(node.domain in _STANDARD and node.input and not node.input[-1])
 
 
 def _texts(message: Any) -> Iterator[str | bytes]:
@@ -187,6 +203,8 @@ def _check_tensor(tensor: TensorProto) -> None:
     """As many numbers as the dims say, where they lie in the model itself."""
     if tensor.data_type not in TensorProto.DataType.values() or not tensor.data_type:
         raise InvalidModelError(f"tensor {tensor.name!r} has element type {tensor.data_type}, which is none of ONNX")
+    if tensor.HasField("segment"):
+        raise InvalidModelError(f"tensor {tensor.name!r} is a segment of one, which ONNX tools do not read")
     if any(d < 0 for d in tensor.dims):
         raise InvalidModelError(f"tensor {tensor.name!r} has dims {list(tensor.dims)}, expected none below 0")
     if tensor.data_location == TensorProto.EXTERNAL:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
 LONG = 1024  # elements; no tensor has that many axes
+_TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
 _FOLLOWED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 )
@@ -23,9 +24,9 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     """
     first = shape_inference.infer_shapes(proto, check_type=check_type, data_prop=False)
     graph = first.graph
-    long = set(_long(graph))
+    long, too_long = set(_long(graph, LONG)), set(_long(graph, _TOO_LONG))
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, opset)} if long else set()
+    hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, too_long, opset)} if long else set()
     if not hidden:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
@@ -51,25 +52,27 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     return result
 
 
-def _long(graph: GraphProto) -> Iterator[str]:
-    """The names of long vectors of a graph and those inside it."""
-    yield from (tensor.name for tensor in graph.initializer if len(tensor.dims) == 1 and tensor.dims[0] > LONG)
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info) if is_long(value))
+def _long(graph: GraphProto, least: int) -> Iterator[str]:
+    """The names of vectors of a graph and those inside it that are longer than this."""
+    yield from (tensor.name for tensor in graph.initializer if len(tensor.dims) == 1 and tensor.dims[0] > least)
+    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info) if is_long(value, least))
     for node in graph.node:
         for inner in _inside(node):
-            yield from _long(inner)
+            yield from _long(inner, least)
 
 
 def _inside(node: NodeProto) -> list[GraphProto]:
     return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
 
 
-def _follows(node: NodeProto, long: set[str], opset: int) -> bool:
+def _follows(node: NodeProto, long: set[str], too_long: set[str], opset: int) -> bool:
     """Whether inference would follow the numbers of a long vector in a node."""
     inside = _inside(node)
     if inside:
-        return any(_follows(inner, long, opset) for graph in inside for inner in graph.node)
-    if node.domain not in ("", "ai.onnx") or long.isdisjoint((*node.input, *node.output)):
+        return any(_follows(inner, long, too_long, opset) for graph in inside for inner in graph.node)
+    if node.domain not in ("", "ai.onnx"):
+        return not too_long.isdisjoint((*node.input, *node.output))
+    if long.isdisjoint((*node.input, *node.output)):
         return False
     return node.op_type in _FOLLOWED or _has_body(node.op_type, opset)
 
@@ -82,10 +85,10 @@ def _has_body(op_type: str, opset: int) -> bool:
     return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))
 
 
-def is_long(value: ValueInfoProto) -> bool:
+def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
     """Whether a value is a long vector."""
     dims = value.type.tensor_type.shape.dim
-    return len(dims) == 1 and dims[0].dim_value > LONG
+    return len(dims) == 1 and dims[0].dim_value > least
 
 
 def _without_names(value: ValueInfoProto) -> ValueInfoProto:

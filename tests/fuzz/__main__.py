@@ -1,5 +1,6 @@
 """Mutated files at every public door: python -m tests.fuzz --models 50000 --npz 20000 --checkpoints 20000 --seed 1
 
+"slow to run" and "big to run" is what a model itself asks for, where a door runs it.
 --kernels 1000: calls of our operators, most of them wrong, with undeclared shapes (`calls`).
 
 A case is a number: `--seed` and it say which file is changed how, and which door opens it. Each runs in a forked process
@@ -54,7 +55,10 @@ def _files(group: str, arguments: argparse.Namespace) -> int:
         path.write_bytes(content)
         return f"{door} of {start!r}, {path}"
 
-    return _group(group, arguments, step, keep)
+    def runs(number: int) -> bool:
+        return targets.TARGETS[targets.case(group, seed, number)[0]].runs
+
+    return _group(group, arguments, step, keep, runs)
 
 
 def _calls(arguments: argparse.Namespace) -> int:
@@ -68,11 +72,19 @@ def _calls(arguments: argparse.Namespace) -> int:
     )
 
 
-def _group(group: str, arguments: argparse.Namespace, step: Callable[[int], str], keep: Callable[[int], str]) -> int:
+def _group(
+    group: str,
+    arguments: argparse.Namespace,
+    step: Callable[[int], str],
+    keep: Callable[[int], str],
+    runs: Callable[[int], bool] = lambda _: False,
+) -> int:
     counts: Counter[str] = Counter()
     bad = 0
     for answer in pool.run(range(arguments.first, vars(arguments)[group], arguments.step), step):
         kind = answer.what.partition(":")[0]
+        if kind in ("slow", "big") and runs(answer.case):
+            kind = f"{kind} to run"
         counts[answer.what if kind == "refused" else kind] += 1
         if kind in pool.BAD:
             bad += 1

@@ -31,6 +31,7 @@ class Target:
     files: Callable[[], dict[str, bytes]]
     change: Callable[[bytes, random.Random], bytes]
     allowed: tuple[type[BaseException], ...] = (ob.OnnxBackpropError,)
+    runs: bool = False  # runs the model, which may ask for any time and memory
 
 
 def _session(path: Path) -> None:
@@ -75,7 +76,7 @@ MODELS = {
     "proto": Target(_proto, seeds.models, mutate.model),
     "expand": Target(lambda p: ob.expand_gradients(p), seeds.models, mutate.model),
     "session": Target(_session, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME)),
-    "check": Target(_check, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME)),
+    "check": Target(_check, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME), runs=True),
 }
 TARGETS = MODELS | {
     "npz": Target(lambda p: dict(read_arrays(str(p), "--data") or {}), seeds.archives, mutate.archive),

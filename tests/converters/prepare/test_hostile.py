@@ -114,6 +114,14 @@ def nested(depth: int) -> Change:
     return change
 
 
+def segment(model: ModelProto) -> None:
+    model.graph.initializer[0].segment.end = 1
+
+
+def untyped_input(model: ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+
+
 def branch_without_output(model: ModelProto) -> None:
     nested(1)(model)
     del model.graph.node[0].attribute[1].g.output[:]
@@ -164,6 +172,8 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "element type": (LINEAR, tensor(data_type=99), "element type 99, which is none of ONNX"),
     "external data": (LINEAR, outside, "cannot be read|secret"),
     "deep": (LINEAR, nested(26), "more than 24 deep"),
+    "segment": (LINEAR, segment, "is a segment of one"),
+    "untyped input": (LINEAR, untyped_input, "the input 'x' has no element type"),
     "branch": (LINEAR, branch_without_output, "expected a then_branch and an else_branch of 1 outputs, got"),
     "opset": (LINEAR, opset(2**40), "which is none"),
     "cycle": (LINEAR, cycle, "onnx.checker"),
@@ -198,6 +208,15 @@ def test_a_model_in_memory_has_no_folder(door: Callable[[Any], object]) -> None:
     model.graph.initializer[0].external_data.add(key="offset", value="none")
     with pytest.raises(ob.InvalidModelError, match=r"lies in the file '../secret'. Give the path of the model, or"):
         door(model)
+
+
+@pytest.mark.parametrize("door", [ob.session, ob.check_gradients, ob.backward])
+def test_an_empty_name_behind_the_last_input(door: Callable[[Any], object]) -> None:
+    """With which onnxruntime 1.32 ends the process, in LayerNormalization at least."""
+    door(
+        parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+            g (float[2,4] x) => (float[2,4] y) <float[4] s = {1,2,3,4}> { y = LayerNormalization(x, s, "") }""")
+    )
 
 
 def test_a_scale_of_more_axes_than_what_it_scales() -> None:

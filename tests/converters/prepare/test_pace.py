@@ -31,6 +31,10 @@ FORMS = {
         "g (float[1,1,16777216] x) => (float y) <int64[3] s = {{1, 1, 4}}> {{ {body} }}",
         'y = Resize<mode="cubic">(x, "", "", s)',
     ),
+    "a scale for 2^31 features": (
+        "g (float[L,2147483647] v, float[1] x) => (float[L,2147483647] y) {{ {body} }}",
+        "y = LayerNormalization(v, x)",
+    ),
     "a window of 2^30 pixels": (
         "g (float[1,1,L] x) => (float y) {{ {body} }}",
         "y = AveragePool<kernel_shape=[1073741824]>(x)",
