@@ -4,6 +4,7 @@ What it lets through has texts that are texts, tensors that hold what their dims
 are, sub-graphs of a depth that every reader can follow, no more nodes than the limits allow, and functions that end.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
@@ -30,6 +31,7 @@ _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4)
 _AT_LEAST = {"kernel_shape": 1, "strides": 1, "dilations": 1, "group": 1, "num_groups": 1, "output_padding": 0}
 _AT_LEAST |= {"pads": -(2**31), "output_shape": 0}
 _HIGHEST = 2**31
+_EQUATION = re.compile(rb"[A-Za-z,.>\s-]*")
 _Key = tuple[str, str, str]
 
 
@@ -155,7 +157,7 @@ def _check_node(node: NodeProto) -> None:
         if textual and any(isinstance(_as_text(s), bytes) for s in (attribute.s, *attribute.strings)):
             raise _invalid(node, f"attribute {attribute.name!r} is no UTF-8 text")
         if textual and not attribute.ref_attr_name:  # else the value stands where the function is called
-            complaint = _against_number(node, attribute)
+            complaint = _against_value(node, attribute)
             if complaint:
                 raise _invalid(node, f"attribute {attribute.name!r}: {complaint}")
     if node.op_type == "If" and node.domain in _TEXTUAL:
@@ -175,8 +177,8 @@ def _check_node(node: NodeProto) -> None:
             )
 
 
-def _against_number(node: NodeProto, attribute: AttributeProto) -> str:
-    """What is wrong with an attribute that counts something; "" where nothing is."""
+def _against_value(node: NodeProto, attribute: AttributeProto) -> str:
+    """What is wrong with an attribute that counts something, or with an equation; "" where nothing is."""
     numbers = list(attribute.ints) if attribute.type == AttributeProto.INTS else [attribute.i]
     low = _AT_LEAST.get(attribute.name)
     if low is not None and not all(low <= n <= _HIGHEST for n in numbers):
@@ -187,6 +189,8 @@ def _against_number(node: NodeProto, attribute: AttributeProto) -> str:
             op_type=node.op_type,
             node=node.name or next(iter(node.output), ""),
         )
+    if node.op_type == "Einsum" and attribute.name == "equation" and not _EQUATION.fullmatch(attribute.s):
+        return f"expected letters, commas, dots and an arrow, got {attribute.s.decode()!r}"  # else inference hangs
     if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):
         return f"expected {len(node.output)}, the outputs that are named, got {attribute.i}"
     return ""

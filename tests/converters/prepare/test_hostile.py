@@ -114,6 +114,10 @@ def nested(depth: int) -> Change:
     return change
 
 
+def equation(model: ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Einsum", ["x"], ["e"], equation="ij->i\x05"))
+
+
 def segment(model: ModelProto) -> None:
     model.graph.initializer[0].segment.end = 1
 
@@ -172,6 +176,7 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "element type": (LINEAR, tensor(data_type=99), "element type 99, which is none of ONNX"),
     "external data": (LINEAR, outside, "cannot be read|secret"),
     "deep": (LINEAR, nested(26), "more than 24 deep"),
+    "equation": (LINEAR, equation, "expected letters, commas, dots and an arrow"),
     "segment": (LINEAR, segment, "is a segment of one"),
     "untyped input": (LINEAR, untyped_input, "the input 'x' has no element type"),
     "branch": (LINEAR, branch_without_output, "expected a then_branch and an else_branch of 1 outputs, got"),
