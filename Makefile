@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field fuzz lint format docs build wheels clean
+.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field fuzz guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -45,6 +45,11 @@ endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between un
 
 fuzz: $(INSTALLED) ## mutated models, archives and checkpoints at every door (long; ARGS="--models 5000 --seed 2", docs/security.md)
 	$(BIN)/python -m tests.fuzz $(or $(ARGS),--models 50000 --npz 20000 --checkpoints 20000 --kernels 5000 --seed 1)
+
+guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz (Linux; ARGS="convert --runs 100000")
+	@test -d .venv-fuzz || $(PYTHON) -m venv .venv-fuzz
+	@.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'atheris>=3'
+	.venv-fuzz/bin/python -m tests.fuzz.guided $(ARGS)
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance

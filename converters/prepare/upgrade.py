@@ -16,6 +16,7 @@ from onnx_backprop.converters.prepare.graphs import (
     all_nodes,
     assign,
     attributes_of,
+    called,
     rename,
     scoped_graphs,
     without_imports,
@@ -25,6 +26,7 @@ from onnx_backprop.opset.functions.scope import Scope
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 
 MIN_OPSET = MIN_BODY_OPSET
+_MODES = ("nearest", "linear", "cubic")
 _ASIDE = "onnx_backprop.aside"
 
 
@@ -104,6 +106,9 @@ def _resizes(node: NodeProto, scope: Scope) -> list[NodeProto]:
     """
     attributes, output = attributes_of(node), node.output[0]
     mode = attributes.get("mode", b"nearest").decode()
+    if mode not in _MODES:
+        message = f"attribute mode: expected one of {', '.join(_MODES)}, got {mode!r}"
+        raise InvalidModelError(message, op_type=node.op_type, node=called(node))
     known = attributes["scales"] if "scales" in attributes else scope.constant(node.input[1])
     scales = None if known is None else np.array(known, np.float32)
     constants = {"scales": scales} if scales is not None and "scales" in attributes else {}  # Upsample-7

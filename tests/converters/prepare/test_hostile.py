@@ -231,6 +231,13 @@ def test_a_scale_of_more_axes_than_what_it_scales() -> None:
         ob.backward(model, wrt=["v"])
 
 
+def test_a_mode_that_an_old_opset_has_not() -> None:
+    model = parser.parse_model("""<ir_version: 4, opset_import: ["": 9]> g (float[1,1,2,2] x) => (float[1,1,4,4] y)
+        <float[4] s = {1, 1, 2, 2}> { y = Upsample<mode = "nea\\x01rest"> (x, s) }""")
+    with pytest.raises(ob.InvalidModelError, match="Upsample 'y': attribute mode: expected one of nearest, linear"):
+        ob.backward(model, wrt=["x"])
+
+
 def test_scales_in_a_matrix() -> None:
     model = parser.parse_model(RESIZE.replace("float[4] scales", "float[4, 1] scales"))
     with pytest.raises(ob.InvalidModelError, match=r"Resize 'y': expected scales in one axis, got the shape \[4, 1\]"):
