@@ -16,11 +16,18 @@ from onnx_backprop.converters.prepare.fused.expand import REFUSED
 from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.expand import Expansion, branch_bodies, drop_unread, function_body, settle
+from onnx_backprop.converters.reverse.expand import (
+    Expansion,
+    branch_bodies,
+    complaint,
+    drop_unread,
+    function_body,
+    settle,
+)
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.widened import Widened
-from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedOpError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 _ROUNDED_BYTES = 4  # longer integers are lengths and indices
@@ -318,7 +325,14 @@ def _apply(
     """Each input and its gradient."""
     if not rule.all_outputs and any(dy is not None for dy in dys[1:]):
         raise node.unsupported("a gradient arrives at another than the first output; the rule handles the first only")
-    grads = rule.function(op, node, dys if rule.all_outputs else dys[0])
+    try:
+        grads = rule.function(op, node, dys if rule.all_outputs else dys[0])
+    except OnnxBackpropError:
+        raise
+    except Exception as e:  # a rule may rely on what the operator's definition asks of a node
+        if words := complaint(node.node, node.version):
+            raise node.invalid(words) from e
+        raise
     grads = (grads,) if isinstance(grads, ir.Value) else grads
     received = list(zip(node.inputs, grads, strict=False))
     if not rule.broadcasts:

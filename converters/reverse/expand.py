@@ -174,6 +174,20 @@ def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]
     return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
 
 
+def complaint(node: ir.Node, version: int) -> str:
+    """What onnx's strict inference has to say against a node alone; "" where that is nothing."""
+    given = {str(value.name): value for value in node.inputs if value is not None}
+    outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
+    graph = helper.make_graph([ir.to_proto(node)], "alone", _typed(given), outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, version)])
+    try:
+        _constants_are_known(model, given)
+        shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as e:  # noqa: BLE001 - whatever it is, it is the complaint
+        return str(e)
+    return ""
+
+
 def _typed(values: Mapping[str, ir.Value]) -> list[onnx.ValueInfoProto]:
     return [ir.to_proto(ir.Value(name=name, type=v.type, shape=v.shape)) for name, v in values.items()]
 

@@ -231,6 +231,15 @@ def test_a_scale_of_more_axes_than_what_it_scales() -> None:
         ob.backward(model, wrt=["v"])
 
 
+def test_a_rule_that_stumbles_says_what_onnx_says() -> None:
+    """Inference does not look so closely at nodes of branches."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[N] x, bool c) => (float[N] y)
+        <float w = {2.0}> { y = If(c) <then_branch = a () => (float[N] p) { p = GatherND(x, w) },
+                                       else_branch = b () => (float[N] q) { q = Add(x, w) }> }""")
+    with pytest.raises(ob.InvalidModelError, match="GatherND 'p': .*rank larger than 0"):
+        ob.backward(model, wrt=["x"])
+
+
 def test_a_mode_that_an_old_opset_has_not() -> None:
     model = parser.parse_model("""<ir_version: 4, opset_import: ["": 9]> g (float[1,1,2,2] x) => (float[1,1,4,4] y)
         <float[4] s = {1, 1, 2, 2}> { y = Upsample<mode = "nea\\x01rest"> (x, s) }""")
