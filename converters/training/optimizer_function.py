@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import FunctionProto, helper
 
+from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
 
@@ -88,22 +89,36 @@ class Update:
         return self.Mul(x, product)
 
 
-def _cast_to(body: Body, dtype: ir.DataType) -> Callable[[str], str]:
-    return lambda value: value if dtype == ir.DataType.DOUBLE else body.Cast(value, to=dtype.value)
+def one_element(shape: ir.Shape | None) -> list[int]:
+    """The shape of a number that is combined with tensors of a shape.
+
+    Of as many axes: where the last ones have length 1, as of the weights of 1×1 convolutions, onnxruntime takes 70
+    times as long for one of fewer.
+    """
+    return [] if shape is None or len(shape) < 2 else [1] * len(shape)
+
+
+def _cast_to(body: Body, dtype: ir.DataType, shape: list[int]) -> Callable[[str], str]:
+    def cast(value: str) -> str:
+        value = value if dtype == ir.DataType.DOUBLE else body.Cast(value, to=dtype.value)
+        return body.Reshape(value, body.ints(shape)) if shape else value
+
+    return cast
 
 
 def update_function(
-    name: str, numbers: Sequence[str], types: Sequence[ir.DataType], slots: Sequence[str], write: Write, opset: int
+    name: str, numbers: Sequence[str], tensors: Sequence[ir.Value], slots: Sequence[str], write: Write, opset: int
 ) -> FunctionProto:
-    """The function that updates tensors of the given element types, each with one tensor of state for each slot."""
+    """The function that updates tensors of the types and ranks of these, each with a tensor of state for each slot."""
     body = Body(name)
     update = Update(body, "learning_rate", "step", str)
     update.decay = "weight_decay" if "weight_decay" in numbers else None
     kinds = ("X", "G", *slots)
     made: dict[str, str] = {}
-    for n, own in enumerate(types):
-        wide = work_type(own)
-        update.of_type(wide, _cast_to(body, wide))
+    for n, tensor in enumerate(tensors):
+        own = element_type(tensor)
+        wide, shape = work_type(own), one_element(tensor.shape)
+        update.of_type((wide, len(shape)), _cast_to(body, wide, shape))
         x, g, *state = (f"{kind}_{n}" for kind in kinds)
         new, *kept = write(update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
         results = [new if own == wide else body.Cast(new, to=own.value), *kept]
@@ -114,7 +129,7 @@ def update_function(
     return helper.make_function(
         UPDATE_DOMAIN,
         name,
-        ["learning_rate", "step", *numbers, *(f"{kind}_{n}" for n in range(len(types)) for kind in kinds)],
+        ["learning_rate", "step", *numbers, *(f"{kind}_{n}" for n in range(len(tensors)) for kind in kinds)],
         list(made),
         body.nodes,
         [helper.make_opsetid("", opset)],

@@ -17,6 +17,7 @@ from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.optimizer_function import (
     UPDATE_DOMAIN,
     UpdateFunctions,
+    one_element,
     update_function,
     work_type,
 )
@@ -124,7 +125,7 @@ class StepWriter:
         totals: dict[ir.Value, ir.Value] = {}
         for x, g in update.gradients.items():
             sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
-            totals[x] = _shaped(op.Add(sums[x], op.Mul(g, 1 / count)), x)
+            totals[x] = _shaped(op.Add(sums[x], op.Mul(g, _number_like(1 / count, g, x))), x)
         renewed = [*kept, micro, *sums.values()]
         then, otherwise = op.inside(), op.inside()
         then.prefix, otherwise.prefix = "optimizer/then", "optimizer/else"
@@ -159,12 +160,7 @@ class StepWriter:
                 group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
             tensors = [tensor for x in members for tensor in (x, clipped[x], *slots[x])]
             function = update_function(
-                optimizer.name,
-                names,
-                [element_type(x) for x in members],
-                list(optimizer.slots()),
-                optimizer.update,
-                self._opset,
+                optimizer.name, names, members, list(optimizer.slots()), optimizer.update, self._opset
             )
             results = iter(self._call(op, function, [group_rate, count, *values, *tensors]))
             for x in members:
@@ -213,15 +209,21 @@ class StepWriter:
             squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=ir.DataType.DOUBLE) for g in result.values()]
             norm = op.Add(op.Sqrt(op.Sum(*squares)), NORM_EPSILON)
             factor = op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
+            factors: dict[tuple[ir.DataType, int], ir.Value] = {}
             for x, g in result.items():
-                result[x] = _shaped(op.Mul(g, op.Cast(factor, to=element_type(g))), x)
+                dtype, shape = element_type(g), one_element(x.shape)
+                if (dtype, len(shape)) not in factors:
+                    cast_factor = op.Cast(factor, to=dtype)
+                    factors[dtype, len(shape)] = op.Reshape(cast_factor, op.ints(shape)) if shape else cast_factor
+                result[x] = _shaped(op.Mul(g, factors[dtype, len(shape)]), x)
         return result
 
     def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
         """m + (1 - d)·(x - m)."""
         assert self.optimizer.ema is not None
         difference = op.Sub(cast(op, value, element_type(mean)), mean)
-        return _shaped(op.Add(mean, op.Mul(1 - self.optimizer.ema, difference)), x)
+        rest = _number_like(1 - self.optimizer.ema, mean, x)
+        return _shaped(op.Add(mean, op.Mul(rest, difference)), x)
 
 
 def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
@@ -275,6 +277,11 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
     refuse_older_runtimes(proto)
     proto.metadata_props.add(key=OPTIMIZER_METADATA, value=json.dumps(about))
     return proto
+
+
+def _number_like(number: float, value: ir.Value, x: ir.Value) -> np.ndarray:
+    """A number of the type of a value that has the shape of x."""
+    return np.full(one_element(x.shape), number).astype(element_type(value).numpy())
 
 
 def _shaped(value: ir.Value, like: ir.Value) -> ir.Value:
