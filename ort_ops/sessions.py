@@ -23,6 +23,7 @@ from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
 from onnx_backprop.ort_ops.runtime import ahead, interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.updates.fuse import fuse_updates
 
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
@@ -82,7 +83,10 @@ def session(
         model = load(model)
         if kernels == "numba" and not native_kernels_work():
             kernels = "numpy"
-        source = use_kernels(model, kernels).SerializeToString()
+        model = use_kernels(model, kernels)
+        if kernels == "numba":
+            fuse_updates(model)
+        source = model.SerializeToString()
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:

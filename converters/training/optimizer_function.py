@@ -14,8 +14,8 @@ from onnx import FunctionProto, helper
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
+from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 
-UPDATE_DOMAIN = "onnx_backprop.training"
 Write = Callable[..., Sequence[str]]
 
 

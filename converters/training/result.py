@@ -22,9 +22,9 @@ from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.converters.training.modes import infer_mode
-from onnx_backprop.converters.training.optimizer_function import UPDATE_DOMAIN
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 

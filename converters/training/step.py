@@ -15,13 +15,13 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.optimizer_function import (
-    UPDATE_DOMAIN,
     UpdateFunctions,
     one_element,
     update_function,
     work_type,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
 

@@ -22,6 +22,7 @@ from onnx_backprop.opset.core.errors import InvalidModelError, ShapeError
 from onnx_backprop.opset.core.shapes import Dims
 
 DOMAIN = "onnx_backprop"
+UPDATE_DOMAIN = "onnx_backprop.training"  # of the functions that update parameters
 OPSET_VERSION = 1
 
 Array = NDArray[Any]

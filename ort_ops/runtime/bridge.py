@@ -91,7 +91,7 @@ def _libc() -> tuple[Any, int, int]:
     return malloc, malloc_address, free_address
 
 
-def _block(words: np.ndarray) -> int:
+def block(words: np.ndarray) -> int:
     """A copy of an array of int64 in memory that C frees."""
     malloc, _, _ = _libc()
     address = malloc(max(words.nbytes, 8))
@@ -106,10 +106,10 @@ def runtime() -> int:
     """The process-wide block."""
     _, malloc, free = _libc()
     no_memory = immortal(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
-    block = Runtime(
+    whole = Runtime(
         malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), threads=processors()
     )
-    return _block(np.array(block.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
+    return block(np.array(whole.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
 
 
 def _runtime_word(name: str) -> ctypes.c_int64:
@@ -141,6 +141,11 @@ def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
     return given
 
 
+def api_of(table: int) -> c_abi.Api:
+    """The functions of an OrtApi at an address."""
+    return _apis.setdefault(table, c_abi.Api(table))
+
+
 def _spec_number(key: tuple[object, ...], spec: _Spec) -> int:
     """Where a spec lies in `_specs`; sessions may be created by several threads at once."""
     with _lock:
@@ -152,7 +157,7 @@ def _spec_number(key: tuple[object, ...], spec: _Spec) -> int:
 
 def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
     """CreateKernelV2: (kernel handle, 0) or (0, status)."""
-    api = _apis.setdefault(api_table, c_abi.Api(api_table))
+    api = api_of(api_table)
     try:
         attributes = Attributes(kernel.op, _given_attributes(kernel.op, api, info))
         key = (kernel.op.name, *(attributes[a.name] for a in kernel.op.attributes))
@@ -164,7 +169,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
             runtime=runtime(),
             numbers=sum(1 << n for n, numbers in enumerate(carries) if numbers),
         )
-        return _block(np.array(state.words(), np.int64)), 0
+        return block(np.array(state.words(), np.int64)), 0
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         return 0, api.status(_sentence(kernel.op, e))
 
@@ -189,7 +194,7 @@ def _prepare(asked: int) -> None:
         sizes = [math.prod(shape) * item for shape, item in zip(request.outputs, items, strict=True)]
         plan, kept = ahead.considered(plan, sizes)
         question[layout(Question)["kept"].at] = kept
-        question[layout(Question)["plan"].at] = _block(plan.block(key_words, request.outputs))
+        question[layout(Question)["plan"].at] = block(plan.block(key_words, request.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         api = _apis[state[layout(KernelState)["api"].at]]
         question[layout(Question)["status"].at] = api.status(_sentence(spec.kernel.op, e))
@@ -232,8 +237,11 @@ def _validated(spec: _Spec, key: np.ndarray) -> Request:
     return Request(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
 
 
-def register(kernels: Sequence[NativeKernel]) -> None:
-    """Hand the operators to onnxruntime-extensions, once. Raises OSError or AttributeError where that is impossible."""
+def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_abi.OrtCustomOp]]) -> None:
+    """Hand the operators, and `others` that have no schema, to onnxruntime-extensions, once.
+
+    Raises OSError or AttributeError where that is impossible.
+    """
     library = str(get_library_path())
     with Deferred():  # an operator is registered once or never
         if _registered:
@@ -250,4 +258,6 @@ def register(kernels: Sequence[NativeKernel]) -> None:
                     destroy=destroy,
                 )
                 c_abi.add_external_custom_op(library, op)
+        for op in others():
+            c_abi.add_external_custom_op(library, op)
         _registered.append(library)

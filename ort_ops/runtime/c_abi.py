@@ -25,7 +25,7 @@ _new_words = stack(4)
 
 # ONNXTensorElementDataType
 FLOAT, UINT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 6, 7, 10, 16
-REQUIRED, OPTIONAL = 0, 1  # OrtCustomOpInputOutputCharacteristic
+REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2  # OrtCustomOpInputOutputCharacteristic
 
 
 class Api:
@@ -144,7 +144,8 @@ def _create_without_state(_op, api, _info, kernel):
     return 0
 
 
-_none, _one, _any = _always(0), _always(1), _always(2**31 - 1)
+_none, _one, _any, _variadic = _always(0), _always(1), _always(2**31 - 1), _always(VARIADIC)
+_VARIADIC = _FUNCTIONS[12:16]  # least numbers, and whether all are of one type
 _ANSWERS = dict.fromkeys(_FUNCTIONS[9:16], _none) | {
     "get_name": _word(_NAME),
     "get_execution_provider": _none,
@@ -166,11 +167,13 @@ def custom_op(
     compute: Exported,
     destroy: Exported = _none,
     create: Callable[[int, int], tuple[int, int]] | None = None,
+    variadic: bool = False,
 ) -> OrtCustomOp:
     """An operator that is compiled code but for the creation of its kernels. It lives as long as the process.
 
     `inputs` are pairs of element type and characteristic. `create(api, info)` runs when a session is created and
-    answers (kernel handle, 0) or (0, OrtStatus); without it the handle is `api`.
+    answers (kernel handle, 0) or (0, OrtStatus); without it the handle is `api`. variadic: the last input and the last
+    output are one or more, of one type.
     """
 
     def asked(address: int) -> None:
@@ -195,6 +198,8 @@ def custom_op(
         "compute_v2": compute,
         "destroy": destroy,
     }
+    if variadic:
+        functions |= dict.fromkeys(_VARIADIC, _one) | {"get_output_characteristic": _variadic}
     op = OrtCustomOp(API_VERSION, **{name: function.address for name, function in functions.items()})
     op.own[:] = [own[word] for word in range(_OWN, _END)]
     return immortal(op)

@@ -31,7 +31,7 @@ _ELEMENT_TYPE = 60
 _RANK = 61
 _DIMENSIONS = 62
 _TYPE_AND_SHAPE = 65
-_INPUT_COUNT = 88
+INPUT_COUNT = 88
 _INPUT = 90
 OUTPUT = 91
 _RELEASE_TYPE_AND_SHAPE = 99
@@ -180,7 +180,7 @@ def _compute(state, context):
     api, runtime = state.api, view(Runtime, state.runtime)
     key, call, word = _key(), view(Call, _call_block()), _words2()
     store_i64(word, 0, 0)
-    status = ort(api, _INPUT_COUNT, (context, word))
+    status = ort(api, INPUT_COUNT, (context, word))
     if status:
         return status
     count = min(load_i64(word, 0), MAX_INPUTS)

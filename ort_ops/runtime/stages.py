@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
 from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, block_bytes, release
 
-_PARALLEL_FOR = 274  # its position in OrtApi
+PARALLEL_FOR = 274  # its position in OrtApi
 
 
 @dataclass(frozen=True)
@@ -166,4 +166,4 @@ def _run_stage(call, runtime, entry):
     function, items = load_i64(entry, 0), load_i64(entry, 1)
     threads = min(runtime.threads, items)
     call.next, call.items = 0, items
-    return ort(call.api, _PARALLEL_FOR, (call.context, function, threads, threads, call))
+    return ort(call.api, PARALLEL_FOR, (call.context, function, threads, threads, call))

@@ -1,0 +1,1 @@
+"""Updates of many tensors in one pass over memory."""
