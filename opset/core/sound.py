@@ -55,6 +55,8 @@ def sound(proto: ModelProto) -> ModelProto:
     for value in proto.graph.input:
         if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.elem_type:
             raise InvalidModelError(f"the input {value.name!r} has no element type, which every graph input needs")
+        if any(dim.dim_value >= _HIGHEST for dim in value.type.tensor_type.shape.dim):
+            raise InvalidModelError(f"the input {value.name!r} has a length of {_HIGHEST} or more, which no tensor has")
     if count > current().nodes:
         raise UnsupportedError(f"the model has {count} nodes. {how_to_raise('nodes')}")
     for tensor in tensors(proto):
