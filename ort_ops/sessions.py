@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
+import numpy as np
 import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -116,10 +117,10 @@ def _compiling(method: _Method) -> _Method:
     """A method that first compiles what it needs all together."""
 
     @wraps(method)
-    def call(self: _Session, *args: Any, **kwargs: Any) -> Any:
+    def call(self: _Session, *args: Any, guard: np.ndarray | None = None, **kwargs: Any) -> Any:
         if not self.repeatable:
             return method(self, *args, **kwargs)
-        return ahead.run(lambda: method(self, *args, **kwargs))
+        return ahead.run(lambda: method(self, *args, **kwargs), guard)
 
     return cast(_Method, call)
 
@@ -133,10 +134,18 @@ class _Session(onnxruntime.InferenceSession):
     run_bound = _compiling(run_with_iobinding)
 
 
-def run_bound(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
-    """`session.run_with_iobinding(binding)`, where no output shares memory with an input: kernels compile together."""
-    run = session.run_bound if isinstance(session, _Session) else session.run_with_iobinding
-    run(binding)
+def run_bound(
+    session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, guard: np.ndarray | None = None
+) -> None:
+    """`session.run_with_iobinding(binding)`, kernels compiling together.
+
+    So the run may take place twice. Where outputs share memory with inputs, `guard` is the number that the model's
+    updates wait for (`updates.last`).
+    """
+    if isinstance(session, _Session):
+        session.run_bound(binding, guard=guard)
+    else:
+        session.run_with_iobinding(binding)
 
 
 @cache

@@ -16,8 +16,11 @@ from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops.updates.fuse import fuse_updates
+from onnx_backprop.ort_ops.updates.last import GUARD, update_last
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
@@ -36,9 +39,10 @@ class Trainer:
             loss = trainer.step(x=x, target=target)
         trainer.export("trained.onnx")
 
-    The state (parameters, optimizer, running statistics, random numbers) stays in buffers of onnxruntime: a step reads
-    one set of them and writes another, and the two change places when the step has succeeded. A step that fails, as
-    for a target of another shape, leaves the state as it was.
+    The state (parameters, optimizer, running statistics, random numbers) stays in buffers of onnxruntime. Native
+    updates overwrite what they renew, as the last of a step. Of what else is renewed a step reads one set of buffers
+    and writes another, and the two change places when the step has succeeded. A step that fails, as for a target of
+    another shape, leaves the state as it was.
 
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
     that was saved or loaded last, and its step.
@@ -81,14 +85,19 @@ class Trainer:
         options.enable_mem_pattern = False
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
+        self._in_place: frozenset[str] = frozenset()
         if self.kernels == "numba":
             own_convolutions(model)
+            if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
+                self._in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         state = self.graph.initial_state()
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
+        self._guard = np.ones((), np.float32)
+        self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
         self._loss = self._output(self.graph.loss)
         self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
         self._set_state(state)
@@ -98,7 +107,9 @@ class Trainer:
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
         first = {name: self._ort_value(name, value) for name, value in state.items()}
         second = {
-            name: OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
+            name: value
+            if name in self._in_place
+            else OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
             for name, value in first.items()
         }
         self._sets = (first, self._bound(first, second)), (second, self._bound(second, first))
@@ -106,15 +117,19 @@ class Trainer:
     @property
     def _state(self) -> dict[str, OrtValue]:
         """What the next step reads: the first of two sets of buffers, each with the binding that reads it."""
+        self._settle()
         return self._sets[0][0]
 
     def _dtype(self, name: str) -> np.dtype:
         return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
 
     def _ort_value(self, name: str, value: np.ndarray) -> OrtValue:
+        """A copy in memory of onnxruntime's: tensors there begin with a cache line, and nobody else looks at them."""
         if self._types[name].elem_type == TensorProto.BFLOAT16:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
-        return OrtValue.ortvalue_from_numpy(np.asarray(value))
+        result = OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
+        result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
+        return result
 
     def _output(self, name: str) -> OrtValue:
         declared = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
@@ -129,6 +144,8 @@ class Trainer:
         binding.bind_ortvalue_output(self.graph.loss, self._loss)
         if self.graph.gradient_norms is not None and self._norms is not None:
             binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
+        if self._in_place:
+            binding.bind_ortvalue_input(GUARD, self._guard_value)
         return binding
 
     @property
@@ -152,6 +169,7 @@ class Trainer:
         classes that there are not, no rows, and whatever else onnxruntime cannot run; FloatingPointError for a loss
         that is no finite number. The state then is what it was before.
         """
+        self._settle()
         binding = self._sets[0][1]
         fed = self.inputs.ort_values(together(feeds, more))
         for name, value in fed.items():
@@ -159,14 +177,24 @@ class Trainer:
         if self.graph.learning_rate is not None:
             binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
         with refusals(fed):
-            run_bound(self._session, binding)
+            run_bound(self._session, binding, self._guard)
         loss = float(self._loss.numpy().reshape(()))
         if not math.isfinite(loss):
             what = f"the loss is {loss} in step {self.steps + 1} (learning rate {self.learning_rate:g})"
             raise diverged(what, self.kept)
-        self._sets = self._sets[::-1]  # at once: nothing can come between
-        self.steps += 1
+        if not self._in_place:
+            self._guard[...] = 2
+        self._settle()
         return loss
+
+    def _settle(self) -> None:
+        """Finish a step that has renewed the state: whatever came between, before anybody looks at it."""
+        if self._guard != 1:
+            with Deferred():
+                if self._guard > 1:
+                    self._sets = self._sets[::-1]
+                    self.steps += 1
+                self._guard[...] = 1
 
     @property
     def gradient_norms(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ may not end on zeros, has to do without (`repeatable`), and compiles one kernel 
 import contextlib
 import ctypes
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnx_backprop.opset.core.files import remove_rest
@@ -42,7 +44,7 @@ _KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
 watchers: list[Callable[[int, int], None]] = []
 
-_threads = threading.local()  # .missing: what the run of this thread has missed
+_threads = threading.local()  # .missing: what the run of this thread has missed; .guard: its number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     if missing is None or not lacks:
         return plan, True
     missing.update(dict.fromkeys(lacks))
+    if _threads.guard is not None:
+        _threads.guard[...] = math.nan
     memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
     first, second, third = (*sizes, 0, 0)[:3]
     return Plan(Zeros(memset=memset, sizes=(first, second, third)), ((CLEAR, 1),)), False
@@ -79,10 +83,13 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
 _T = TypeVar("_T")
 
 
-def run(once: Callable[[], _T]) -> _T:
-    """What a run answers, for which everything is compiled; it must not matter that it may take place twice."""
+def run(once: Callable[[], _T], guard: np.ndarray | None = None) -> _T:
+    """What a run answers, for which everything is compiled; it must not matter that it may take place twice.
+
+    guard: a number that is NaN as soon as kernels have answered zeros, and 1 again before the run is repeated.
+    """
     missing: dict[Exported, None] = {}
-    _threads.missing = missing
+    _threads.missing, _threads.guard = missing, guard
     try:
         result = once()
         if not missing:
@@ -94,6 +101,8 @@ def run(once: Callable[[], _T]) -> _T:
     finally:
         _threads.missing = None
     compile_all(list(missing))
+    if guard is not None:
+        guard[...] = 1
     return once()
 
 

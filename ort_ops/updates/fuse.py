@@ -138,15 +138,18 @@ class _Split:
         return program_of(len(inputs), steps, results), tuple(numbers)
 
     def _number(self, name: str) -> str:
-        """Where a number of float32 comes from."""
+        """What a number of float32 is rounded from."""
         node = self._maker.get(name)
         while node is not None and node.op_type in _SAME:
             name = node.input[0]
             node = self._maker.get(name)
-        types = [a.i for a in node.attribute if a.name == "to"] if node is not None and node.op_type == "Cast" else []
-        if types != [TensorProto.FLOAT]:
+        if (
+            node is None
+            or node.op_type != "Cast"
+            or [a.i for a in node.attribute if a.name == "to"] != [TensorProto.FLOAT]
+        ):
             raise _OtherError
-        return name
+        return node.input[0]
 
     def nodes(self, node: NodeProto) -> list[NodeProto]:
         """What a call becomes: one for the numbers and what has no program, and the native operators."""
@@ -175,7 +178,8 @@ class _Split:
                 for source, name in zip(group.numbers, flat, strict=True)
             ]
             given.append(f"numbers_{n}")
-            nodes.append(helper.make_node("Concat", flat, [given[-1]], axis=0))
+            nodes.append(helper.make_node("Concat", flat, [f"numbers_{n}/exact"], axis=0))
+            nodes.append(helper.make_node("Cast", [f"numbers_{n}/exact"], given[-1:], to=TensorProto.FLOAT))
         wanted = {*given, *kept_outputs}
         left: list[NodeProto] = []
         for one in reversed(nodes):

@@ -2,6 +2,10 @@
 
 Inputs: the numbers of the formula, float32 in one axis, then for every item its tensors; outputs: for every item its
 results. All float32, those of an item of equal length. Attribute `program`: the formula (`program`).
+
+Results may lie where tensors of their item lie. Attribute `after`: so many inputs follow that have to be there before
+anything is written, of which the last two are numbers: where one of them is not finite, no tensor is overwritten; else
+the last is raised by 1 in the end, which tells its owner that tensors have been.
 """
 
 import ctypes
@@ -11,7 +15,7 @@ import numpy as np
 
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.decorators import exported, inner
-from onnx_backprop.ort_ops.compiler.llvm import call, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import call, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, size, view
 from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.runtime import c_abi
@@ -37,6 +41,7 @@ class State(Record):
     numbers: int
     tensors: int
     results: int
+    after: int
     unequal: int
 
 
@@ -83,6 +88,32 @@ def _item(state, context, n, row):
 
 
 @inner
+def _overwrites(state, row):
+    """Whether a result of an item lies where a tensor does."""
+    for k in range(state.results):
+        for n in range(state.tensors):
+            if load_i64(row, 1 + state.tensors + k) == load_i64(row, 1 + n):
+                return True
+    return False
+
+
+@inner
+def _guards(api, context, first, count):
+    """Of what has to be there before: (the address of the last, whether the last two are finite, a status)."""
+    key, word = _key(), _word()
+    guard, finite = 0, 1
+    for n in range(max(count - 2, 0), count):
+        _, status = read_input(api, context, first + n, 0, key, 0, word)
+        if status:
+            return 0, 0, status
+        guard = load_i64(word, 0)
+        number = load_f32(guard, 0)
+        if number - number != np.float32(0.0):  # as of a NaN too
+            finite = 0
+    return guard, finite, 0
+
+
+@inner
 def _compute(state, context):
     api, runtime = state.api, view(Runtime, state.runtime)
     key, word, job = _key(), _word(), view(Job, _job())
@@ -90,7 +121,11 @@ def _compute(state, context):
     status = ort(api, INPUT_COUNT, (context, word))
     if status:
         return status
-    items, row_words = (load_i64(word, 0) - 1) // state.tensors, 1 + state.tensors + state.results
+    first_after = load_i64(word, 0) - state.after
+    items, row_words = (first_after - 1) // state.tensors, 1 + state.tensors + state.results
+    guard, finite, status = _guards(api, context, first_after, state.after)
+    if status:
+        return status
     _, status = read_input(api, context, 0, 0, key, 0, word)
     if status:
         return status
@@ -107,6 +142,8 @@ def _compute(state, context):
         row = memory + 8 * n * row_words
         if status == 0:
             status = _item(state, context, n, row)
+            if finite == 0 and _overwrites(state, row):
+                store_i64(row, 0, 0)
             store_i64(job.starts, n, pieces)
             pieces += (load_i64(row, 0) + PIECE - 1) // PIECE
     job.pieces = pieces
@@ -114,6 +151,8 @@ def _compute(state, context):
         threads = min(runtime.threads, pieces)
         status = ort(api, PARALLEL_FOR, (context, state.work, threads, threads, job))
     release(runtime, memory, wanted)
+    if status == 0 and finite and guard:
+        store_f32(guard, 0, load_f32(guard, 0) + np.float32(1.0))
     return status
 
 
@@ -142,6 +181,7 @@ def _create(api_table: int, info: int) -> tuple[int, int]:
             numbers=program.numbers,
             tensors=program.tensors,
             results=len(program.results),
+            after=int(str(api.attribute(info, "after", "int") or 0)),
             unequal=ctypes.addressof(immortal(_text)),
         )
         return block(np.array(state.words(), np.int64)), 0

@@ -1,0 +1,79 @@
+"""Updates that overwrite what they renew: they come last, when nothing can fail any more, and the loss is known.
+
+Parameters and the state of an optimizer then lie in memory once. A run that fails, or whose loss is no finite number,
+has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.ort_ops.updates.kernel import NAME
+
+GUARD = "update_guard"
+
+
+def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
+    """Make the native updates of a model wait for all its other outputs; the inputs that they may overwrite.
+
+    updates: {input: the output that is its new value}. Where that is any, the model has one more input, GUARD, 0-D
+    float32: where it is no finite number nothing is overwritten, else every update raises it by 1 when it is done.
+    """
+    graph = model.graph
+    native = [n for n, node in enumerate(graph.node) if node.domain == NATIVE_DOMAIN and node.op_type == NAME]
+    given = {name: n for n in native for name in graph.node[n].output}
+    if not native or any(not given.keys().isdisjoint(_reads(node)) for node in graph.node):
+        return frozenset()
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
+    before = _before(graph, [*others, loss, *(name for n in native for name in graph.node[n].input)])
+    read = Counter(name for n in native for name in graph.node[n].input)
+    held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in _reads(node)}
+    own = {x for x, new in updates.items() if new in given and x in graph.node[given[new]].input and x not in held}
+    own = frozenset(x for x in own if read[x] == 1)
+    if not own:
+        return own
+    cast = f"{GUARD}/loss"
+    added = [] if types[loss] == TensorProto.FLOAT else [helper.make_node("Cast", [loss], [cast], to=TensorProto.FLOAT)]
+    made = [name for name, n in _makers(graph).items() if n not in native]
+    after = [name for name in read if name in made] if len(native) > 1 else []  # what any of them reads, all wait for
+    after += [*others, cast if added else loss, GUARD]
+    graph.input.append(helper.make_tensor_value_info(GUARD, TensorProto.FLOAT, []))
+    nodes = [deepcopy(node) for node in graph.node]
+    for n in native:
+        nodes[n].input.extend(after)
+        nodes[n].attribute.append(helper.make_attribute("after", len(after)))
+    del graph.node[:]
+    graph.node.extend([*(node for n, node in enumerate(nodes) if n not in native), *added, *(nodes[n] for n in native)])
+    return own
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """What a node reads, its sub-graphs too."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            for one in inner.node:
+                yield from _reads(one)
+            yield from (output.name for output in inner.output)
+
+
+def _makers(graph: GraphProto) -> dict[str, int]:
+    return {name: n for n, node in enumerate(graph.node) for name in node.output if name}
+
+
+def _before(graph: GraphProto, names: list[str]) -> set[int]:
+    """The positions of the nodes that lead to some values."""
+    maker = _makers(graph)
+    found: set[int] = set()
+    while names:
+        n = maker.get(names.pop())
+        if n is not None and n not in found:
+            found.add(n)
+            names += _reads(graph.node[n])
+    return found
