@@ -105,9 +105,7 @@ def test_a_state_of_terabytes(saved: ModelProto) -> None:
     for value in (*model.graph.input, *model.graph.output):
         if value.name.startswith("w1.mean"):
             value.type.tensor_type.shape.dim[0].dim_value = 2**31 - 1
-    with pytest.raises(
-        ob.InvalidModelError, match=r"no more of them than of a parameter, 'w1.mean' has \[2147483647"
-    ):
+    with pytest.raises(ob.InvalidModelError, match=r"no more of them than of a parameter, 'w1.mean' has \[2147483647"):
         ob.TrainingGraph.load(model)
 
 
