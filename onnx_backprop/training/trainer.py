@@ -76,7 +76,7 @@ class Trainer:
             )
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         self.learning_rate = learning_rate
-        self.steps = 0
+        self._steps = 0
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
@@ -187,13 +187,19 @@ class Trainer:
         self._settle()
         return loss
 
+    @property
+    def steps(self) -> int:
+        """How many steps have run."""
+        self._settle()
+        return self._steps
+
     def _settle(self) -> None:
         """Finish a step that has renewed the state: whatever came between, before anybody looks at it."""
         if self._guard != 1:
             with Deferred():
                 if self._guard > 1:
                     self._sets = self._sets[::-1]
-                    self.steps += 1
+                    self._steps += 1
                 self._guard[...] = 1
 
     @property
@@ -324,7 +330,7 @@ class Trainer:
             except InvalidArgumentError as e:
                 raise CheckpointError(f"{path}: {e}") from e
         self._set_state({name: tensors[name] for name in self._state})
-        self.steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
+        self._steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
         self.schedule = progress.schedule
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps

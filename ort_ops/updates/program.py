@@ -32,7 +32,7 @@ def _sqrt(b: Block, x: Value) -> Value:
 
 def _sign(b: Block, x: Value) -> Value:
     one, less = (ir.Constant(VEC, [number] * VECTOR) for number in (1.0, -1.0))
-    below = b.select(b.fcmp_ordered("<", x, ZERO), less, ZERO)
+    below = b.select(b.fcmp_ordered("<", x, ZERO), less, b.select(b.fcmp_unordered("uno", x, x), x, ZERO))
     return b.select(b.fcmp_ordered(">", x, ZERO), one, below)
 
 

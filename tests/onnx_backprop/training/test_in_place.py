@@ -1,0 +1,186 @@
+"""Native updates overwrite what they renew; what fails, diverges or is interrupted leaves or ends a step whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.converters.training.optimizers import SGD, AdamW, Group
+from onnx_backprop.training import trainer as module
+
+RNG = np.random.default_rng(3)
+X, T = RNG.standard_normal((6, 4)).astype(np.float32), RNG.standard_normal((6, 3)).astype(np.float32)
+
+
+def network(head: str = "", outputs: str = "") -> ModelProto:
+    """y = Relu(x·a)·b, and another head."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N,4] x) => (float[N,3] y{outputs}) <float[4,5] a, float[5,3] b>
+        {{ h = MatMul(x, a) r = Relu(h) y = MatMul(r, b) {head} }}""")
+    for name, shape in (("a", (4, 5)), ("b", (5, 3))):
+        drawn = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(drawn, name))
+    return model
+
+
+def both(optimizer: Any, model: ModelProto | None = None, **arguments: Any) -> tuple[ob.Trainer, ob.Trainer]:
+    graph = ob.training_graph(model or network(), loss="mse", prediction="y", optimizer=optimizer, **arguments)
+    return ob.Trainer(graph, learning_rate=0.1), ob.Trainer(graph, learning_rate=0.1, kernels="onnx")
+
+
+def states_agree(one: ob.Trainer, other: ob.Trainer) -> None:
+    assert one.steps == other.steps
+    other_state = other.state()
+    for name, value in one.state().items():
+        np.testing.assert_allclose(value, other_state[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+GROUPS = [Group(parameters=["b"], rate=0.5, weight_decay=0.0)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(),
+        AdamW(),
+        AdamW(clip_norm=0.1),
+        pytest.param(AdamW(groups=GROUPS), id="two updates, the first of what the second's gradient reads"),
+        pytest.param(SGD(momentum=0.9, groups=GROUPS, weight_decay=0.1), id="two formulas"),
+    ],
+)
+def test_state_lies_in_memory_once(optimizer: Any) -> None:
+    ours, plain = both(optimizer, gradient_norms=True)
+    assert {"a", "b"} <= ours._in_place
+    for name in ours._in_place:
+        assert ours._sets[0][0][name] is ours._sets[1][0][name]
+    for _ in range(3):
+        assert ours.step(x=X, target=T) == pytest.approx(plain.step(x=X, target=T), rel=1e-5)
+        states_agree(ours, plain)
+
+
+def test_what_reads_the_new_value_keeps_two_buffers() -> None:
+    ours, plain = both(AdamW(ema=0.9))
+    assert not ours._in_place
+    for _ in range(3):
+        ours.step(x=X, target=T)
+        plain.step(x=X, target=T)
+    states_agree(ours, plain)
+
+
+def test_accumulation_keeps_two_buffers() -> None:
+    ours, plain = both(AdamW(accumulate=2))
+    assert not ours._in_place
+    for _ in range(5):
+        ours.step(x=X, target=T)
+        plain.step(x=X, target=T)
+    states_agree(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("head", "outputs", "kept"),
+    [("z = MatMul(r, b)", ", float[N,3] z", {"a", "b"}), ("i = ArgMax(b) z = Identity(i)", ", int64[1,3] z", {"a"})],
+    ids=["a float output comes before the update", "another does not"],
+)
+def test_other_readers_of_a_parameter(head: str, outputs: str, kept: set[str]) -> None:
+    ours, plain = both(AdamW(), network(head, outputs))
+    assert ours._in_place & {"a", "b"} == kept
+    for _ in range(3):
+        ours.step(x=X, target=T)
+        plain.step(x=X, target=T)
+    states_agree(ours, plain)
+
+
+@pytest.mark.parametrize("target", [np.full_like(T, np.inf), np.full_like(T, np.nan)], ids=["inf", "nan"])
+def test_a_loss_that_is_not_finite_changes_nothing(target: np.ndarray) -> None:
+    ours, _ = both(AdamW())
+    ours.step(x=X, target=T)
+    before = ours.state()
+    with pytest.raises(FloatingPointError):
+        ours.step(x=X, target=target)
+    assert ours.steps == 1
+    for name, value in ours.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    ours.step(x=X, target=T)
+    assert ours.steps == 2
+
+
+def test_a_run_that_fails_changes_nothing() -> None:
+    """The head fails at run time, for a batch whose length is not even."""
+    ours, plain = both(AdamW(), network("s = Constant<value_ints=[2, -1]>() z = Reshape(y, s)", ", float[2,M] z"))
+    ours.step(x=X, target=T)
+    plain.step(x=X, target=T)
+    before = ours.state()
+    with pytest.raises(ob.InvalidArgumentError):
+        ours.step(x=X[:5], target=T[:5])
+    for name, value in ours.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    ours.step(x=X, target=T)
+    plain.step(x=X, target=T)
+    states_agree(ours, plain)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_step_is_whole(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    ours, plain = both(AdamW())
+    ours.step(x=X, target=T)
+    plain.step(x=X, target=T)
+    run = module.run_bound
+
+    def interrupted(*arguments: Any) -> None:
+        if when == "after":
+            run(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_bound", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(x=X, target=T)
+    monkeypatch.undo()
+    if when == "after":
+        plain.step(x=X, target=T)
+    states_agree(ours, plain)
+    ours.step(x=X, target=T)
+    plain.step(x=X, target=T)
+    states_agree(ours, plain)
+
+
+def test_what_is_loaded_is_copied(tmp_path: Path) -> None:
+    ours, _ = both(AdamW())
+    ours.step(x=X, target=T)
+    ours.save(tmp_path / "c.safetensors")
+    content = (tmp_path / "c.safetensors").read_bytes()
+    given = ours.state()
+    kept = {name: value.copy() for name, value in given.items()}
+    ours.set_state(given)
+    ours.load(tmp_path / "c.safetensors")
+    ours.step(x=X, target=T)
+    assert (tmp_path / "c.safetensors").read_bytes() == content
+    for name, value in given.items():
+        np.testing.assert_array_equal(value, kept[name])
+
+
+COMPILING = """
+import sys
+import numpy as np, onnx_backprop as ob
+from tests.onnx_backprop.training.test_in_place import both, states_agree, X, T
+ours, plain = both(ob.optimizers.AdamW())
+for n in (6, 5):
+    ours.step(x=X[:n], target=T[:n]); plain.step(x=X[:n], target=T[:n])
+    states_agree(ours, plain)
+print("right")
+"""
+
+
+def test_the_run_that_finds_out_what_to_compile_changes_nothing(tmp_path: Path) -> None:
+    """With an empty cache kernels answer zeros at first, and the step is repeated."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COMPILING]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.stdout.strip() == "right", done.stderr[-2000:]
