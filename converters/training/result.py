@@ -90,9 +90,10 @@ class TrainingGraph:
             kind = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
             if name in self.fill:
                 shape = [d.dim_value for d in declared[name].shape.dim]
-                result[name] = np.full(shape, self.fill[name], kind)
+                # zeros take no memory before somebody writes into them
+                result[name] = np.full(shape, self.fill[name], kind) if self.fill[name] else np.zeros(shape, kind)
             else:
-                result[name] = np.array(numpy_helper.to_array(tensors[self.copies.get(name, name)])).astype(kind)
+                result[name] = np.array(numpy_helper.to_array(tensors[self.copies.get(name, name)]), kind)
         return result
 
     @property

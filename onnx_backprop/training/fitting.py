@@ -26,12 +26,13 @@ Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
 class Trained(Protocol):
     """What the loop moves: a Trainer."""
 
-    steps: int
     epoch: int
     batch: int
     schedule: Schedule | None
     inputs: Inputs
 
+    @property
+    def steps(self) -> int: ...
     @property
     def learning_rate(self) -> float: ...
     @learning_rate.setter

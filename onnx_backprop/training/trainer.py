@@ -100,12 +100,13 @@ class Trainer:
         self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
         self._loss = self._output(self.graph.loss)
         self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
-        self._set_state(state)
         self._accepted = not_finite(state)
+        self._set_state(state)
         self.kept: tuple[str | Path, int] | None = None
 
-    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        first = {name: self._ort_value(name, value) for name, value in state.items()}
+    def _set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Take the arrays, one after the other out of `state`."""
+        first = {name: self._ort_value(name, state.pop(name)) for name in list(state)}
         second = {
             name: value
             if name in self._in_place
@@ -222,8 +223,9 @@ class Trainer:
             if np.shape(value) != state[name].shape:
                 raise InvalidArgumentError(f"{name!r} has shape {state[name].shape}, got {np.shape(value)}")
             state[name] = np.asarray(value).astype(state[name].dtype)
+        accepted = {name: state[name] for name in values}
         self._set_state(state)
-        accept(self._accepted, {name: state[name] for name in values})
+        accept(self._accepted, accepted)
 
     def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Copies of the parameters, or of their running means."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper, inliner, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
@@ -221,7 +221,7 @@ def test_numbers_of_an_update_have_as_many_axes_as_the_tensors() -> None:
     kinds = [AdamW(clip_norm=1.0, ema=0.9), SGD(momentum=0.9, weight_decay=0.1, clip_value=1.0, accumulate=2)]
     for optimizer in kinds:
         graph = ob.training_graph(model, loss="mse", optimizer=optimizer)
-        proto = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(graph.model), data_prop=True)
+        proto = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(graph.model), data_prop=True)
         nodes, values = [*proto.graph.node], [*proto.graph.value_info, *proto.graph.input, *proto.graph.output]
         for inner in (a.g for n in proto.graph.node if n.op_type == "If" for a in n.attribute):
             nodes, values = [*nodes, *inner.node], [*values, *inner.value_info, *inner.output]

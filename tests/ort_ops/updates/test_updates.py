@@ -183,7 +183,7 @@ def test_nothing_beyond_the_tensors_is_read_or_written(count: int, at_end: bool)
     memories = [Guarded(4 * count) for _ in range(3)]
     drawn = [rng.standard_normal(count).astype(np.float32) for _ in memories]
     binding = session.io_binding()
-    s = np.float32([0.5, 2.0, 9.0])
+    s = np.array([0.5, 2.0, 9.0], np.float32)
     binding.bind_ortvalue_input("s", onnxruntime.OrtValue.ortvalue_from_numpy(s))
     for n, (memory, values) in enumerate(zip(memories, drawn, strict=True)):
         address = memory.address(at_end=at_end)
