@@ -16,6 +16,7 @@ from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 
+CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
 Write = Callable[..., Sequence[str]]
 
 
@@ -120,6 +121,8 @@ def update_function(
         wide, shape = work_type(own), one_element(tensor.shape)
         update.of_type((wide, len(shape)), _cast_to(body, wide, shape))
         x, g, *state = (f"{kind}_{n}" for kind in kinds)
+        if CLIP_FACTOR in numbers:
+            g = update.Mul(g, update.number(CLIP_FACTOR))
         new, *kept = write(update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
         results = [new if own == wide else body.Cast(new, to=own.value), *kept]
         for kind, result in zip(("X", *slots), results, strict=True):

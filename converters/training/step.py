@@ -15,6 +15,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.optimizer_function import (
+    CLIP_FACTOR,
     UpdateFunctions,
     one_element,
     update_function,
@@ -146,7 +147,7 @@ class StepWriter:
         new: dict[ir.Value, ir.Value] = {update.step: op.Add(update.step, 1)}
         count = op.Cast(new[update.step], to=ir.DataType.DOUBLE)
         rate = op.Cast(self.rate, to=ir.DataType.DOUBLE)
-        clipped = self._clipped(op, update.gradients)
+        clipped, factor = self._clipped(op, update.gradients)
         for index, members in self._groups(list(clipped)):
             group = None if index is None else optimizer.groups[index]
             decay = optimizer.weight_decay if group is None or group.weight_decay is None else group.weight_decay
@@ -155,6 +156,9 @@ class StepWriter:
             if decay:
                 own = group is not None and group.weight_decay is not None
                 values.append(self._number(f"group{index}.weight_decay" if own else "weight_decay", decay))
+            if factor is not None:
+                names.append(CLIP_FACTOR)
+                values.append(factor)
             group_rate = rate
             if group is not None and group.rate != 1:
                 group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
@@ -200,23 +204,19 @@ class StepWriter:
                 result.append((index, members))
         return [(None, list(rest.values())), *result] if rest else result
 
-    def _clipped(self, op: Builder, gradients: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+    def _clipped(
+        self, op: Builder, gradients: dict[ir.Value, ir.Value]
+    ) -> tuple[dict[ir.Value, ir.Value], ir.Value | None]:
+        """The gradients, each element clipped, and the factor that brings their norm to the limit, 0-D float64."""
         optimizer, result = self.optimizer, dict(gradients)
         if optimizer.clip_value is not None:
             for x, g in result.items():
                 result[x] = _shaped(op.Clip(g, -optimizer.clip_value, optimizer.clip_value), x)
-        if optimizer.clip_norm is not None:
-            squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=ir.DataType.DOUBLE) for g in result.values()]
-            norm = op.Add(op.Sqrt(op.Sum(*squares)), NORM_EPSILON)
-            factor = op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
-            factors: dict[tuple[ir.DataType, int], ir.Value] = {}
-            for x, g in result.items():
-                dtype, shape = element_type(g), one_element(x.shape)
-                if (dtype, len(shape)) not in factors:
-                    cast_factor = op.Cast(factor, to=dtype)
-                    factors[dtype, len(shape)] = op.Reshape(cast_factor, op.ints(shape)) if shape else cast_factor
-                result[x] = _shaped(op.Mul(g, factors[dtype, len(shape)]), x)
-        return result
+        if optimizer.clip_norm is None:
+            return result, None
+        squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=ir.DataType.DOUBLE) for g in result.values()]
+        norm = op.Add(op.Sqrt(op.Sum(*squares)), NORM_EPSILON)
+        return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
     def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
         """m + (1 - d)·(x - m)."""
