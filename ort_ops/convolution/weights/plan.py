@@ -16,6 +16,8 @@ from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 MAX_PARTS = 16
 ITEMS_PER_PROCESSOR = 4
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
+# Nanoseconds of one thread: a product of vectors, a float copied as a column, a float written along, and across, rows
+_PRODUCT, _COPY, _WRITE, _WRITE_ACROSS = 0.5, 0.16, 0.3, 5.0
 _CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
 
@@ -31,14 +33,22 @@ def _dense_axes(c: problem.Correlation) -> problem.Correlation:
 
 
 def _swapped(c: problem.Correlation) -> bool:
-    """Whether the source's channels become the columns: where more of the columns' lanes would do something."""
+    """Whether the source's channels become the columns: for one tap where that is faster, else for fuller lanes.
 
-    def used(channels: int) -> float:
-        return channels / (math.ceil(channels / VECTOR) * VECTOR)
+    A row of the product then is one of the weights; otherwise each of its elements has a line of the cache to itself.
+    """
 
-    if math.prod(c.kernel) == 1:
-        return (used(c.s), c.d) > (used(c.d), c.s)
-    return used(c.s) > 1.9 * used(c.d)
+    def lanes(channels: int) -> int:
+        return math.ceil(channels / VECTOR) * VECTOR
+
+    if math.prod(c.kernel) > 1:
+        return c.s / lanes(c.s) > 1.9 * c.d / lanes(c.d)
+    cells = c.batch * math.prod(c.out_length)
+
+    def cost(rows: int, columns: int, write: float) -> float:
+        return cells * lanes(columns) * (rows * _PRODUCT / VECTOR + _COPY) + write * c.s * c.d
+
+    return cost(c.d, c.s, _WRITE) < cost(c.s, c.d, _WRITE_ACROSS)
 
 
 def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
