@@ -45,6 +45,12 @@ def require_little(shapes: Shapes, processors: int) -> None:
         )
 
 
+@pytest.fixture(autouse=True)
+def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small images are faster without, and quicker to test."""
+    monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
+
+
 @pytest.fixture(params=PROCESSORS)
 def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Plans are made for so many."""

@@ -12,6 +12,10 @@ from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 
 MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh what they save
+# Below so many tiles, times the geometric mean of the channels, sums over taps are faster: transformed weights and rows
+# of tiles that do not fill registers cost more than is saved (docs/performance.md).
+MIN_WORK = 14_000
+FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transform tiles alone
 LINE_FLOATS = 8 << 10  # of a source's rows that are transformed for all threads: as much as a first-level cache holds
 V_FLOATS = 128 << 10  # of transformed tiles, aimed at: half of a second-level cache
 MAX_PARTS = 8  # of a weight gradient
@@ -22,7 +26,15 @@ _KERNEL, _ONES = (1, 3, 3), (1, 1, 1)
 
 
 def suits(c: Correlation) -> bool:
-    """Two axes, 3×3, no strides, dilations or channels last, and channels enough."""
+    """Two axes, 3×3, no strides, dilations or channels last, and channels and tiles enough."""
+    return _is_served(c) and _work(c) >= MIN_WORK
+
+
+def _work(c: Correlation) -> float:
+    return c.batch * math.prod(math.ceil(n / 2) for n in c.out_length) * math.sqrt(c.s * c.d)
+
+
+def _is_served(c: Correlation) -> bool:
     plain = c.kernel == _KERNEL and c.strides == _ONES and c.dilations == _ONES and not c.last
     flat = c.source_length[0] == c.out_length[0] == 1 and c.pads[0] == 0
     if not (plain and flat and min(c.s, c.d) >= MIN_CHANNELS):
@@ -177,7 +189,13 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 
 def suits_weights(c: Correlation) -> bool:
     """The same, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    return suits(c) and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS and weights_plan(c, F32).per_thread <= POOL_BYTES
+    few = c.s * c.d <= FEW_CHANNELS**2 and _work(c) < MIN_WORK
+    return (
+        not few
+        and _is_served(c)
+        and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS
+        and weights_plan(c, F32).per_thread <= POOL_BYTES
+    )
 
 
 def _odd_lines(floats: int) -> int:

@@ -11,6 +11,7 @@ import onnx_backprop as ob
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution.problem import correlation
+from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd.plan import suits, suits_weights
 from tests.support import single_op
 from tests.support.checks import evaluate
@@ -23,6 +24,12 @@ def attributes(**changes: Any) -> dict[str, Any]:
     ones = [1] * len(changes.get("pads_begin", [1, 1]))
     plain = {"strides": ones, "dilations": ones, "pads_begin": ones, "pads_end": ones}
     return plain | {"data_format": "NCX", "weights_format": "OIX"} | changes
+
+
+@pytest.fixture(autouse=True)
+def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small images are faster without, and quicker to test."""
+    monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
 
 
 # batch, groups, channels of source and destination per group, lengths, pads
@@ -132,3 +139,16 @@ def test_others_are_sums_over_taps(rng, changes, weights) -> None:
     assert not suits(correlation(bound, x.shape, expected.shape, w.shape, order, infers=True))
     got = single_op.run("Convolution", attrs, [x, w], kernels="numba")
     np.testing.assert_array_equal(got, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "length", "expected"),
+    [(2, 64, 16, (False, False)), (2, 64, 32, (True, True)), (8, 256, 4, (False, True)), (8, 512, 4, (True, True))],
+)
+def test_images_of_few_tiles(
+    monkeypatch: pytest.MonkeyPatch, batch: int, channels: int, length: int, expected: tuple[bool, bool]
+) -> None:
+    monkeypatch.undo()
+    x, w = (batch, channels, length, length), (channels, channels, 3, 3)
+    order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
+    assert (suits(order), suits_weights(order)) == expected
