@@ -18,23 +18,25 @@ _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data
 # operators that onnxruntime has in every opset of the default domain, and onnx from this one on or never
 _EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
 
+_UNKNOWN = frozenset({"any", "dynamic", "none", "undefined", "unk", "unknown"})  # what lengths are called, equal or not
 _NEWEST = {MICROSOFT: 1, "ai.onnx.ml": 5}  # what onnxruntime takes a domain for that a model does not import
 
 
 def put_in_order(proto: ModelProto) -> None:
     """Change what says the same to onnxruntime and is wrong to onnx, and check the rest.
 
-    Lengths below 0 count as unknown, a model before IR version 4 is one of 4, its initializers being constants.
-    Operators that onnxruntime alone has in the default domain move to its own, and its domains and that of ai.onnx.ml
-    are imported where they are used. Nodes are sorted; of two initializers of one name the last counts, as of two sets
-    of data the raw one. A warning tells where the checker found more than that shapes are missing.
+    Lengths below 0 count as unknown, as do those that all have one name for that, such as "?" of Paddle. A model before
+    IR version 4 is one of 4, its initializers being constants. Operators that onnxruntime alone has in the default
+    domain move to its own, and its domains and that of ai.onnx.ml are imported where they are used. Nodes are sorted;
+    of two initializers of one name the last counts, as of two sets of data the raw one. A warning tells where the
+    checker found more than that shapes are missing.
 
     Raises: InvalidModelError for what neither of them takes.
     """
     initializers_are_constants(proto)
     for graph in _graphs(proto):
         for dim in chain.from_iterable(v.type.tensor_type.shape.dim for v in (*graph.input, *graph.output)):
-            if dim.dim_value < 0:
+            if dim.dim_value < 0 or (dim.dim_param and _names_nothing(dim.dim_param)):
                 dim.Clear()
         graph.name = graph.name or "graph"
     for one in (*all_nodes(proto), *proto.opset_import):
@@ -102,6 +104,10 @@ def _graphs(proto: ModelProto) -> Iterator[GraphProto]:
     yield proto.graph
     for node in all_nodes(proto):
         yield from subgraphs(node)
+
+
+def _names_nothing(name: str) -> bool:
+    return name.lower() in _UNKNOWN or not any(character.isalpha() for character in name)
 
 
 def _is_sparse(node: NodeProto) -> bool:

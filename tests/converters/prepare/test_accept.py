@@ -138,6 +138,27 @@ def test_the_maps_of_a_classifier_stand_for_its_scores(prediction: str | None) -
     assert trainer.step(x=X, target=DY) > trainer.step(x=X, target=DY) > trainer.evaluate(x=X, target=DY)
 
 
+@pytest.mark.parametrize("name", ["?", "-1", "None", "N"])
+def test_one_name_for_all_lengths_that_are_unknown(name: str) -> None:
+    """Of Paddle, for one: what has it need not be equal, but for a proper name."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[A,2] a, float[A,2] b) => (float[M,2] y) { y = Add(a, b) }""")
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    feeds = {"a": np.ones((3, 2), np.float32), "b": np.ones((1, 2), np.float32), "y_grad": np.ones((3, 2), np.float32)}
+    session = onnxruntime.InferenceSession(ob.backward(model, wrt=["b"]).SerializeToString())
+    (db,) = session.run(["b_grad"], feeds)
+    assert np.shape(db) == ((3, 2) if name == "N" else (1, 2))
+
+
+def test_training_with_lengths_of_one_name() -> None:
+    model = linear("t = MatMul(x, w) y = Identity(t)")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "?"
+    trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"))
+    trainer.step(x=X, target=DY)
+
+
 def test_names_that_are_no_utf8() -> None:
     raw = linear().SerializeToString().replace(b"\x01w", b"\x01\xe9")
     converted = ob.backward(ModelProto.FromString(raw), wrt=["x"])
