@@ -55,10 +55,11 @@ def _summary(found: Verdicts) -> Iterable[str]:
             f"Conversions above {SECONDS:g} s of processor: {len(slow)} (the longest {longest:.1f} s); above "
             f"{TIMES:g} times the file and {MORE:g} MB: {len(large)} (the most: {most:.1f} times and {MORE:g} MB)."
         )
-    ratios = [r for v in found if (r := _ratio(v)) and not math.isnan(r) and v.get("module")]
+    plain = [v for v in found if v.get("module") and v["variant"] == "as is"]
+    ratios = [r for v in plain if (r := _ratio(v)) and not math.isnan(r)]
     if ratios:
         yield (
-            f"Steps per second beside PyTorch eager, {len(ratios)} files with a module: geometric mean "
+            f"Steps per second beside PyTorch eager, {len(ratios)} files as they are, with a module: geometric mean "
             f"{statistics.geometric_mean(ratios):.2f} times, median {statistics.median(ratios):.2f}, the least {min(ratios):.2f}."
         )
     unclear = [v for v in found if v["verdict"] == "refused" and not v.get("clear", True)]
