@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ g (float[n, 3, h, w] x) => (float[n, 4, h, w] y) {
     y = Conv <pads = [1, 1, 1, 1]> (b, second)
 }
 """
+_INTERRUPTED = r"onnx-backprop: interrupted(\. --resume goes on from \S+, step \d+)?"
 COMMAND = "import sys; from onnx_backprop_command import main; sys.exit(main())"
 WARM = ("train again", "numpy")  # programs that find the kernels compiled: what they run is what matters
 TRAIN = "train model.onnx -o trained.onnx --data data.npz --loss mse --epochs 400 --every 1 --log log.csv --report report.html"
@@ -116,7 +118,8 @@ def problem(name: str, code: int, err: str, bad: list[str]) -> str:
     if bad:
         return f"torn: {bad}"
     if "train" in name and code == 130:
-        quiet = err.endswith("onnx-backprop: interrupted\n") and "Traceback" not in err and err.count("\n") <= 2
+        last = err.rstrip().rpartition("\n")[2]
+        quiet = re.fullmatch(_INTERRUPTED, last) and "Traceback" not in err and err.count("\n") <= 2
         return "" if quiet else f"unexpected: {err}"  # the line before says that kernels are compiled
     if "init_import_site" in err:  # Python itself is not there yet
         return ""
