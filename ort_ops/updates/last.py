@@ -16,6 +16,7 @@ from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.updates.kernel import NAME
 
 GUARD = "update_guard"
+_OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
 def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
@@ -30,6 +31,8 @@ def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> fro
     if not native or any(not given.keys().isdisjoint(_reads(node)) for node in graph.node):
         return frozenset()
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    if any(types[new] in _OTHER_FLOATS for new in updates.values()):  # renewed by nodes that nothing here waits for
+        return frozenset()
     others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
     before = _before(graph, [*others, loss, *(name for n in native for name in graph.node[n].input)])
     read = Counter(name for n in native for name in graph.node[n].input)

@@ -75,6 +75,20 @@ def test_what_reads_the_new_value_keeps_two_buffers() -> None:
     states_agree(ours, plain)
 
 
+def test_parameters_of_other_types_beside_them_keep_two_buffers() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N,4] x) => (float[N,3] y) <float[4,5] a, float16[5,3] b>
+        { h = MatMul(x, a) k = Cast<to=10>(h) z = MatMul(k, b) y = Cast<to=1>(z) }""")
+    for name, shape, kind in (("a", (4, 5), np.float32), ("b", (5, 3), np.float16)):
+        drawn = np.random.default_rng(1).standard_normal(shape).astype(kind)
+        model.graph.initializer.append(numpy_helper.from_array(drawn, name))
+    ours, plain = both(AdamW(), model)
+    assert not ours._in_place
+    ours.step(x=X, target=T)
+    plain.step(x=X, target=T)
+    assert ours.steps == plain.steps == 1
+
+
 def test_accumulation_keeps_two_buffers() -> None:
     ours, plain = both(AdamW(accumulate=2))
     assert not ours._in_place
