@@ -16,6 +16,27 @@ from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.updates.kernel import NAME
 
 GUARD = "update_guard"
+# Operators whose result may be an operand's memory, or that onnxruntime takes away where they change nothing.
+_PASSING = frozenset(
+    {
+        *(
+            "Add",
+            "Cast",
+            "Concat",
+            "Div",
+            "Dropout",
+            "Expand",
+            "Flatten",
+            "Identity",
+            "Max",
+            "Mean",
+            "Min",
+            "Mul",
+            "Pad",
+        ),
+        *("Pow", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"),
+    }
+)
 _OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
@@ -38,7 +59,8 @@ def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> fro
     read = Counter(name for n in native for name in graph.node[n].input)
     held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in _reads(node)}
     own = {x for x, new in updates.items() if new in given and x in graph.node[given[new]].input and x not in held}
-    own = frozenset(x for x in own if read[x] == 1)
+    shared = _shared(graph, [name for n in native for name in graph.node[n].input])
+    own = frozenset(x for x in own if read[x] == 1 and x not in shared)
     if not own:
         return own
     cast = f"{GUARD}/loss"
@@ -54,6 +76,23 @@ def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> fro
     del graph.node[:]
     graph.node.extend([*(node for n, node in enumerate(nodes) if n not in native), *added, *(nodes[n] for n in native)])
     return own
+
+
+def _shared(graph: GraphProto, names: list[str]) -> set[str]:
+    """The graph inputs in whose memory onnxruntime may let values lie that updates read, as a Reshape's result does.
+
+    Such a gradient would change when the input is overwritten, be it by another item of the same update.
+    """
+    maker, inputs, found = _makers(graph), {value.name for value in graph.input}, set[str]()
+    waiting = [name for name in names if name in maker]
+    seen = set(waiting)
+    while waiting:
+        node = graph.node[maker[waiting.pop()]]
+        if node.op_type in _PASSING:
+            found |= inputs.intersection(node.input)
+            waiting += [name for name in node.input if name in maker and name not in seen]
+            seen.update(node.input)
+    return found
 
 
 def _reads(node: NodeProto) -> Iterator[str]:

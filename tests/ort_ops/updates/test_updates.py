@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, Adagrad, Adam, AdamW, Group, Lion, Optimizer, RMSProp
@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.step import OPTIMIZER_METADATA, optimizer
 from onnx_backprop.ort_ops import register_ops
 from onnx_backprop.ort_ops.updates.fuse import fuse_updates
 from onnx_backprop.ort_ops.updates.kernel import NAME
+from onnx_backprop.ort_ops.updates.last import GUARD, update_last
 from onnx_backprop.ort_ops.updates.program import PIECE, Program
 from tests.ort_ops.guarded import Guarded
 
@@ -195,6 +196,48 @@ def test_nothing_beyond_the_tensors_is_read_or_written(count: int, at_end: bool)
     v2 = s[0] * drawn[2] + s[1] * drawn[1]
     np.testing.assert_array_equal(view(memories[2].address(at_end=at_end), count), v2)
     np.testing.assert_array_equal(view(memories[0].address(at_end=at_end), count), drawn[0] - v2)
+
+
+@pytest.mark.parametrize("op_type", ["Identity", "Reshape", "Mul"])
+def test_a_gradient_in_the_memory_of_a_parameter(op_type: str) -> None:
+    """da is b in another shape: onnxruntime makes no copy of it, so b must not be overwritten."""
+    count = 3 * PIECE
+    values = {"shape": np.array([count]), "one": np.ones(1, np.float32)}
+    second = {"Identity": [], "Reshape": ["shape"], "Mul": ["one"]}[op_type]
+    update = helper.make_node(
+        NAME, ["s", "b", "db", "a", "da"], ["b_new", "a_new"], domain="ai.onnx.contrib",
+        program="2 1; Mul s0 t1; Sub t0 v0 -> v1",
+    )  # fmt: skip
+    nodes = [helper.make_node(op_type, ["b", *second], ["da"]), helper.make_node("Relu", ["a"], ["db"])]
+    nodes.append(helper.make_node("ReduceSum", ["a"], ["loss"], keepdims=0))
+
+    def declared(name: str, shape: list[int]) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    inputs = [declared("a", [count]), declared("b", [count]), declared("s", [1])]
+    outputs = [declared("loss", []), declared("a_new", [count]), declared("b_new", [count])]
+    held = [numpy_helper.from_array(value, name) for name, value in values.items()]
+    model = helper.make_model(
+        helper.make_graph([*nodes, update], "g", inputs, outputs, held),
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.contrib", 1)],
+        ir_version=10,
+    )
+    own = update_last(model, "loss", {"a": "a_new", "b": "b_new"})
+    assert own == {"a"}
+    session = opened(model)
+    drawn = {"a": np.full(count, 2, np.float32), "b": np.full(count, 5, np.float32), "s": np.float32([0.1])}
+    drawn[GUARD] = np.ones((), np.float32)
+    binding, held_values = session.io_binding(), {}
+    for name, value in drawn.items():
+        held_values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(value)
+        binding.bind_ortvalue_input(name, held_values[name])
+    new = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(count, np.float32))
+    binding.bind_ortvalue_output("a_new", held_values["a"])
+    binding.bind_ortvalue_output("b_new", new)
+    session.run_with_iobinding(binding)
+    np.testing.assert_allclose(drawn["a"], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(new.numpy(), 4.8, rtol=1e-6)
+    assert drawn[GUARD] == 2
 
 
 def view(address: int, count: int) -> np.ndarray:
