@@ -19,7 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.updates.kernel import NAME
-from onnx_backprop.ort_ops.updates.program import STEPS, program_of
+from onnx_backprop.ort_ops.updates.program import STEPS, Program
 
 _MEMBER = re.compile(r"(.+)_(\d+)(_new)?")
 _SAME = ("Identity", "Reshape")  # which leave a number as it is
@@ -135,7 +135,7 @@ class _Split:
         results = [operand(name) for name in outputs]
         if not numbers:  # which tell the type
             raise _OtherError
-        return program_of(len(inputs), steps, results), tuple(numbers)
+        return str(Program(len(inputs), tuple(steps), tuple(results))), tuple(numbers)
 
     def _number(self, name: str) -> str:
         """What a number of float32 is rounded from."""

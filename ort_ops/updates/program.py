@@ -9,7 +9,7 @@ between made. Every step is float32 and rounded, as if it were an operator of ON
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -173,8 +173,3 @@ def stage_of(text: str) -> Exported:
             run(job.numbers, row + 8, first, min(load_i64(row, 0) - first, PIECE))
 
     return work
-
-
-def program_of(tensors: int, steps: Sequence[tuple[str, tuple[str, ...]]], results: Sequence[str]) -> str:
-    """The text of a formula."""
-    return str(Program(tensors, tuple(steps), tuple(results)))
