@@ -1,9 +1,13 @@
-"""Whole training steps beside PyTorch eager: python -m benchmarks.training_steps [--rounds N] [--threads N]
+"""Whole training steps beside PyTorch: python -m benchmarks.training_steps [--only NAME …] [--rounds N] [--threads N]
 
-Forward, loss, backward and SGD with momentum on the networks of `models/`. Every contender is a process of its own, and
-they take turns within every case, so that a machine that slows down slows all of them. Read the ratios of the medians;
-above 1 we are faster. Memory is the largest resident set of the process. Writes benchmarks/results/training_steps.json;
---profile prints where our steps spend their time.
+Forward, loss, backward and update, with SGD with momentum and with AdamW, of every network of `benchmarks.networks`:
+our Trainer beside PyTorch eager, eager with tensors in channels_last, and compiled, each with its fused optimizer.
+Every contender is a process of its own, and they take turns, a pause and a step that is not counted before each, so
+that a machine that slows down slows all of them. Read the ratios of the medians to the best of PyTorch; above 1 we are
+faster.
+Memory is the largest resident set of the process, beside the least of PyTorch. Adds what it has measured to
+benchmarks/results/training_steps.json; --table prints all of that; --profile prints where our steps spend their time.
+Needs what `make field` installs.
 """
 
 from __future__ import annotations
@@ -19,62 +23,37 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from onnx import ModelProto
 from tqdm import tqdm
 
-RESULTS = Path(__file__).parent / "results"
-CONTENDERS = ("onnx-backprop", "PyTorch", "PyTorch channels_last")
-RATE, MOMENTUM = 0.01, 0.9
+from benchmarks.networks import Network, networks
+
+RESULTS = Path(__file__).parent / "results" / "training_steps.json"
+CONTENDERS = ("onnx-backprop", "PyTorch", "PyTorch channels_last", "PyTorch compiled")
+OPTIMIZERS = ("SGD", "AdamW")
+RATE, MOMENTUM, DECAY = 0.001, 0.9, 0.01
+PAUSE = 0.1  # seconds: threads of the last contender wait busily for some 40 ms
+TURN = 0.3  # seconds that the steps of a turn take at least
+
+Step = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A network, its input and the number of classes, None for a target of the output's shape."""
-
-    build: Callable[[], ModelProto]
-    shape: tuple[int, ...]
-    classes: int | None = None
-
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Input and target."""
-        rng = np.random.default_rng(1)
-        x = rng.standard_normal(self.shape).astype(np.float32)
-        if self.classes:
-            return x, rng.integers(0, self.classes, self.shape[0])
-        return x, rng.random((self.shape[0], 1, *self.shape[2:])).astype(np.float32)
-
-
-def _cases() -> dict[str, Case]:
-    from models import resnet, unet_conv_transpose, unet_resize
-
-    return {
-        "ResNet-18 64x64 b8": Case(partial(resnet.build, features=64), (8, 3, 64, 64), 10),
-        "U-Net ConvTranspose 128x128 b4": Case(
-            partial(unet_conv_transpose.build, features=32, levels=3), (4, 1, 128, 128)
-        ),
-        "U-Net Resize 128x128 b4": Case(partial(unet_resize.build, features=32, levels=3), (4, 1, 128, 128)),
-    }
-
-
-def ours(case: Case, threads: int) -> Callable[[], object]:
+def ours(network: Network, optimizer: str, threads: int) -> Step:
     """A step of a Trainer."""
     import onnx_backprop as ob
 
     with tempfile.TemporaryDirectory() as folder:
         # converted elsewhere, so that the memory measured is that of the training
         path = Path(folder) / "training.onnx"
-        process = multiprocessing.get_context("spawn").Process(target=_write, args=(case, path))
+        process = multiprocessing.get_context("spawn").Process(target=_write, args=(network, optimizer, path))
         process.start()
         process.join()
         trainer = ob.Trainer(path, learning_rate=RATE, session_options=_options(threads))
-    feeds = dict(zip(trainer.graph.inputs, case.batch(), strict=True))
+    feeds = dict(zip(trainer.graph.inputs, network.batch(), strict=True))
     return lambda: trainer.step(feeds)
 
 
@@ -87,56 +66,70 @@ def _options(threads: int) -> Any:
     return options
 
 
-def _write(case: Case, path: Path) -> None:
-    _graph(case).save(path)
+def _write(network: Network, optimizer: str, path: Path) -> None:
+    _graph(network, optimizer).save(path)
 
 
-def _graph(case: Case) -> Any:
+def _graph(network: Network, optimizer: str) -> Any:
     import onnx_backprop as ob
 
-    loss = "softmax_cross_entropy" if case.classes else "bce_with_logits"
-    return ob.training_graph(case.build(), loss=loss, optimizer=ob.optimizers.SGD(momentum=MOMENTUM))
+    loss = "softmax_cross_entropy" if network.classes else "bce_with_logits"
+    rule = ob.optimizers.SGD(momentum=MOMENTUM) if optimizer == "SGD" else ob.optimizers.AdamW(weight_decay=DECAY)
+    with tempfile.TemporaryDirectory() as folder:
+        forward = Path(folder) / "forward.onnx"
+        network.source.write(forward, network.batch()[0])
+        return ob.training_graph(forward, loss=loss, optimizer=rule)
 
 
-def pytorch(case: Case, threads: int, *, channels_last: bool) -> Callable[[], object]:
-    """A step of PyTorch eager with the same network, node by node."""
-    from benchmarks.torch_twin import Twin, functional, torch
+def pytorch(network: Network, optimizer: str, threads: int, way: str) -> Step:
+    """A step of PyTorch: way is "", "channels_last" or "compiled"."""
+    import torch
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    model = case.build()
-    twin = Twin(model)
-    x, target = (torch.tensor(array) for array in case.batch())
-    if channels_last:
+    module = network.source.module()
+    x, target = (torch.tensor(array) for array in network.batch())
+    if way == "channels_last" and x.ndim == 4:
         x = x.contiguous(memory_format=torch.channels_last)
-        for parameter in twin.parameters.values():
-            if parameter.ndim == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    loss_of = functional.cross_entropy if case.classes else functional.binary_cross_entropy_with_logits
-    optimizer = torch.optim.SGD(twin.parameters.values(), lr=RATE, momentum=MOMENTUM)
-    name = model.graph.input[0].name
+        module = module.to(memory_format=torch.channels_last)
+    loss_of = (
+        torch.nn.functional.cross_entropy if network.classes else torch.nn.functional.binary_cross_entropy_with_logits
+    )
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    rule = (
+        torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, fused=True)
+        if optimizer == "SGD"
+        else torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
+    )
+    forward = torch.compile(module) if way == "compiled" else module
 
     def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of(twin({name: x}), target)
+        rule.zero_grad()
+        loss = loss_of(forward(x), target)
         loss.backward()
-        optimizer.step()
+        rule.step()
         return float(loss.detach())
 
     return step
 
 
-def work(contender: str, case_name: str, threads: int) -> None:
-    """The process of a contender: a number of steps on each line in, their times out; the end of input: memory."""
-    case = _cases()[case_name]
-    if contender == "onnx-backprop":
-        step = ours(case, threads)
+def work(contender: str, name: str, optimizer: str, threads: int) -> None:
+    """The process of a contender: for each line in, the times of a turn; the end of input: the memory."""
+    network = networks()[name]
+    if contender == CONTENDERS[0]:
+        step = ours(network, optimizer, threads)
     else:
-        step = pytorch(case, threads, channels_last=contender.endswith("channels_last"))
+        step = pytorch(network, optimizer, threads, contender.removeprefix("PyTorch").strip())
     losses = [step() for _ in range(3)]
+    start = time.perf_counter()
+    step()
+    count = max(3, min(200, int(TURN / (time.perf_counter() - start))))
     print(json.dumps(losses), flush=True)
-    for line in sys.stdin:
+    for _ in sys.stdin:
+        time.sleep(PAUSE)
+        step()
         times = []
-        for _ in range(int(line)):
+        for _ in range(count):
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
@@ -147,11 +140,11 @@ def work(contender: str, case_name: str, threads: int) -> None:
 class Worker:
     """A contender's process."""
 
-    def __init__(self, contender: str, case: str, threads: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.training_steps", "--work", contender, "--case", case]
+    def __init__(self, contender: str, name: str, optimizer: str, threads: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.training_steps", "--work", contender, "--only", name]
         environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self._process = subprocess.Popen(
-            [*command, "--threads", str(threads)],
+            [*command, "--optimizers", optimizer, "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -166,10 +159,10 @@ class Worker:
             raise SystemExit("a contender has ended; its last words are above")
         return json.loads(line)
 
-    def times(self, count: int) -> list[float]:
-        """Seconds of some steps."""
+    def turn(self) -> list[float]:
+        """Seconds of the steps of a turn."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -182,69 +175,97 @@ class Worker:
         return memory
 
 
-def measure(case: str, rounds: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds, memory and the first losses' last of every contender."""
-    workers = {name: Worker(name, case, threads) for name in CONTENDERS}
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in tqdm(range(rounds), desc=case, unit="round", disable=not sys.stderr.isatty()):
-        for name, worker in workers.items():
-            times[name] += worker.times(steps)
+def measure(name: str, optimizer: str, rounds: int, threads: int) -> dict[str, dict[str, float]]:
+    """Median milliseconds, memory and the third loss of every contender."""
+    workers = {contender: Worker(contender, name, optimizer, threads) for contender in CONTENDERS}
+    times: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
+    for _ in tqdm(range(rounds), desc=f"{name}, {optimizer}", unit="round", disable=not sys.stderr.isatty()):
+        for contender, worker in workers.items():
+            times[contender] += worker.turn()
     return {
-        name: {
-            "milliseconds": 1000 * statistics.median(times[name]),
+        contender: {
+            "milliseconds": 1000 * statistics.median(times[contender]),
             "memory_mib": worker.close(),
             "loss": worker.losses[-1],
         }
-        for name, worker in workers.items()
+        for contender, worker in workers.items()
     }
 
 
-def profile(case_name: str, threads: int) -> None:
+def profile(name: str, optimizer: str, threads: int) -> None:
     """Print where our steps spend their time."""
     import onnx_backprop as ob
     from onnx_backprop.training.profiling import profile as measured
 
-    case = _cases()[case_name]
-    trainer = ob.Trainer(_graph(case), session_options=_options(threads))
-    found = measured(trainer, dict(zip(trainer.graph.inputs, case.batch(), strict=True)))
-    print(f"\n{case_name}")
+    network = networks()[name]
+    trainer = ob.Trainer(_graph(network, optimizer), session_options=_options(threads))
+    found = measured(trainer, dict(zip(trainer.graph.inputs, network.batch(), strict=True)))
+    print(f"\n{name}, {optimizer}")
     for timing in found.operators[:12]:
         print(f"  {timing.name:28}{timing.calls:6.0f}{timing.milliseconds:10.2f} ms{100 * timing.share:7.1f} %")
     for timing in found.nodes[:12]:
         print(f"    {timing.name:80}{timing.milliseconds:8.2f} ms")
 
 
+def table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Markdown: times, the ratio of PyTorch's best to ours, and that of our memory to PyTorch's least."""
+    lines = [
+        "| network | optimizer | " + " | ".join(f"{c}, ms" for c in CONTENDERS) + " | times PyTorch's best"
+        " | ours, MiB | PyTorch's least | ratio |",
+        "|---|---|" + "---:|" * (len(CONTENDERS) + 4),
+    ]
+    ratios: list[float] = []
+    memory: list[float] = []
+    for key, row in rows.items():
+        own, others = row[CONTENDERS[0]], [row[c] for c in CONTENDERS[1:]]
+        least = min(other["memory_mib"] for other in others)
+        ratios.append(min(other["milliseconds"] for other in others) / own["milliseconds"])
+        memory.append(own["memory_mib"] / least)
+        network, optimizer = key.rsplit(", ", 1)
+        shown = " | ".join(f"{row[c]['milliseconds']:.3g}" for c in CONTENDERS)
+        sizes = f"{own['memory_mib']:.0f} | {least:.0f} | {memory[-1]:.2f}"
+        lines.append(f"| {network} | {optimizer} | {shown} | {ratios[-1]:.2f} | {sizes} |")
+    means = [math.exp(statistics.mean(map(math.log, values))) for values in (ratios, memory)]
+    lines.append(f"\nGeometric means: {means[0]:.2f} times PyTorch's best, {means[1]:.2f} of its memory.")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=3, help="of a contender in a round (%(default)s)")
+    parser.add_argument("--only", nargs="+", help="networks whose names contain one of these")
+    parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--case", help="one case only")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(given.work, given.case, given.threads)
+        work(given.work, given.only[0], given.optimizers[0], given.threads)
         return
-    names = [given.case] if given.case else list(_cases())
-    if given.profile:
-        for name in names:
-            profile(name, given.threads)
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if given.table:
+        print(table(rows))
         return
-    rows = {name: measure(name, given.rounds, given.steps, given.threads) for name in names}
-    ratios = []
-    print(f"\n{'case':34}" + "".join(f"{name:>28}" for name in CONTENDERS) + f"{'ratio':>8}{'memory':>8}")
-    for name, row in rows.items():
-        best = min((row[c] for c in CONTENDERS[1:]), key=lambda r: r["milliseconds"])
-        own = row[CONTENDERS[0]]
-        ratios.append(best["milliseconds"] / own["milliseconds"])
-        shown = "".join(f"{row[c]['milliseconds']:17.1f} ms{row[c]['memory_mib']:5.0f} MB" for c in CONTENDERS)
-        memory = own["memory_mib"] / min(row[c]["memory_mib"] for c in CONTENDERS[1:])
-        print(f"{name:34}{shown}{ratios[-1]:8.2f}{memory:8.2f}")
-    print(f"geometric mean of the ratios: {math.exp(statistics.mean(map(math.log, ratios))):.2f}")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "training_steps.json").write_text(json.dumps(rows, indent=1))
+    for name in networks():
+        if given.only and not any(part in name for part in given.only):
+            continue
+        for optimizer in given.optimizers:
+            if given.profile:
+                profile(name, optimizer, given.threads)
+                continue
+            row = measure(name, optimizer, given.rounds, given.threads)
+            print(f"{name}, {optimizer}: " + ", ".join(f"{c} {_shown(v)}" for c, v in row.items()), flush=True)
+            rows[f"{name}, {optimizer}"] = row
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(rows, indent=1))
+    if rows and not given.profile:
+        print(table(rows))
+
+
+def _shown(found: dict[str, float]) -> str:
+    return f"{found['milliseconds']:.3g} ms {found['memory_mib']:.0f} MiB (loss {found['loss']:.6f})"
 
 
 if __name__ == "__main__":

@@ -146,6 +146,25 @@ def _flattened(c: Correlation) -> Correlation:
     return replace(c, source_length=length, out_length=length, source=source, destination=destination)
 
 
+def images_joined(c: Correlation) -> Correlation:
+    """Images as a first axis, where that is free: bands then hold cells of several small ones."""
+    free = c.kernel[0] == c.strides[0] == c.source_length[0] == c.out_length[0] == 1 and c.pads[0] == 0
+    if not free or c.depthwise or c.batch < 2:
+        return c
+
+    def joined(tensor: Strides) -> Strides:
+        return replace(tensor, n=0, cells=(tensor.n, *tensor.cells[1:]))
+
+    return replace(
+        c,
+        batch=1,
+        source_length=(c.batch, *c.source_length[1:]),
+        out_length=(c.batch, *c.out_length[1:]),
+        source=joined(c.source),
+        destination=joined(c.destination),
+    )
+
+
 def fill_lanes(channels: int) -> bool:
     """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
     return 4 * channels >= 3 * VECTOR

@@ -23,18 +23,18 @@ LOSSES = {
 
 def train(case: Case, recipe: Recipe, dtype: Any) -> dict[str, np.ndarray]:
     twin = Twin(case.build(), dtype=dtype)
-    optimizer = getattr(torch.optim, recipe.torch_name)(twin.parameters.values(), lr=recipe.rate, **recipe.torch)
+    optimizer = getattr(torch.optim, recipe.torch_name)(twin.parameters(), lr=recipe.rate, **recipe.torch)
     losses = []
     data = [(torch.tensor(x).to(dtype), torch.tensor(t)) for x, t in batches(case)]
     for step in range(STEPS):
         x, target = data[step % len(data)]
         target = target.to(dtype) if target.is_floating_point() else target
-        loss = LOSSES[case.loss](twin({case.input: x}), target)
+        loss = LOSSES[case.loss](twin(x), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    weights = {name: p.detach().numpy().astype(np.float64) for name, p in twin.parameters.items()}
+    weights = {name: p.detach().numpy().astype(np.float64) for name, p in twin.weights.items()}
     return {"losses": np.array(losses), **weights}
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.convolution import problem
-from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Reach, Sums, cells_of
+from onnx_backprop.ort_ops.convolution.gather.phases import Reach, Sums
 from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
@@ -99,19 +99,25 @@ def thread_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
     return 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * copy.block + 4 * floats
 
 
-def turning_pays(phases: Sequence[Phase], c: problem.Correlation, steps: problem.Triple) -> bool:
+def turning_pays(sums: Sums) -> bool:
     """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
-    outs, ins = c.d, c.s
-    taps, count = sum(len(phase.taps) for phase in phases), cells_of(phases)
-    cells, rows = math.prod(count), math.prod(count[:2])
-    shifts = [tap.shift[2] for phase in phases for tap in phase.taps] or [0]
-    spread = (max(shifts) - min(shifts)) // steps[2]
-    long_row = rows * (count[2] + spread)  # the gaps between rows are computed too
-    tile_rows = outs // ROWS * ROWS + TILE_ROWS[outs % ROWS]
-    planes = taps * ins * tile_rows * math.ceil(long_row / VECTOR)
-    turned = taps * ins * (cells // ROWS * ROWS + TILE_ROWS[cells % ROWS]) * math.ceil(outs / VECTOR)
-    copies = (math.prod(steps) * cells * ins + len(phases) * cells * outs) // 3
-    return turned + copies < planes
+    outs, ins, taps = sums.c.d, sums.c.s, sums.all_taps
+    shifts = [tap.shift[2] for phase in sums.phases for tap in phase.taps] or [0]
+    spread = (max(shifts) - min(shifts)) // sums.steps[2]
+
+    def vectors(band: problem.Triple) -> int:
+        return band[0] * math.ceil(band[1] * (band[2] + spread) / VECTOR)  # the gaps between rows are computed too
+
+    def rows(count: int) -> int:
+        return count // ROWS * ROWS + TILE_ROWS[count % ROWS]
+
+    turned = replace(sums, turned=True)
+    band = cut(sums, copy_of(sums))
+    as_planes = taps * ins * rows(outs) * vectors(band) * math.prod(bands_of(sums.count, band))
+    band = cut(turned, copy_of(turned))
+    as_cells = taps * ins * math.ceil(outs / VECTOR) * rows(math.prod(band)) * math.prod(bands_of(sums.count, band))
+    copies = math.prod(sums.count) * (math.prod(sums.steps) * ins + len(sums.phases) * outs) // 3
+    return as_cells + copies < as_planes
 
 
 def lanes_pay(sums: Sums) -> bool:

@@ -15,7 +15,8 @@ some of them and computes the output channels they are for. One channel per grou
 
 from typing import Any
 
-from onnx_backprop.ort_ops.compiler.decorators import compiled, inner
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
@@ -26,9 +27,13 @@ from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import nth
+from onnx_backprop.ort_ops.vector.boxes import nth, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.registers import copy_run
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
+
+_SPAN = 2 * VECTOR  # cells of a kernel that are turned together
+_kernels = stack(_SPAN * COLUMNS)
 
 
 @inner
@@ -55,12 +60,34 @@ def _pack(call, p, unit, _scratch):
     target = call.shared + 4 * (phase.pack_at + unit * taps * channels * width)
     count = min(width, p.c.d - tile * width)
     first = group * p.c.w_group + tile * width * w_out
+    low, span = _range(p, phase)
+    if kind == F32 and w_out > 1 and span <= _SPAN:
+        turned = _kernels()
+        for c in range(channels):
+            start = call.inputs[1] + 4 * (first + c * p.c.w_s + low)
+            for i in range(0, width, VECTOR):
+                of_channels = start + 4 * min(i, count - 1) * w_out
+                turn_rows(turned + 4 * i, 4 * COLUMNS, of_channels, 4 * w_out, max(0, min(VECTOR, count - i)), span)
+            for tap in range(taps):
+                place = tap_of(p, phase, tap).weight - low
+                copy_run(target + 4 * (tap * channels + c) * width, turned + 4 * COLUMNS * place, width)
+        return
     if count < width:
         clear(target, 0, taps * channels * width)
     for c in range(channels):
         for tap in range(taps):
             start = first + c * p.c.w_s + tap_of(p, phase, tap).weight
             scatter_run(kind, target, (tap * channels + c) * width, 1, call.inputs[1], start, w_out, count)
+
+
+@inner
+def _range(p, phase):
+    """Where the first of a phase's taps lies in a kernel, and how many cells it is to the last one."""
+    low = high = 0
+    for tap in range(phase.taps):
+        place = tap_of(p, phase, tap).weight
+        low, high = (place, place) if tap == 0 else (min(low, place), max(high, place))
+    return low, high - low + 1
 
 
 def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = False) -> Any:

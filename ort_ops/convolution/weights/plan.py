@@ -53,7 +53,7 @@ def _swapped(c: problem.Correlation) -> bool:
 
 def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
-    c = _dense_axes(c)
+    c = problem.images_joined(_dense_axes(c))
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
         return _product(c, head, taps)
@@ -206,7 +206,8 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
 
 
 def _padded(columns: int) -> int:
-    return math.ceil(columns / VECTOR) * VECTOR
+    vectors = math.ceil(columns / VECTOR)
+    return (vectors + (vectors >= 8 and vectors % 2 == 0)) * VECTOR
 
 
 def _band(

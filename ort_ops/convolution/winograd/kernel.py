@@ -15,13 +15,13 @@ is done in rounds: some groups at a time, or one group and some of its output ch
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import stack
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import copy_line
+from onnx_backprop.ort_ops.vector.boxes import copy_line, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import (
@@ -73,13 +73,17 @@ def _pack_tile(call, p, group, tile, target):
     w_out, (_, w_y, w_x) = p.c.w_d, p.c.w_kernel
     first = p.w_first + group * p.c.w_group + tile * ROWS * w_out
     count, panel = min(ROWS, p.c.d - tile * ROWS), 4 * p.panel
-    kernels = _kernels()
+    kernels, lies_dense = _kernels(), kind == F32 and w_y == 3 * w_x and w_x * w_x == 1
     clear(kernels, 0, 9 * WIDE)
     for c in range(p.c.s):
-        for i in range(3):
-            for j in range(3):
-                start = first + c * p.c.w_s + i * w_y + j * w_x
-                scatter_run(kind, kernels, (3 * i + j) * WIDE, 1, source, start, w_out, count)
+        start = first + c * p.c.w_s
+        if lies_dense and w_x > 0:
+            turn_rows(kernels, 4 * WIDE, source + 4 * start, 4 * w_out, count, 9)
+        elif lies_dense:  # mirrored: the last cell comes first
+            turn_rows(kernels + 4 * 8 * WIDE, -4 * WIDE, source + 4 * (start - 8), 4 * w_out, count, 9)
+        else:
+            for i in range(9):
+                scatter_run(kind, kernels, i * WIDE, 1, source, start + i // 3 * w_y + i % 3 * w_x, w_out, count)
         for part in range(WIDE // VECTOR):
             # what a register holds beyond ROWS is overwritten by the next channel
             at = 4 * VECTOR * part
