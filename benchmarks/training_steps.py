@@ -25,6 +25,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,7 @@ def _graph(network: Network, optimizer: str) -> Any:
 
 def pytorch(network: Network, optimizer: str, threads: int, way: str) -> Step:
     """A step of PyTorch: way is "", "channels_last" or "compiled"."""
-    import torch
-
+    torch: Any = import_module("torch")
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
     module = network.source.module()

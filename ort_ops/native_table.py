@@ -21,4 +21,4 @@ KERNELS = (
 
 def register() -> None:
     """Hand the operators to onnxruntime-extensions; once per process."""
-    register_kernels(KERNELS, lambda: (updates.custom_op(),))
+    register_kernels(KERNELS, lambda: (updates.custom_op(updates.NAME), updates.custom_op(updates.ELEMENTWISE)))

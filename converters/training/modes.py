@@ -82,9 +82,14 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
 
     onnxruntime's own Dropout draws from a generator inside the session, which cannot be saved and put back. Here
     the mask of element i is hash(i, key) < ratio · 2³², with a key from the seed, the number of the run and the node,
-    so that a training can be resumed bit for bit. None, and nothing changed, when there is no such node.
+    so that a training can be resumed bit for bit. A ratio of 0 draws nothing: such nodes are put into inference mode.
+    None when there is no other node.
     """
-    nodes = [node for node in graph if node.domain == "" and node.op_type == "Dropout" and _drops(node)]
+    dropping = [node for node in graph if node.domain == "" and node.op_type == "Dropout" and _drops(node)]
+    for node in dropping:
+        if _ratio(node) == 0:
+            node.resize_inputs(2)
+    nodes = [node for node in dropping if len(node.inputs) > 2]
     if not nodes:
         return None
     state = ir.Value(name=op.unique(RANDOM_STATE), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([2]))

@@ -19,6 +19,7 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops.updates.chains import fuse_chains
 from onnx_backprop.ort_ops.updates.fuse import fuse_updates
 from onnx_backprop.ort_ops.updates.last import GUARD, update_last
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
@@ -88,6 +89,7 @@ class Trainer:
         self._in_place: frozenset[str] = frozenset()
         if self.kernels == "numba":
             own_convolutions(model)
+            fuse_chains(model)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
                 self._in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)

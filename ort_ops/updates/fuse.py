@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.updates.kernel import NAME
@@ -135,7 +136,12 @@ class _Split:
         results = [operand(name) for name in outputs]
         if not numbers:  # which tell the type
             raise _OtherError
-        return str(Program(len(inputs), tuple(steps), tuple(results))), tuple(numbers)
+        text = str(Program(len(inputs), tuple(steps), tuple(results)))
+        try:
+            Program.parse(text)
+        except InvalidModelError as e:
+            raise _OtherError from e
+        return text, tuple(numbers)
 
     def _number(self, name: str) -> str:
         """What a number of float32 is rounded from."""

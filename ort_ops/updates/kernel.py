@@ -27,8 +27,8 @@ from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, release
 from onnx_backprop.ort_ops.runtime.stages import PARALLEL_FOR, ort
 from onnx_backprop.ort_ops.updates.program import PIECE, Job, Program, stage_of
 
-NAME = f"{NATIVE_PREFIX}Update"
-_UNEQUAL = b"Update: the tensors of an item must have as many elements, and a formula as many numbers as it reads"
+NAME, ELEMENTWISE = f"{NATIVE_PREFIX}Update", f"{NATIVE_PREFIX}Elementwise"
+_UNEQUAL = b"the tensors of an item must have one shape, and a formula as many numbers as it reads"
 
 
 @dataclass(kw_only=True)
@@ -59,6 +59,15 @@ def _elements(key):
 
 
 @inner
+def _same_shape(key, other):
+    same = load_i64(key, 1) == load_i64(other, 1)
+    if same:
+        for axis in range(load_i64(key, 1)):
+            same = same and load_i64(key, 3 + axis) == load_i64(other, 3 + axis)
+    return same
+
+
+@inner
 def _item(state, context, n, row):
     """Read the tensors of an item and allocate its results, of the shape of the first; a status."""
     api, key, first, word = state.api, _key(), _first(), _word()
@@ -73,7 +82,7 @@ def _item(state, context, n, row):
         _, status = read_input(api, context, index + k, 0, key, 0, row + 8 * (1 + k))
         if status:
             return status
-        if load_i64(key, 1) > MAX_RANK or _elements(key) != load_i64(row, 0):
+        if not _same_shape(key, first):
             return ort(api, CREATE_STATUS, (1, state.unequal))
     for k in range(state.results):
         store_i64(word, 0, 0)
@@ -192,10 +201,10 @@ def _create(api_table: int, info: int) -> tuple[int, int]:
 _text = ctypes.create_string_buffer(_UNEQUAL)
 
 
-def custom_op() -> c_abi.OrtCustomOp:
-    """The operator, for onnxruntime."""
+def custom_op(name: str) -> c_abi.OrtCustomOp:
+    """The operator, for onnxruntime: Update, or of one item and without anything to wait for, Elementwise."""
     return c_abi.custom_op(
-        NAME,
+        name,
         [(c_abi.FLOAT, c_abi.REQUIRED), (c_abi.FLOAT, c_abi.VARIADIC)],
         [c_abi.FLOAT],
         create=_create,

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -36,14 +37,39 @@ def _sign(b: Block, x: Value) -> Value:
     return b.select(b.fcmp_ordered(">", x, ZERO), one, below)
 
 
-# operator of ONNX -> (its operands, what it is in LLVM)
-STEPS: dict[str, tuple[int, Callable[..., Value]]] = {
-    "Add": (2, Block.fadd),
-    "Sub": (2, Block.fsub),
-    "Mul": (2, Block.fmul),
-    "Div": (2, Block.fdiv),
-    "Sqrt": (1, _sqrt),
-    "Sign": (1, _sign),
+def _compared(sign: str) -> Callable[..., Value]:
+    return lambda b, x, y: b.fcmp_ordered(sign, x, y)
+
+
+TENSOR, FLAG = "tensor", "flag"  # vectors of float32, and of one bit that no result can be
+
+
+class Step(NamedTuple):
+    """An operator: what its operands and its result are, and its code."""
+
+    operands: tuple[str, ...]
+    emit: Callable[..., Value]
+    result: str = TENSOR
+
+
+_TWO = (TENSOR, TENSOR)
+STEPS = {
+    "Add": Step(_TWO, Block.fadd),
+    "Sub": Step(_TWO, Block.fsub),
+    "Mul": Step(_TWO, Block.fmul),
+    "Div": Step(_TWO, Block.fdiv),
+    "Neg": Step((TENSOR,), Block.fneg),
+    "Sqrt": Step((TENSOR,), _sqrt),
+    "Sign": Step((TENSOR,), _sign),
+    "Less": Step(_TWO, _compared("<"), FLAG),
+    "LessOrEqual": Step(_TWO, _compared("<="), FLAG),
+    "Greater": Step(_TWO, _compared(">"), FLAG),
+    "GreaterOrEqual": Step(_TWO, _compared(">="), FLAG),
+    "And": Step((FLAG, FLAG), Block.and_, FLAG),
+    "Or": Step((FLAG, FLAG), Block.or_, FLAG),
+    "Not": Step((FLAG,), Block.not_, FLAG),
+    "Where": Step((FLAG, *_TWO), Block.select),
+    "ReLUBackward": Step(_TWO, lambda b, y, dy: b.select(b.fcmp_ordered(">", y, ZERO), dy, ZERO)),
 }
 
 
@@ -69,12 +95,13 @@ class Program:
             split = [step.split() for step in steps]
             made = tuple((op, tuple(operands)) for op, *operands in split)
             program = cls(tensors, made, tuple(results.split()))
-            known = {f"t{n}" for n in range(tensors)}
+            known = {f"t{n}": TENSOR for n in range(tensors)}
             for n, (op, operands) in enumerate(made):
-                if STEPS[op][0] != len(operands) or not all(o in known or _number(o) is not None for o in operands):
+                found = tuple(TENSOR if _number(o) is not None else known.get(o) for o in operands)
+                if found != STEPS[op].operands:
                     raise InvalidModelError(f"no formula: {text!r}")
-                known.add(f"v{n}")
-            if len(program.results) != outputs or not known.issuperset(program.results):
+                known[f"v{n}"] = STEPS[op].result
+            if len(program.results) != outputs or any(known.get(name) != TENSOR for name in program.results):
                 raise InvalidModelError(f"no formula: {text!r}")
         except (ValueError, KeyError) as e:
             raise InvalidModelError(f"no formula: {text!r}") from e
@@ -101,7 +128,7 @@ def _loop(program: Program, function: ir.Function) -> None:
         known = {f"t{n}": b.vector(b.add(tensor, at), left) for n, tensor in enumerate(tensors)}
         known |= {f"s{n}": b.splat(number) for n, number in enumerate(numbers)}
         for n, (op, operands) in enumerate(program.steps):
-            known[f"v{n}"] = STEPS[op][1](b, *(known[o] for o in operands))
+            known[f"v{n}"] = STEPS[op].emit(b, *(known[o] for o in operands))
         for name, result in zip(program.results, results, strict=True):
             b.put(known[name], b.add(result, at), left)
 

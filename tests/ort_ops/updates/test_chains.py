@@ -1,0 +1,128 @@
+"""Chains of elementwise operators: which are found, and that their values are those of the operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper, parser, shape_inference
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+import onnx_backprop as ob
+from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.ort_ops.updates.chains import fuse_chains
+from onnx_backprop.ort_ops.updates.kernel import ELEMENTWISE
+
+NUMBERS = "float one = {1.0}, float[1] three = {3.0}, float[1,1] less = {-3.0}, float six = {6.0}"
+SILU = "s = Sub(one, y)  p = Mul(y, s)  q = Mul(x, p)  a = Add(q, y)  z = Mul(dy, a)"
+HARD_SWISH = """
+    under = LessOrEqual(x, less)  over = GreaterOrEqual(x, three)
+    d = Neg(x)  e = Div(d, three)  between = Where(under, one, e)  slope = Where(over, six, between)
+    z = Mul(slope, dy)"""
+FLAGS = """
+    a = Less(x, y)  b = Greater(y, dy)  c = And(a, b)  d = Not(c)  e = Or(d, a)
+    r = Where(e, x, dy)  s = Sqrt(r)  t = Sign(y)  z = Sub(s, t)"""
+RELU = "sum = Add(x, dy)  z = onnx_backprop.ReLUBackward(y, sum)"
+
+
+def model(
+    nodes: str, shape: str = "N, 3", *, numbers: str = NUMBERS, outputs: str = "z", dy: str | None = None
+) -> ModelProto:
+    kept = "".join(f", float[{shape}] {name}" for name in outputs.split()[1:])
+    graph = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18, "onnx_backprop": 1]>
+        g (float[{shape}] x, float[{shape}] y, float[{dy or shape}] dy) => (float[{shape}] z{kept})
+        <{numbers}> {{ {nodes} }}""")
+    inferred = shape_inference.infer_shapes(graph)
+    if "ReLUBackward" in nodes:
+        inferred.graph.value_info.append(graph.graph.output[0])
+    return inferred
+
+
+def kinds(graph: ModelProto) -> list[str]:
+    return [node.op_type for node in graph.graph.node]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 16, 17, 5463])
+@pytest.mark.parametrize("nodes", [SILU, HARD_SWISH, FLAGS, RELU], ids=["silu", "hard swish", "flags", "relu"])
+def test_the_values_are_those_of_the_operators(nodes: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3, -3, 1e-42, 3e38], np.float32)
+    feeds = {}
+    for name in ("x", "y", "dy"):
+        values = rng.standard_normal((size, 3)).astype(np.float32) * 3
+        picked = rng.random(values.shape) < 0.3
+        values[picked] = rng.choice(special, picked.sum())
+        feeds[name] = values
+    plain, fused = model(nodes), fuse_chains(model(nodes))
+    assert kinds(fused) == [ELEMENTWISE]
+    (expected,) = ob.session(plain, kernels="onnx").run(None, feeds)
+    (got,) = ob.session(fused).run(None, feeds)
+    np.testing.assert_array_equal(got, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (model("a = Mul(x, y)  z = Add(a, dy)", outputs="z a"), ["Mul", "Add"]),
+        (model("a = Mul(x, y)  b = Relu(a)  z = Add(a, b)"), ["Mul", "Relu", "Add"]),
+        (model("a = Mul(x, y)  z = Add(a, dy)", dy="3"), ["Mul", "Add"]),
+        (model("a = Mul(x, y)  z = Add(a, dy)", dy="M, 3"), ["Mul", "Add"]),
+        (model("a = Mul(x, y)  z = Add(a, dy)", "?, 3"), ["Mul", "Add"]),
+        (model("a = Mul(x, big)  z = Add(a, dy)", numbers="float[1,1,1] big = {2.0}"), ["Mul", "Add"]),
+        (model("a = Mul(x, two)  z = Add(a, dy)", numbers="float[3] two = {1.0, 2.0, 3.0}"), ["Mul", "Add"]),
+        (model("a = Less(x, y)  b = Cast<to = 1>(a)  z = Where(a, b, x)"), ["Less", "Cast", "Where"]),
+        (model("a = Mul(x, y)  z = Sigmoid(a)"), ["Mul", "Sigmoid"]),
+        (model("z = Add(x, dy)"), ["Add"]),
+        (model("a = Mul(x, y)  b = Sigmoid(a)  c = Add(x, y)  z = Add(b, c)"), ["Mul", "Sigmoid", ELEMENTWISE]),
+        (model("a = Mul(x, y)  b = Mul(a, a)  c = Add(b, a)  z = Sub(c, b)"), [ELEMENTWISE]),
+        (model("a = Mul(x, y)  b = Sigmoid(a)  c = Add(a, b)  z = Sub(c, a)"), ["Mul", "Sigmoid", ELEMENTWISE]),
+    ],
+    ids=[
+        *("an output", "read elsewhere", "broadcast", "other symbols", "unknown", "more axes", "no number", "flag"),
+        *("other operator", "alone", "one of two", "all readers inside", "read before"),
+    ],
+)
+def test_what_becomes_a_chain(graph: ModelProto, expected: list[str]) -> None:
+    assert kinds(fuse_chains(graph)) == expected
+
+
+def test_numbers_that_a_run_may_give_are_tensors() -> None:
+    graph = model("a = Mul(x, one)  z = Add(a, dy)")
+    graph.graph.input.append(helper.make_tensor_value_info("one", TensorProto.FLOAT, []))
+    assert kinds(fuse_chains(graph)) == ["Mul", "Add"]
+
+
+def test_values_that_subgraphs_read_stay() -> None:
+    graph = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N] x, bool c) => (float[N] z)
+        { a = Mul(x, x)
+          b = If(c) <then_branch = t () => (float[N] p) { p = Identity(a) },
+                     else_branch = f () => (float[N] q) { q = Identity(x) }>
+          z = Add(a, b) }""")
+    assert kinds(fuse_chains(shape_inference.infer_shapes(graph))) == ["Mul", "If", "Add"]
+
+
+def test_a_shape_that_is_not_the_stated_one_is_refused() -> None:
+    session = ob.session(fuse_chains(model("a = Mul(x, y)  z = Add(a, dy)", "N, M")))
+    feeds = {"x": np.ones((2, 3), np.float32), "y": np.ones((2, 3), np.float32), "dy": np.ones((3, 2), np.float32)}
+    with pytest.raises(Fail, match="must have one shape"):
+        session.run(None, feeds)
+
+
+def test_training_graphs_have_chains_and_keep_their_bits(rng) -> None:
+    forward = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N,5] x) => (float[N,4] y)
+        { h = MatMul(x, w)  s = Sigmoid(h)  a = Mul(h, s)  b = HardSwish(a)  y = Add(b, h) }""")
+    weights = rng.standard_normal((5, 4)).astype(np.float32)
+    forward.graph.initializer.add(name="w", data_type=1, dims=(5, 4), raw_data=weights.tobytes())
+    graph = ob.training_graph(forward, loss="mse", optimizer="adam")
+    assert NATIVE_DOMAIN in {o.domain for o in fuse_chains(graph.model).opset_import}
+    feeds = {
+        "x": rng.standard_normal((7, 5)).astype(np.float32),
+        "target": rng.standard_normal((7, 4)).astype(np.float32),
+    }
+    graph = ob.training_graph(forward, loss="mse", optimizer="adam")
+    losses = [[ob.Trainer(graph, kernels=k).step(feeds) for _ in range(2)] for k in ("numba", "onnx")]
+    assert losses[0] == losses[1]
