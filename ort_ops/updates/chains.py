@@ -2,14 +2,16 @@
 
     s = Sub(1, y)  p = Mul(y, s)  dx = Mul(dy, p)   ->   dx = Elementwise(y, dy; "Sub s0 t0; Mul t0 v0; Mul t1 v1")
 
-A chain is a node with those before it that nobody else reads, all float32 and of one shape, which must be stated, in
-sizes or symbols; a run in which it is another one is refused. Numbers are constants of one element. Values are those of
-the standard operators, since every step is rounded; only that onnxruntime's Where makes 0 of -0.
+A chain is a node with those before it that nobody else reads, or that read nothing but what the chain reads, all
+float32 and of one shape, which must be stated, in sizes or symbols; a run in which it is another one is refused.
+Numbers are constants of one element. Values are those of the standard operators, since every step is rounded; only that
+onnxruntime's Where makes 0 of -0, and that it has other roundings of Exp, Erf and Sigmoid.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +25,7 @@ from onnx_backprop.ort_ops.updates.program import FLAG, STEPS, TENSOR, Program
 _DOMAINS = {"ReLUBackward": (DOMAIN,)}  # of the steps that are no operators of ONNX
 _KINDS = {TENSOR: TensorProto.FLOAT, FLAG: TensorProto.BOOL}
 _MOST_TENSORS = 12  # that a chain reads: each has a register
+_MOST_STEPS = 48
 
 Shape = tuple[int | str, ...]
 
@@ -33,18 +36,29 @@ def fuse_chains(model: ModelProto) -> ModelProto:
     absorbed: dict[int, NodeProto | None] = {}
     for last in range(len(model.graph.node) - 1, -1, -1):
         if last not in absorbed and chains.joins(last):
-            members = chains.before(last, absorbed)
-            if len(members) > 1:
-                absorbed |= dict.fromkeys(members)
-                absorbed[last] = chains.fused(members, last)
+            own, copies = chains.before(last, absorbed)
+            if own | copies != {last}:
+                absorbed |= dict.fromkeys(own)
+                absorbed[last] = chains.fused(sorted(own | copies), last)
     if absorbed:
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+        kept = [left for n, node in enumerate(nodes) if (left := absorbed.get(n, node)) is not None]
         del model.graph.node[:]
-        model.graph.node.extend(kept for n, node in enumerate(nodes) if (kept := absorbed.get(n, node)) is not None)
+        model.graph.node.extend(_read(kept, {value.name for value in model.graph.output}))
         model.graph.initializer.extend(chains.numbers)
         if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
             model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
     return model
+
+
+def _read(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
+    """The nodes without steps that nobody reads any more, every chain having its own copy."""
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if node.op_type not in STEPS or not read.isdisjoint(node.output):
+            kept.append(node)
+            read.update(_read_by(node))
+    return kept[::-1]
 
 
 @dataclass
@@ -106,41 +120,38 @@ class _Chains:
             tensors += 1
         return tensors > 0
 
-    def before(self, last: int, taken: dict[int, NodeProto | None]) -> list[int]:
-        """A node and those before it that only it and each other read, in the order of the graph."""
+    def before(self, last: int, taken: dict[int, NodeProto | None]) -> tuple[set[int], set[int]]:
+        """(a node and those before it that only it and each other read, those that others read and that are copied).
+
+        A copy reads nothing but what the chain reads anyway, so that its result need not be kept for the chain.
+        """
+        own, copies = {last}, set[int]()
         if STEPS[self._nodes[last].op_type].result == FLAG:
-            return [last]
-        members = {last}
-        refused: set[int] = set()
+            return own, copies
         while True:
-            reads = Counter(name for n in members for name in self._nodes[n].input)
-            found = next(
-                (
-                    n
-                    for name in reads
-                    if (n := self._maker.get(name)) is not None
-                    and n not in members | refused
-                    and n not in taken
-                    and self._reads[name] == reads[name]
-                    and self.joins(n)
-                ),
-                None,
-            )
-            if found is None:
-                break
-            if len(self._tensors([*members, found])) <= _MOST_TENSORS:
-                members.add(found)
+            reads = Counter(name for n in own for name in self._nodes[n].input)
+            names = dict.fromkeys(name for n in sorted(own | copies, reverse=True) for name in self._nodes[n].input)
+            makers = [(self._maker[name], name) for name in names if name in self._maker]
+            more = [(n, name) for n, name in makers if n not in own | copies and n not in taken and self.joins(n)]
+            tensors = set(self._tensors(own | copies))
+            mine = [n for n, name in more if self._reads[name] == reads[name] and self._fits(own | copies | {n})]
+            again = [n for n, name in more if n not in mine and tensors.issuperset(self._tensors({n}))]
+            if mine:
+                own.add(mine[0])
+            elif again and len(own | copies) < _MOST_STEPS:
+                copies.add(again[0])
             else:
-                refused.add(found)
-        return self._complete(sorted(members), last)
+                break
+        made = {name for n in own | copies for name in self._nodes[n].output}
+        read = {name for n in own | copies for name in self._nodes[n].input} - made
+        if any(self._types.get(name) == TensorProto.BOOL for name in read):
+            return {last}, set()
+        return own, copies
 
-    def _complete(self, members: list[int], last: int) -> list[int]:
-        """The members; only the last where one of them reads a flag from elsewhere."""
-        made = {name for n in members for name in self._nodes[n].output}
-        read = {name for n in members for name in self._nodes[n].input} - made
-        return [last] if any(self._types.get(name) == TensorProto.BOOL for name in read) else members
+    def _fits(self, members: set[int]) -> bool:
+        return len(members) <= _MOST_STEPS and len(self._tensors(members)) <= _MOST_TENSORS
 
-    def _tensors(self, members: list[int]) -> list[str]:
+    def _tensors(self, members: Iterable[int]) -> list[str]:
         """What they read from elsewhere, numbers aside."""
         made = {name for n in members for name in self._nodes[n].output}
         read = dict.fromkeys(name for n in sorted(members) for name in self._nodes[n].input)

@@ -3,12 +3,15 @@
     3 2; Mul s0 t2; Mul s1 t1; Add v0 v1; Mul s2 v2; Sub t0 v3 -> v4 v2
 
 is the update of SGD with momentum: 3 tensors in, 2 out; t0 … the tensors, s0 … the numbers, v0 … what the steps in
-between made. Every step is float32 and rounded, as if it were an operator of ONNX.
+between made. Every step is float32 and rounded, as if it were an operator of ONNX: + - · / √ have its bits, Exp, Erf
+and Sigmoid are within 3 units in the last place.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,8 +25,18 @@ from onnx_backprop.ort_ops.compiler.llvm import fetch_add, load_i64
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import Record, offset, view
 from onnx_backprop.ort_ops.compiler.values import INT, Intrinsic
-from onnx_backprop.ort_ops.vector.emit import FLOAT, I64, ITEM, VEC, ZERO, Block, Value, vectors
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I64, ITEM, LANES, VEC, ZERO, Block, Value, vectors
 
+_EXP_LEAST, _EXP_MOST = -104.0, 89.0  # beyond: 0, infinite
+_LN2_HIGH = 0.693359375  # of few bits, so that its product with n is exact
+_LN2_LOW = math.log(2) - _LN2_HIGH
+# erf(x)/x in x² for |x| <= 1, and log erfc(x) for 1 <= x <= 4
+_ERF_NEAR = 1.12837917, -0.376126269, 0.112835975, -0.0268543288, 0.00518931194, -0.000801885499, 7.8824971e-05
+_LOG_ERFC = (
+    *(0.000128397893, -1.12930167, -0.63375924, -0.107847064),
+    *(0.0248531177, -0.00407532986, 0.000415875705, -1.95951797e-05),
+)
+_ROUNDING = 1.5 * 2.0**23  # added to a small number leaves the nearest whole one in the last bits
 PIECE = 1 << 14  # elements that a thread takes at a time
 
 
@@ -35,6 +48,55 @@ def _sign(b: Block, x: Value) -> Value:
     one, less = (ir.Constant(VEC, [number] * VECTOR) for number in (1.0, -1.0))
     below = b.select(b.fcmp_ordered("<", x, ZERO), less, b.select(b.fcmp_unordered("uno", x, x), x, ZERO))
     return b.select(b.fcmp_ordered(">", x, ZERO), one, below)
+
+
+def _exp(b: Block, x: Value) -> Value:
+    """e^x = 2^n · e^r, |r| <= ln 2 / 2, by the Taylor series to r^7; 1 ulp. Subnormal, infinite and NaN as they are."""
+
+    def all_lanes(number: float) -> Value:
+        return ir.Constant(VEC, [number] * VECTOR)
+
+    def whole(number: int) -> Value:
+        return ir.Constant(LANES, [number] * VECTOR)
+
+    for bound, sign in ((_EXP_LEAST, "<"), (_EXP_MOST, ">")):
+        x = b.select(b.fcmp_ordered(sign, x, all_lanes(bound)), all_lanes(bound), x)
+    shifted = b.fma(x, all_lanes(1 / math.log(2)), all_lanes(_ROUNDING))  # n in its last bits
+    n = b.fsub(shifted, all_lanes(_ROUNDING))
+    r = b.fma(n, all_lanes(-_LN2_LOW), b.fma(n, all_lanes(-_LN2_HIGH), x))
+    result = _polynomial(b, r, tuple(1 / math.factorial(k) for k in range(8)))
+    power = b.sub(b.bitcast(shifted, LANES), whole(struct.unpack("<i", struct.pack("<f", _ROUNDING))[0]))
+    half = b.ashr(power, whole(1))
+    for part in (half, b.sub(power, half)):  # 2^n itself may be no number
+        result = b.fmul(result, b.bitcast(b.shl(b.add(part, whole(127)), whole(23)), VEC))
+    return result
+
+
+def _polynomial(b: Block, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Σ_k coefficients[k] · x^k."""
+    result: Value = ir.Constant(VEC, [coefficients[-1]] * VECTOR)
+    for coefficient in coefficients[-2::-1]:
+        result = b.fma(result, x, ir.Constant(VEC, [coefficient] * VECTOR))
+    return result
+
+
+def _erf(b: Block, x: Value) -> Value:
+    """x · P(x²) up to 1, from there on ±(1 - e^Q(|x|)), with P and Q fitted on Chebyshev's nodes."""
+    one, four = (ir.Constant(VEC, [number] * VECTOR) for number in (1.0, 4.0))
+    negative = b.fcmp_ordered("<", x, ZERO)
+    size = b.select(negative, b.fneg(x), x)
+    near = b.fmul(x, _polynomial(b, b.fmul(x, x), _ERF_NEAR))
+    far = b.fsub(one, _exp(b, _polynomial(b, b.select(b.fcmp_ordered("<", size, four), size, four), _LOG_ERFC)))
+    far = b.select(negative, b.fneg(far), far)
+    return b.select(b.fcmp_ordered(">", size, one), far, near)
+
+
+def _sigmoid(b: Block, x: Value) -> Value:
+    """1 / (1 + e^-x), as e^x / (1 + e^x) below 0."""
+    one = ir.Constant(VEC, [1.0] * VECTOR)
+    below = b.fcmp_ordered("<", x, ZERO)
+    power = _exp(b, b.select(below, x, b.fneg(x)))
+    return b.fdiv(b.select(below, power, one), b.fadd(one, power))
 
 
 def _compared(sign: str) -> Callable[..., Value]:
@@ -60,6 +122,9 @@ STEPS = {
     "Div": Step(_TWO, Block.fdiv),
     "Neg": Step((TENSOR,), Block.fneg),
     "Sqrt": Step((TENSOR,), _sqrt),
+    "Exp": Step((TENSOR,), _exp),
+    "Sigmoid": Step((TENSOR,), _sigmoid),
+    "Erf": Step((TENSOR,), _erf),
     "Sign": Step((TENSOR,), _sign),
     "Less": Step(_TWO, _compared("<"), FLAG),
     "LessOrEqual": Step(_TWO, _compared("<="), FLAG),
