@@ -36,6 +36,10 @@ def _sign(b: Block, x: Value) -> Value:
     return b.select(b.fcmp_ordered(">", x, ZERO), one, below)
 
 
+def _where(b: Block, truth: Value, x: Value, y: Value) -> Value:
+    return b.select(b.fcmp_unordered("!=", truth, ZERO), x, y)
+
+
 # operator of ONNX -> (its operands, what it is in LLVM)
 STEPS: dict[str, tuple[int, Callable[..., Value]]] = {
     "Add": (2, Block.fadd),
@@ -44,6 +48,7 @@ STEPS: dict[str, tuple[int, Callable[..., Value]]] = {
     "Div": (2, Block.fdiv),
     "Sqrt": (1, _sqrt),
     "Sign": (1, _sign),
+    "Where": (3, _where),  # of a number that is 0 or 1
 }
 
 
