@@ -13,7 +13,10 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
 
-ROUNDED = "onnx_backprop.rounded_of"  # on a node whose output is a rounded value: the name of that
+STANDS_FOR = (
+    "onnx_backprop.stands_for"  # on a node of the forward pass that gives a value rounded, or as it is: its name
+)
+_END = 2**31  # beyond the last axis
 WAITS = "onnx_backprop.waits"  # on a node that gives its first input as it is, once others are there
 
 
@@ -48,6 +51,9 @@ def weights_first(
     for node in reversed(nodes):
         readers = [r for y in node.outputs for r, _ in y.uses()]
         leads[node] = not inner.isdisjoint(node.outputs) or any(leads.get(r, True) for r in readers)
+    for x, g in gradients.items():
+        if g.shape is None:
+            g.shape = x.shape
     for g in sorted((g for g in inner if g in late), key=lambda g: place[_maker(g)]):
         uses = [(reader, n) for reader, n in g.uses() if reader in place]
         on = [(reader, n) for reader, n in uses if leads[reader]]
@@ -67,13 +73,46 @@ def is_constant(value: ir.Value) -> bool:
     return node is None or node.op_type == "Constant"
 
 
+def shapes_first(graph: ir.Graph, op: Builder, forward: Sequence[ir.Node]) -> None:
+    """Take the shapes that the backward pass asks for early, of values that it does not read.
+
+    What the forward pass goes on with is Reshape(x, Shape(x)), so that x need not be there until the gradient is.
+    """
+    known = set(forward)
+    for node in forward:
+        for x in node.outputs:
+            uses = list(x.uses())
+            late = [(reader, n) for reader, n in uses if reader not in known]
+            early = [(reader, n) for reader, n in uses if reader in known and reader.op_type != "Shape"]
+            if not late or not early or any(reader.op_type != "Shape" for reader, _ in late):
+                continue
+            shape = op.Shape(x)
+            y = op.typed(op.Reshape(x, shape), x)
+            op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
+            graph.insert_after(node, op.nodes)
+            op.nodes.clear()
+            for reader, n in early:
+                reader.replace_input_with(n, y)
+            for reader, _ in late:
+                start, end = (reader.attributes.get_int(name, None) for name in ("start", "end"))
+                part = (
+                    shape
+                    if start is None and end is None
+                    else op.Slice(shape, [start or 0], [_END if end is None else end])
+                )
+                graph.insert_before(reader, op.nodes)
+                op.nodes.clear()
+                reader.outputs[0].replace_all_uses_with(part)
+                graph.remove(reader, safe=True)
+
+
 def in_float32(graph: ir.Graph) -> None:
-    """Let everything read what `Rounding` has rounded as it was."""
+    """Let everything read values themselves in the place of what stands for them."""
     made = {str(v.name): v for node in graph for v in node.outputs}
     made |= {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     for node in graph:
-        if ROUNDED in node.metadata_props:
-            node.outputs[0].replace_all_uses_with(made[node.metadata_props[ROUNDED]], replace_graph_outputs=True)
+        if STANDS_FOR in node.metadata_props:
+            node.outputs[0].replace_all_uses_with(made[node.metadata_props[STANDS_FOR]], replace_graph_outputs=True)
 
 
 def _maker(value: ir.Value) -> ir.Node:

@@ -23,7 +23,15 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
-from onnx_backprop.converters.training.order import ROUNDED, WAITS, dependent, is_constant, waiting, weights_first
+from onnx_backprop.converters.training.order import (
+    STANDS_FOR,
+    WAITS,
+    dependent,
+    is_constant,
+    shapes_first,
+    waiting,
+    weights_first,
+)
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -103,14 +111,13 @@ class Rounding:
                     node.replace_input_with(index, self._round(x, node, None))
             self._note(node)
         for node in self._backward:
-            gate = self._gate(node)
             for index, x in enumerate(node.inputs):
                 if x in self._stored:
                     asked = node.op_type == "Shape"
-                    node.replace_input_with(index, self._stored[x] if asked else self._widen(x, node, gate))
+                    node.replace_input_with(index, self._stored[x] if asked else self._widen(x, node))
             if _is_product(node):
                 for index, x in _operands(node):
-                    node.replace_input_with(index, self._round(x, node, None if x in self._late else gate))
+                    node.replace_input_with(index, self._round(x, node, self._gate(node)))
             self._note(node)
 
     def _saved(self) -> list[ir.Value]:
@@ -144,7 +151,7 @@ class Rounding:
         stored = self._op.Cast(x, to=self.half)
         wide = self._op.Cast(stored, to=ir.DataType.FLOAT)
         wide.shape = stored.shape = x.shape
-        self._op.nodes[-1].metadata_props[ROUNDED] = str(x.name)
+        self._op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
         self._place_nodes(node, after=True)
         for reader, n in readers:
             reader.replace_input_with(n, stored if reader.op_type == "Shape" else wide)
@@ -155,25 +162,31 @@ class Rounding:
         """A product's operand."""
         if x in self._exact:
             return x
-        waits = x.producer()
-        if waits is not None and WAITS in waits.metadata_props and waits.inputs[0] in self._late:
-            source = waits.inputs[0]
-            assert source is not None
-            waits.replace_input_with(0, self._round(source, waits, None))
+        maker = x.producer()
+        if maker is not None and WAITS in maker.metadata_props and maker.inputs[0] in self._late:
+            maker.replace_input_with(0, self._round(maker.inputs[0], maker, None))
             self._exact.add(x)
             return x
+        if maker in self._place and x not in self._late and maker.op_type in _MOVING:
+            for index, source in enumerate(maker.inputs):
+                if source is not None and source.dtype == x.dtype:
+                    maker.replace_input_with(index, self._round(source, maker, gate))
+            self._exact.add(x)
+            return x
+        gate = None if x in self._late else gate
         if (x, gate) not in self._rounded:
             y = self._op.Cast(self._op.Cast(self._once(x, gate), to=self.half), to=ir.DataType.FLOAT)
             y.shape = x.shape
-            self._op.nodes[-1].metadata_props[ROUNDED] = str(x.name)
+            if node not in self._place:
+                self._op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
             self._place_nodes(node)
             self._rounded[x, gate] = y
             self._exact.add(y)
         return self._rounded[x, gate]
 
-    def _widen(self, x: ir.Value, node: ir.Node, gate: ir.Value | None) -> ir.Value:
+    def _widen(self, x: ir.Value, node: ir.Node) -> ir.Value:
         """A stored value for a node of the backward pass."""
-        stored = self._stored[x]
+        stored, gate = self._stored[x], self._gate(node)
         if (stored, gate) not in self._rounded:
             y = self._op.Cast(self._once(stored, gate), to=ir.DataType.FLOAT)
             y.shape = x.shape
@@ -188,9 +201,9 @@ class Rounding:
     def _gate(self, node: ir.Node) -> ir.Value | None:
         """A gradient that a node of the backward pass is read with, and that is there before it."""
         place, seen = self._place[node], {node}
-        waiting = [node]
-        while waiting:
-            one = waiting.pop(0)
+        left = [node]
+        while left:
+            one = left.pop(0)
             for g in one.inputs:
                 while g is not None and g in self._late:
                     made = g.producer()
@@ -200,7 +213,7 @@ class Rounding:
                     g = next((x for x in made.inputs if x in self._late), None)
             readers = {r for y in one.outputs for r, _ in y.uses() if r in self._place and r not in seen}
             seen |= readers
-            waiting += sorted(readers, key=self._place.__getitem__)
+            left += sorted(readers, key=self._place.__getitem__)
         return None
 
     def _note(self, node: ir.Node) -> None:
@@ -227,21 +240,17 @@ def _names(node: ir.Node) -> set[str]:
     return {str(y.name) for y in node.outputs}
 
 
-def mixed_gradients(
+def emit_gradients(
     graph: ir.Graph,
     differentiate: Callable[..., Differentiation],
     loss: str,
     of_loss: Collection[str],
-    half: ir.DataType,
+    half: ir.DataType | None,
 ) -> tuple[ir.Value | None, dict[str, str]]:
-    """Differentiate in mixed precision: (the scale of the loss, if there is one; gradients by their parameters).
+    """Differentiate, in mixed precision where `half` is given: (the scale of the loss, if any; gradients by parameter).
 
     of_loss: names of what the loss has added to the model, which stays float32, and so does what it reads.
     """
-    kept = set(of_loss)
-    for node in graph:
-        if not kept.isdisjoint(_names(node)):
-            kept |= {str(x.name) for x in node.inputs if x is not None}
     scale, target = None, next(y for y in graph.outputs if y.name == loss)
     if half == ir.DataType.FLOAT16:
         scale, target = scaled_loss(graph, Builder(used_names(graph)), target)
@@ -249,8 +258,14 @@ def mixed_gradients(
     differentiation = differentiate(of=[target.name])
     parameters = differentiation.emit()
     names = used_names(graph)
-    weights_first(graph, Builder(names), list(graph)[len(forward) :], differentiation.gradients)
-    Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
+    if half is not None:
+        kept = set(of_loss)
+        for node in forward:
+            if not kept.isdisjoint(_names(node)):
+                kept |= {str(x.name) for x in node.inputs if x is not None}
+        weights_first(graph, Builder(names), list(graph)[len(forward) :], differentiation.gradients)
+        Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
+    shapes_first(graph, Builder(names), forward)
     if scale is not None:
         graph.outputs.remove(target)
         unscale(graph, Builder(names), scale, [y for y in graph.outputs if y.name in parameters.values()])

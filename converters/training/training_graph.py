@@ -26,7 +26,7 @@ from onnx_backprop.converters.training.loss_scale import renewed_scale, with_def
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
 from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
-from onnx_backprop.converters.training.precision import check_precision, mixed_gradients
+from onnx_backprop.converters.training.precision import check_precision, emit_gradients
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.sharing import Ties, shared, split_statistics, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
@@ -154,10 +154,7 @@ def training_graph(
         strict=strict,
         progress=progress,
     )
-    if half is None:
-        scale, parameters = None, differentiate(of=[loss_name]).emit()
-    else:
-        scale, parameters = mixed_gradients(graph, differentiate, loss_name, of_loss, half)
+    scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half)
     if scale is not None and updater is None:
         with_default(graph, scale)
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
