@@ -119,6 +119,7 @@ class Rounding:
                 for index, x in _operands(node):
                     node.replace_input_with(index, self._round(x, node, self._gate(node)))
             self._note(node)
+        self.graph.sort()  # constants and casts that several nodes read stand before the one that asked first
 
     def _saved(self) -> list[ir.Value]:
         """The values to store: those of half type, as autocast would have them, that the backward pass reads."""
@@ -170,7 +171,7 @@ class Rounding:
         if maker in self._place and x not in self._late and maker.op_type in _MOVING:
             for index, source in enumerate(maker.inputs):
                 if source is not None and source.dtype == x.dtype:
-                    maker.replace_input_with(index, self._round(source, maker, gate))
+                    maker.replace_input_with(index, self._round(source, maker, self._gate(maker)))
             self._exact.add(x)
             return x
         gate = None if x in self._late else gate
