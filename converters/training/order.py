@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.training.modes import DROPOUT_OF
 
 STANDS_FOR = (
     "onnx_backprop.stands_for"  # on a node of the forward pass that gives a value rounded, or as it is: its name
@@ -40,12 +41,60 @@ def dependent(nodes: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Va
     return found
 
 
-def weights_first(
-    graph: ir.Graph, op: Builder, nodes: Sequence[ir.Node], gradients: Mapping[ir.Value, ir.Value]
-) -> None:
-    """Reorder the backward pass. nodes: those of it, in order; gradients: by what they are the gradient of."""
-    place = {node: n for n, node in enumerate(nodes)}
-    late = dependent(nodes, [g for g in gradients.values() if g.producer() in place and not is_constant(g)])
+class Backward:
+    """The backward pass of a graph: which nodes it has, in which order, and what of it depends on a gradient."""
+
+    def __init__(self, graph: ir.Graph, forward: Sequence[ir.Node], gradients: Iterable[ir.Value]) -> None:
+        """forward: all other nodes. gradients: those that reach the nodes."""
+        known = set(forward)
+        self.nodes = [node for node in graph if node not in known]
+        self.place = {node: n for n, node in enumerate(self.nodes)}
+        arrived = [g for g in gradients if g.producer() in self.place and not is_constant(g)]
+        self.late = dependent(self.nodes, arrived)
+
+    def gate(self, node: ir.Node) -> ir.Value | None:
+        """A gradient that a node is read with, and that is there before it; None where there is none."""
+        seen, left = {node}, [node]
+        while left:
+            one = left.pop(0)
+            for g in one.inputs:
+                while g is not None and g in self.late:
+                    made = _maker(g)
+                    if self.place.get(made, -1) < self.place[node]:
+                        return g
+                    g = next((x for x in made.inputs if x in self.late), None)
+            readers = {r for y in one.outputs for r, _ in y.uses() if r in self.place and r not in seen}
+            seen |= readers
+            left += sorted(readers, key=self.place.__getitem__)
+        return None
+
+
+def dropped_again(graph: ir.Graph, op: Builder, backward: Backward) -> None:
+    """What Dropout has made of a value that the backward pass reads anyway is computed again there, not kept.
+
+    Of the probabilities of attention, P for the gradient of Softmax and Dropout(P) for that of the product with the
+    values, P and the mask stay.
+    """
+    for drop in [node for node in graph if DROPOUT_OF in node.metadata_props]:
+        y, (dropped, zero, scaled) = drop.outputs[0], drop.inputs
+        assert scaled is not None
+        x, factor = _maker(scaled).inputs
+        assert x is not None
+        uses = [(r, n) for r, n in y.uses() if r in backward.place and r.op_type != "Shape"]
+        if all(r not in backward.place or r.op_type == "Shape" for r, _ in x.uses()):
+            continue
+        for reader, n in uses:
+            gate = backward.gate(reader)
+            if gate is not None:
+                again = op.Where(dropped, zero, op.Mul(waiting(op, x, [gate]), factor))
+                reader.replace_input_with(n, op.typed(again, y))
+                graph.insert_before(reader, op.nodes)
+                op.nodes.clear()
+
+
+def weights_first(graph: ir.Graph, op: Builder, backward: Backward, gradients: Mapping[ir.Value, ir.Value]) -> None:
+    """Reorder the backward pass. gradients: by what they are the gradient of."""
+    nodes, place, late = backward.nodes, backward.place, backward.late
     inner = {g for x, g in gradients.items() if x.producer() is not None}
     leads: dict[ir.Node, bool] = {}
     for node in reversed(nodes):

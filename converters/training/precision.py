@@ -26,8 +26,8 @@ from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
 from onnx_backprop.converters.training.order import (
     STANDS_FOR,
     WAITS,
-    dependent,
-    is_constant,
+    Backward,
+    dropped_again,
     shapes_first,
     waiting,
     weights_first,
@@ -92,11 +92,9 @@ class Rounding:
         op.prefix = half.name.lower()
         self.graph, self.half = graph, half
         self._forward, self._active, self._kept = list(forward), differentiation.path.active, kept
-        known = set(forward)
-        self._backward = [node for node in graph if node not in known]
-        self._place = {node: n for n, node in enumerate(self._backward)}
-        late = [g for g in differentiation.gradients.values() if g.producer() in self._place and not is_constant(g)]
-        self._late = dependent(self._backward, late)
+        self._pass = Backward(graph, forward, differentiation.gradients.values())
+        self._backward, self._place, self._late = self._pass.nodes, self._pass.place, self._pass.late
+        self._gate = self._pass.gate
         self._exact: set[ir.Value] = set()  # whose numbers are of the half type
         self._stored: dict[ir.Value, ir.Value] = {}
         self._rounded: dict[tuple[ir.Value, ir.Value | None], ir.Value] = {}
@@ -199,24 +197,6 @@ class Rounding:
     def _once(self, x: ir.Value, gate: ir.Value | None) -> ir.Value:
         return x if gate is None else waiting(self._op, x, [gate])
 
-    def _gate(self, node: ir.Node) -> ir.Value | None:
-        """A gradient that a node of the backward pass is read with, and that is there before it."""
-        place, seen = self._place[node], {node}
-        left = [node]
-        while left:
-            one = left.pop(0)
-            for g in one.inputs:
-                while g is not None and g in self._late:
-                    made = g.producer()
-                    assert made is not None
-                    if self._place.get(made, -1) < place:
-                        return g
-                    g = next((x for x in made.inputs if x in self._late), None)
-            readers = {r for y in one.outputs for r, _ in y.uses() if r in self._place and r not in seen}
-            seen |= readers
-            left += sorted(readers, key=self._place.__getitem__)
-        return None
-
     def _note(self, node: ir.Node) -> None:
         if node.domain == "" and node.op_type in _MOVING:
             floats = [x for x in node.inputs if x is not None and is_float(x)]
@@ -258,13 +238,15 @@ def emit_gradients(
     forward = list(graph)
     differentiation = differentiate(of=[target.name])
     parameters = differentiation.emit()
-    names = used_names(graph)
+    names, gradients = used_names(graph), differentiation.gradients
+    backward = Backward(graph, forward, gradients.values())
+    dropped_again(graph, Builder(names), backward)
     if half is not None:
         kept = set(of_loss)
         for node in forward:
             if not kept.isdisjoint(_names(node)):
                 kept |= {str(x.name) for x in node.inputs if x is not None}
-        weights_first(graph, Builder(names), list(graph)[len(forward) :], differentiation.gradients)
+        weights_first(graph, Builder(names), backward, gradients)
         Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
     shapes_first(graph, Builder(names), forward)
     if scale is not None:
