@@ -61,7 +61,7 @@ _MOVING = frozenset(
 
 def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | None:
     """The half type; InvalidArgumentError for an unknown name, or a model that is not of float32."""
-    if precision is None or precision == "fp32":
+    if precision is None:
         return None
     if precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
@@ -72,6 +72,10 @@ def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | Non
                 f"precision: {value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
                 "leave precision out, and the gradients of a half model are computed in float32, or convert it"
             )
+    if all(value.dtype != ir.DataType.FLOAT for value in graph.initializers.values()):
+        raise InvalidArgumentError(
+            "precision: the model has no float32 weights, nothing would be rounded. Leave it out"
+        )
     return PRECISIONS[precision]
 
 

@@ -200,6 +200,10 @@ def test_fp16_without_an_optimizer_has_a_scale_with_a_default() -> None:
 
 
 def test_refusals() -> None:
+    double = model("g (double[N,4] x) => (double[N,3] y) { y = MatMul(x, w) }")
+    double.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal((4, 3)), "w"))
+    with pytest.raises(ob.InvalidArgumentError, match="precision: the model has no float32 weights"):
+        ob.training_graph(double, loss="mse", precision="bf16")
     forward = model("g (float[N,4] x) => (float[N,3] y) { y = MatMul(x, w) }", w=(4, 3))
     with pytest.raises(ob.InvalidArgumentError, match="precision: expected None or one of 'bf16', 'fp16', got 'half'"):
         ob.training_graph(forward, loss="mse", precision="half")
