@@ -6,10 +6,11 @@ Numbers are 0-D float64. They are turned into what the formulas need once, in fl
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
-from onnx import FunctionProto, helper
+from onnx import FunctionProto, TensorProto, helper
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
@@ -17,6 +18,7 @@ from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
+FINITE = "finite"  # the number that is 0 where everything is to stay as it is, where there is any
 Write = Callable[..., Sequence[str]]
 
 
@@ -107,6 +109,11 @@ def _cast_to(body: Body, dtype: ir.DataType, shape: list[int]) -> Callable[[str]
     return cast
 
 
+def _truth(body: Body, shape: list[int]) -> str:
+    truth = body.Cast(FINITE, to=TensorProto.BOOL)
+    return body.Reshape(truth, body.ints(shape)) if shape else truth
+
+
 def update_function(
     name: str, numbers: Sequence[str], tensors: Sequence[ir.Value], slots: Sequence[str], write: Write, opset: int
 ) -> FunctionProto:
@@ -125,6 +132,9 @@ def update_function(
             g = update.Mul(g, update.number(CLIP_FACTOR))
         new, *kept = write(update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
         results = [new if own == wide else body.Cast(new, to=own.value), *kept]
+        if FINITE in numbers:
+            finite = update.once(f"finite, {len(shape)} axes", partial(_truth, body, shape))
+            results = [body.Where(finite, *pair) for pair in zip(results, (x, *state), strict=True)]
         for kind, result in zip(("X", *slots), results, strict=True):
             made[f"{kind}_{n}_new"] = result
     for output, value in made.items():

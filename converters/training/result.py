@@ -22,6 +22,7 @@ from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.converters.training.modes import infer_mode
+from onnx_backprop.converters.training.order import in_float32
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
@@ -152,6 +153,7 @@ class TrainingGraph:
         graph.outputs.clear()
         graph.outputs.extend(kept)
         _prune(graph)
+        in_float32(graph)
         infer_mode(graph)
         _prune(graph)
         needed = {value for value in graph.outputs if value.producer() is None}

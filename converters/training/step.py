@@ -16,6 +16,7 @@ from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.optimizer_function import (
     CLIP_FACTOR,
+    FINITE,
     UpdateFunctions,
     one_element,
     update_function,
@@ -64,6 +65,7 @@ class StepWriter:
 
     def __init__(self, op: Builder, graph: ir.Graph, optimizer: Optimizer, opset: int) -> None:
         self.op, self.graph, self.optimizer = op, graph, optimizer
+        self.finite: ir.Value | None = None  # whether there is an update at all, 0-D; None: always
         self.functions = UpdateFunctions()
         self.state = State()
         self._opset = opset
@@ -122,11 +124,13 @@ class StepWriter:
         op, state, count = self.op, self.state, self.optimizer.accumulate
         micro = state.add(op, MICRO_STEP, ir.DataType.INT64, ir.Shape([]))
         due = op.GreaterOrEqual(op.Add(micro, 1), count)
+        if self.finite is not None:
+            due = op.And(due, self.finite)
         sums: dict[ir.Value, ir.Value] = {}
         totals: dict[ir.Value, ir.Value] = {}
         for x, g in update.gradients.items():
             sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
-            totals[x] = _shaped(op.Add(sums[x], op.Mul(g, _number_like(1 / count, g, x))), x)
+            totals[x] = self.if_finite(op, op.Add(sums[x], op.Mul(g, _number_like(1 / count, g, x))), sums[x])
         renewed = [*kept, micro, *sums.values()]
         then, otherwise = op.inside(), op.inside()
         then.prefix, otherwise.prefix = "optimizer/then", "optimizer/else"
@@ -134,7 +138,7 @@ class StepWriter:
         updated[micro] = then.number(0, ir.DataType.INT64)
         updated |= {x: then.zeros(then.shape(x), x) for x in sums.values()}
         stays = dict(zip(kept, kept, strict=True)) | {sums[x]: total for x, total in totals.items()}
-        stays[micro] = otherwise.Add(micro, 1)
+        stays[micro] = otherwise.Add(micro, 1 if self.finite is None else self._count(otherwise))
         branches = [(then, [updated[v] for v in renewed]), (otherwise, [stays[v] for v in renewed])]
         new = dict(zip(renewed, op.choose(due, renewed, *branches), strict=True))
         for value in (micro, *sums.values()):
@@ -144,7 +148,8 @@ class StepWriter:
     def _update(self, op: Builder, update: _Update) -> dict[ir.Value, ir.Value]:
         """Every value of the state after one update."""
         optimizer, slots = self.optimizer, update.slots
-        new: dict[ir.Value, ir.Value] = {update.step: op.Add(update.step, 1)}
+        finite = self.finite if optimizer.accumulate == 1 else None  # with sums nothing else comes here
+        new: dict[ir.Value, ir.Value] = {update.step: op.Add(update.step, 1 if finite is None else self._count(op))}
         count = op.Cast(new[update.step], to=ir.DataType.DOUBLE)
         rate = op.Cast(self.rate, to=ir.DataType.DOUBLE)
         clipped, factor = self._clipped(op, update.gradients)
@@ -159,6 +164,9 @@ class StepWriter:
             if factor is not None:
                 names.append(CLIP_FACTOR)
                 values.append(factor)
+            if finite is not None:
+                names.append(FINITE)
+                values.append(op.Cast(finite, to=ir.DataType.DOUBLE))
             group_rate = rate
             if group is not None and group.rate != 1:
                 group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
@@ -171,8 +179,17 @@ class StepWriter:
                 for value in (x, *slots[x]):
                     new[value] = op.typed(next(results), value)
         for x, mean in update.means.items():
-            new[mean] = self._running_mean(op, new[x], x, mean)
+            renewed = self._running_mean(op, new[x], x, mean)
+            new[mean] = renewed if finite is None else self.if_finite(op, renewed, mean)
         return new
+
+    def if_finite(self, op: Builder, new: ir.Value, old: ir.Value) -> ir.Value:
+        """The new value of a tensor, or the old one where the gradients are not finite."""
+        return op.typed(new if self.finite is None else op.Where(self.finite, new, old), old)
+
+    def _count(self, op: Builder) -> ir.Value:
+        assert self.finite is not None
+        return op.Cast(self.finite, to=ir.DataType.INT64)
 
     def _call(self, op: Builder, function: FunctionProto, inputs: Sequence[ir.Value]) -> Sequence[ir.Value]:
         overload = self.functions.overload(function)

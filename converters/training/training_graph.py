@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED, constants
+from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
 from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
+from onnx_backprop.converters.training.precision import check_precision, emit_gradients
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.sharing import Ties, shared, split_statistics, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
@@ -50,6 +53,7 @@ def training_graph(
     strict: bool = False,
     tie: Ties = (),
     untie: bool = False,
+    precision: str | None = None,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
@@ -85,6 +89,10 @@ def training_graph(
             takes the second's place.
         untie: give every place that reads a tensor of equal numbers one of its own. Exporters merge biases that are
             still zero; without it such a tensor is trained as one, and a warning tells so.
+        precision: "bf16" or "fp16": matrix products and convolutions of operands rounded to that type, what the
+            backward pass reads stored in it, everything else and all weights in float32, see `precision`. With "fp16"
+            the loss is scaled, see `loss_scale`: the optimizer leaves steps out whose gradients are not finite; without
+            one the scale is the input `loss_scale`, 2¹⁵ by default, and the gradients are divided by it.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -117,8 +125,11 @@ def training_graph(
         train(ir_model.graph)
     _check_names(ir_model.graph, trainable, frozen)
     inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
+    half = check_precision(precision, ir_model.graph)
+    made = used_names(ir_model.graph)
     ir_model, loss_name, targets = _add_loss(ir_model, chosen, prediction)
     graph = ir_model.graph
+    of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
     choice = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
     op = LossBuilder(used_names(graph))
@@ -133,23 +144,26 @@ def training_graph(
     end = len(graph.outputs)
     together = shared(graph.initializers.values())
     renewed = [value.name for value in state]
-    parameters = Differentiation(
+    differentiate = partial(
+        Differentiation,
         ir_model,
         wrt=choice.wanted,
-        of=[loss_name],
         without=choice.without,
         argument="trainable",
         straight_through=straight_through,
         strict=strict,
         progress=progress,
-    ).emit()
+    )
+    scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half)
+    if scale is not None and updater is None:
+        with_default(graph, scale)
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
     if together:
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
     known: dict[str, Any] = {}
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
-        known = _add_update(ir_model, updater, parameters, end, named, masks, norms=gradient_norms)
+        known = _add_update(ir_model, updater, parameters, end, named, masks, scale, norms=gradient_norms)
     proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,
@@ -165,6 +179,7 @@ def training_graph(
             "optimizer": _settings(updater),
             "loss_inputs": targets,
             "training_mode": training_mode,
+            "precision": precision,
         },
         **known,
     )
@@ -281,6 +296,7 @@ def _add_update(
     end: int,
     statistics: dict[str, str],
     masks: ir.Value | None,
+    scale: ir.Value | None,
     *,
     norms: bool,
 ) -> dict[str, Any]:
@@ -295,6 +311,8 @@ def _add_update(
     op = Builder(used_names(graph))
     writer = None if optimizer is None else StepWriter(op, graph, optimizer, ir_model.opset_imports[""])
     state = State() if writer is None else writer.state
+    if scale is not None and writer is not None:
+        writer.finite = renewed_scale(op, state, values[str(scale.name)], list(gradients.values()))
     if writer is not None:
         writer.write(gradients)
         del graph.outputs[end:]

@@ -70,6 +70,7 @@ def generate_artifacts(
     *,
     training_mode: bool = False,
     inline: bool = False,
+    precision: str | None = None,
 ) -> None:
     """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint, each behind `prefix`.
 
@@ -87,6 +88,8 @@ def generate_artifacts(
         loss_input_names: the output that the loss reads, where the model has several; one name.
         training_mode: put Dropout and BatchNormalization into training mode, see `training_graph`.
         inline: leave no functions in the graphs, for runtimes before onnxruntime 1.27, see `backward`.
+        precision: "bf16" for mixed precision, see `training_graph`. "fp16" is refused: between two graphs nobody would
+            skip a step.
 
     The training model: inputs are the model's own, `target` or `labels`, the parameters, `<p>_grad.accumulation.buffer`
     and `lazy_reset_grad`; outputs the loss, the additional ones, `<p>_grad`, `<p>_grad.accumulation.out`.
@@ -110,6 +113,10 @@ def generate_artifacts(
             f"loss_input_names: expected one name, got {list(loss_input_names)}. A loss of several outputs is a "
             "callable: loss=lambda op, outputs: …"
         )
+    if precision == "fp16":
+        raise ArtifactError(
+            'precision: "fp16" needs a loss scale and steps that are skipped, which training_graph has. Take "bf16"'
+        )
     forward = load(model)
     reads = loss_input_names[0] if loss_input_names else _only_own_output(forward, additional_output_names)
     try:
@@ -121,6 +128,7 @@ def generate_artifacts(
             prediction=reads,
             training_mode=training_mode,
             carry_state=True,
+            precision=precision,
         )
     except InvalidArgumentError as e:
         raise ArtifactError(str(e)) from e

@@ -133,7 +133,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
-    share(convert, "--straight-through", "--strict", "--kernels", "--limit", "--force", "--quiet")
+    share(convert, "--precision", "--straight-through", "--strict", "--kernels", "--limit", "--force", "--quiet")
     convert.add_argument(
         "--inline", action="store_true", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"
     )
@@ -250,7 +250,7 @@ def _required(model: ModelProto) -> list[str]:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    with_loss = ("prediction", "trainable", "frozen", "tie", "untie")
+    with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision")
     without_loss = ("wrt", "of")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]

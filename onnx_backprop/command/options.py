@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import Limits, limits
@@ -28,6 +29,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--strict": {"action": "store_true", "help": "refuse names whose gradient is zero or that nothing depends on"},
     "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
     "--untie": {"action": "store_true", "help": "give every place that reads a merged bias one of its own"},
+    "--precision": {"choices": tuple(PRECISIONS), "help": "products and saved values in this type, weights in float32"},
     "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
     "--limit": {
         "action": "append",
@@ -51,7 +53,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for pair in pairs:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
-    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie")
+    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie", "precision")
     given = {name: getattr(arguments, name) for name in names}
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 

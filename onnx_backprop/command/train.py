@@ -39,7 +39,7 @@ def add_train(commands: Any) -> None:
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(train, "--limit", "--force", "--quiet")
+    share(train, "--precision", "--limit", "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
     train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
@@ -179,6 +179,8 @@ def _facts(arguments: argparse.Namespace, records: list[Record], seconds: float,
     ends = max(1, min(len(records) // 10, 100))
     first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
     facts["steps"] = f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each ({steps} in all)"
+    if records[-1].skipped is not None:
+        facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
     facts["training loss"] = f"{first:.6g} -> {last:.6g} (means of {ends} steps)"
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:

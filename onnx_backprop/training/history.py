@@ -17,7 +17,10 @@ from onnx_backprop.opset.core.files import replacing
 
 @dataclass(frozen=True)
 class Record:
-    """One step. evaluation: the loss of the evaluation data, where it was measured behind this step."""
+    """One step. evaluation: the loss of the evaluation data, where it was measured behind this step.
+
+    skipped: how many steps up to this one have left out their update; None where the loss is not scaled.
+    """
 
     step: int
     epoch: int
@@ -25,6 +28,7 @@ class Record:
     learning_rate: float
     seconds: float
     evaluation: float | None = None
+    skipped: int | None = None
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
@@ -103,9 +107,9 @@ def read_log(path: str | Path) -> list[Record]:
 
 
 def _parsed(row: list[str]) -> Record:
-    step, epoch, loss, rate, seconds, evaluation = row
-    measured = float(evaluation) if evaluation else None
-    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured)
+    step, epoch, loss, rate, seconds, evaluation, skipped = row
+    measured, left_out = float(evaluation) if evaluation else None, int(skipped) if skipped else None
+    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured, left_out)
 
 
 def check_plot(path: str | Path) -> None:

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, TypeProto, helper
 from onnx_backprop.converters import TrainingGraph, save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
+from onnx_backprop.converters.training.loss_scale import GOOD_STEPS, LEAST, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
@@ -45,6 +46,8 @@ class Trainer:
     and writes another, and the two change places when the step has succeeded. A step that fails, as for a target of
     another shape, leaves the state as it was.
 
+    A graph of precision="fp16" leaves out the update where a gradient is not finite, and halves the scale of its loss.
+
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
     that was saved or loaded last, and its step.
     """
@@ -66,7 +69,7 @@ class Trainer:
         they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
 
         session_options: yours. Memory patterns are turned off in them: after the first step onnxruntime would allocate
-        all that a step needs once more, in one block, and keep both.
+        all that a step needs once more, in one block, and keep both. In mixed precision so is the reuse of memory.
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
@@ -84,6 +87,10 @@ class Trainer:
         self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
         options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
         options.enable_mem_pattern = False
+        if self.graph.settings.get(
+            "precision"
+        ):  # float32 between two casts would keep its memory for the next of its shape
+            options.enable_mem_reuse = False
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         self._in_place: frozenset[str] = frozenset()
@@ -188,6 +195,8 @@ class Trainer:
         if not self._in_place:
             self._guard[...] = 2
         self._settle()
+        if self.loss_scale == LEAST and self._state[GOOD_STEPS].numpy() == 0:
+            raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         return loss
 
     @property
@@ -195,6 +204,16 @@ class Trainer:
         """How many steps have run."""
         self._settle()
         return self._steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many of the steps have left out their update, since a gradient was not finite; 0 without a loss scale."""
+        return int(self._state[SKIPPED_STEPS].numpy()) if SKIPPED_STEPS in self.graph.fill else 0
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss of the next step is multiplied by; None where the graph does not scale it."""
+        return float(self._state[LOSS_SCALE].numpy()) if SKIPPED_STEPS in self.graph.fill else None
 
     def _settle(self) -> None:
         """Finish a step that has renewed the state: whatever came between, before anybody looks at it."""
@@ -292,9 +311,9 @@ class Trainer:
 
     @property
     def updates(self) -> int:
-        """How many updates there have been: steps, but for accumulation."""
+        """How many updates there have been: steps, but for accumulation and those that were skipped."""
         settings = self.graph.settings.get("optimizer") or {}
-        return self.steps // int(settings.get("accumulate", 1))
+        return (self.steps - self.skipped_steps) // int(settings.get("accumulate", 1))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.

@@ -144,7 +144,7 @@ class _Split:
         return text, tuple(numbers)
 
     def _number(self, name: str) -> str:
-        """What a number of float32 is rounded from."""
+        """What a number of float32 is rounded from, or what a truth is the truth of."""
         node = self._maker.get(name)
         while node is not None and node.op_type in _SAME:
             name = node.input[0]
@@ -152,7 +152,7 @@ class _Split:
         if (
             node is None
             or node.op_type != "Cast"
-            or [a.i for a in node.attribute if a.name == "to"] != [TensorProto.FLOAT]
+            or [a.i for a in node.attribute if a.name == "to"] not in ([TensorProto.FLOAT], [TensorProto.BOOL])
         ):
             raise _OtherError
         return node.input[0]

@@ -25,7 +25,7 @@ from onnx_backprop.ort_ops.compiler.llvm import fetch_add, load_i64
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import Record, offset, view
 from onnx_backprop.ort_ops.compiler.values import INT, Intrinsic
-from onnx_backprop.ort_ops.vector.emit import FLOAT, I64, ITEM, LANES, VEC, ZERO, Block, Value, vectors
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I64, ITEM, LANES, MASK, VEC, ZERO, Block, Value, vectors
 
 _EXP_LEAST, _EXP_MOST = -104.0, 89.0  # beyond: 0, infinite
 _LN2_HIGH = 0.693359375  # of few bits, so that its product with n is exact
@@ -99,11 +99,18 @@ def _sigmoid(b: Block, x: Value) -> Value:
     return b.fdiv(b.select(below, power, one), b.fadd(one, power))
 
 
+def _where(b: Block, truth: Value, x: Value, y: Value) -> Value:
+    return b.select(truth if truth.type == MASK else b.fcmp_unordered("!=", truth, ZERO), x, y)
+
+
 def _compared(sign: str) -> Callable[..., Value]:
     return lambda b, x, y: b.fcmp_ordered(sign, x, y)
 
 
-TENSOR, FLAG = "tensor", "flag"  # vectors of float32, and of one bit that no result can be
+# vectors of float32; of one bit, which no result can be; and one of these, or a number that is 0 or not
+TENSOR, FLAG, CHOICE = "tensor", "flag", "choice"
+_NUMBER = "number"
+_TAKES = {TENSOR: (TENSOR, _NUMBER), FLAG: (FLAG,), CHOICE: (FLAG, _NUMBER)}
 
 
 class Step(NamedTuple):
@@ -133,7 +140,7 @@ STEPS = {
     "And": Step((FLAG, FLAG), Block.and_, FLAG),
     "Or": Step((FLAG, FLAG), Block.or_, FLAG),
     "Not": Step((FLAG,), Block.not_, FLAG),
-    "Where": Step((FLAG, *_TWO), Block.select),
+    "Where": Step((CHOICE, *_TWO), _where),
     "ReLUBackward": Step(_TWO, lambda b, y, dy: b.select(b.fcmp_ordered(">", y, ZERO), dy, ZERO)),
 }
 
@@ -162,8 +169,9 @@ class Program:
             program = cls(tensors, made, tuple(results.split()))
             known = {f"t{n}": TENSOR for n in range(tensors)}
             for n, (op, operands) in enumerate(made):
-                found = tuple(TENSOR if _number(o) is not None else known.get(o) for o in operands)
-                if found != STEPS[op].operands:
+                found = [_NUMBER if _number(o) is not None else known.get(o) for o in operands]
+                wanted = STEPS[op].operands
+                if len(found) != len(wanted) or any(f not in _TAKES[w] for f, w in zip(found, wanted, strict=True)):
                     raise InvalidModelError(f"no formula: {text!r}")
                 known[f"v{n}"] = STEPS[op].result
             if len(program.results) != outputs or any(known.get(name) != TENSOR for name in program.results):

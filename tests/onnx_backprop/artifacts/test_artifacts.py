@@ -314,3 +314,30 @@ def test_artifacts_do_not_take_the_place_of_their_model(tmp_path: Path, name: st
     with pytest.raises(artifacts.ArtifactError, match=f"{location or name} is a file of the model"):
         generated(tmp_path, str(model))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    images, labels = pictures()
+    losses = []
+    for precision in (None, "bf16"):
+        folder = tmp_path / str(precision)
+        folder.mkdir()
+        artifacts.generate_artifacts(
+            cnn(),
+            loss=artifacts.LossType.CrossEntropyLoss,
+            optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder,
+            precision=precision,
+        )
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        module.train()
+        for _ in range(5):
+            losses.append(float(module(images, labels)))
+            optimizer.step()
+            module.lazy_reset_grad()
+    assert losses[:5] != losses[5:]
+    np.testing.assert_allclose(losses[5:], losses[:5], rtol=0.02)
+    with pytest.raises(artifacts.ArtifactError, match='precision: "fp16" needs a loss scale'):
+        artifacts.generate_artifacts(cnn(), loss=artifacts.LossType.CrossEntropyLoss, precision="fp16")

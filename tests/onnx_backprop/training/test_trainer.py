@@ -228,7 +228,7 @@ def test_a_resumed_log_has_every_step_once(tmp_path: Path, name: str) -> None:
     trainer.load(checkpoint)
     for extra in (8, 9):  # steps behind the checkpoint, which a killed process had logged, and half a line
         with log.open("a") as file:
-            file.write(f"{extra},0,9.0,0.1,0.1,\n" if name.endswith("csv") else "")
+            file.write(f"{extra},0,9.0,0.1,0.1,,\n" if name.endswith("csv") else "")
     with log.open("a") as file:
         file.write('{"step": 8, "epo' if name.endswith("jsonl") else "8,0,0.")
     fitted(2, trainer, log=log)
