@@ -15,35 +15,34 @@ import numpy as np
 from onnx_backprop.converters.recompute.program import Buffer, Program
 from onnx_backprop.converters.recompute.replay import Choice, ImpossibleError, Replay
 
-_SEARCHES = 5  # for the least memory, where a budget cannot be met
+_AIMS = (1.0, 0.8, 0.6, 0.4)  # of the budget, one after the other: what is aimed too low may pass by it
 
 
 def choose(program: Program, budget: int) -> Replay:
     """The cheapest replay found within a budget in bytes; where there is none, one of the least memory found."""
-    found = _search(program, budget)
-    if found.peak <= budget:
-        return _kept_again(program, found, budget)
-    least = found
-    for _ in range(_SEARCHES):
-        found = _search(program, round(0.95 * least.peak))
-        if found.peak >= least.peak:
-            break
+    least = Replay(program, Choice())
+    for share in _AIMS:
+        found = _search(program, round(share * budget), budget)
+        if found.peak <= budget:
+            return _kept_again(program, found, budget)
+        least = min(least, found, key=lambda replay: replay.peak)
+    while (found := _search(program, round(0.95 * least.peak), 0)).peak < least.peak:
         least = found
-    return least if least.peak > budget else _kept_again(program, least, budget)
+    return least
 
 
-def _search(program: Program, budget: int) -> Replay:
-    """Let values go until the budget is kept, or nothing that is left helps; the replay of the least memory."""
+def _search(program: Program, aim: int, enough: int) -> Replay:
+    """Let values go until `enough` is kept to, or nothing more helps towards the aim; the replay of the least memory."""
     current = best = Replay(program, Choice())
     improved = True
-    while improved and current.peak > budget:
+    while improved and best.peak > max(aim, enough):
         improved = False
         order = count()
-        heap = [(-np.inf, next(order), buffer) for buffer in program.saved - current.choice.dropped]
+        heap = [(-np.inf, next(order), b) for b in sorted(program.saved - current.choice.dropped, key=lambda b: b.made)]
         heapq.heapify(heap)
-        while heap and current.peak > budget:
+        while heap and current.peak > enough:
             _, _, buffer = heapq.heappop(heap)
-            move = _best_move(program, current, buffer, budget)
+            move = _best_move(program, current, buffer, aim)
             if move is None:
                 continue
             score, replay = move
@@ -52,7 +51,25 @@ def _search(program: Program, budget: int) -> Replay:
                 continue
             current, improved = replay, True
             best = min(best, current, key=lambda replay: replay.peak)
-    return current if current.peak <= budget else best
+        if best.peak > enough:
+            other = _held_otherwise(program, current, aim)
+            improved = improved or other is not current
+            current = other
+            best = min(best, current, key=lambda replay: replay.peak)
+    return best
+
+
+def _held_otherwise(program: Program, current: Replay, aim: int) -> Replay:
+    """The replay with other values held that are dear to compute, as far as that takes excess away."""
+    for buffer in sorted(_dear(program, current, None) | current.choice.held, key=lambda b: b.made):
+        choice = Choice(current.choice.dropped, current.choice.held ^ {buffer})
+        try:
+            other = Replay(program, choice)
+        except ImpossibleError:
+            continue
+        if (excess(other, aim), other.cost) < (excess(current, aim), current.cost):
+            current = other
+    return current
 
 
 def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -> tuple[float, Replay] | None:
@@ -77,9 +94,10 @@ def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -
     return best
 
 
-def _dear(program: Program, replay: Replay, current: Replay) -> frozenset[Buffer]:
-    """What new copies make by products and could be held instead."""
-    new = [b for b in replay.copied if b not in current.copied and b not in replay.choice.dropped]
+def _dear(program: Program, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
+    """What copies, those that are new beside another replay, make by products and could be held instead."""
+    known = () if current is None else current.copied
+    new = [b for b in replay.copied if b not in known and b not in replay.choice.dropped]
     return frozenset(
         b for b in new if program.sizes.products(b.node) and b.node in program.forward and program.can_hold(b.value)
     )

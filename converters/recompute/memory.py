@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import floor
+from typing import Any
 
 import onnx_ir as ir
 
@@ -84,5 +85,16 @@ def fit_memory(
     return asdict(Forecast(without, replay.peak, round(time, 4), sum(map(len, replay.at.values()))))
 
 
-def _megabytes(count: int) -> str:
+def told(expected: Mapping[str, Any]) -> str:
+    """What `fit_memory` expects, in one sentence; nothing for what is none of its answers."""
+    without, budget, time, copies = (expected.get(f.name) for f in fields(Forecast))
+    if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):
+        return ""
+    return (
+        f"{_megabytes(budget)} at once, {_megabytes(without)} without a budget; {copies} nodes run again, "
+        f"for about {time:.2f} times the time of a step"
+    )
+
+
+def _megabytes(count: Any) -> str:
     return f"{count / 1e6:,.1f} MB"

@@ -72,11 +72,12 @@ class Sizes:
 
 
 def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
-    """The sizes of all values of a model; where inference does not find one, that of the largest input of its node.
+    """The sizes of all values of a model, whose shapes are noted meanwhile; where inference does not find one, that of the largest input of its node.
 
     Errors: InvalidArgumentError where a graph input has a symbolic dimension that `lengths` does not give.
     """
     light, _ = set_aside(to_proto(model))
+    _note_shapes(model, light)
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -89,6 +90,7 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
                 if not isinstance(dim, int) and dim.value is not None:
                     known.setdefault(dim.value, length)
         if missing := _filled_in(light, known):
+            missing = [name for name in missing if not name.startswith("unk__")] or missing
             raise InvalidArgumentError(
                 f"memory: the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
                 f"Give them, as lengths={{{missing[0]!r}: 8}}"
@@ -107,6 +109,16 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
             if shape is None:
                 nbytes[value] = max((nbytes.get(v, 0) for v in values_read(node)), default=0)
     return Sizes(shapes, nbytes)
+
+
+def _note_shapes(model: ir.Model, proto: ModelProto) -> None:
+    """Give the values of the backward part the shapes that inference finds, as symbols where they are."""
+    found = {value.name: value for value in infer(proto).graph.value_info}
+    for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in found):
+        declared = found[str(value.name)].type.tensor_type
+        if declared.HasField("shape"):
+            dims = declared.shape.dim
+            value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims])
 
 
 def _filled_in(model: ModelProto, lengths: Mapping[str, int]) -> list[str]:
