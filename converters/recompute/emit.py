@@ -46,11 +46,11 @@ class Emitter:
         moved = self._hoist_shapes()
         for value, copy in list(self.copies.items()):
             if self.edges[value] > 1 and len(copy.uses()) == 1:
-                self._separate(copy)
+                self._separate(copy, value)
         for buffer in self.replay.choice.dropped:
             for value in buffer.members:
                 if self.edges[value] > 1 and len(value.uses()) == 1 and value.producer() in self.program.forward:
-                    self._separate(value, forward=True)
+                    self._separate(value, value)
         result = self.constants
         for node in self.program.nodes:
             if node not in moved:
@@ -100,7 +100,7 @@ class Emitter:
         start = len(op.nodes)
         op.prefix = f"{reader.name}/{_COPY}"
         for node in nodes:
-            inputs = [None if v is None else self._read(v, arrived) for v in node.inputs]
+            inputs = [None if v is None else self._read(v, arrived, node) for v in node.inputs]
             self._clone(node, inputs)
         for node in nodes:
             for buffer in {b: None for v in node.outputs if (b := program.of.get(v)) is not None}:
@@ -131,14 +131,15 @@ class Emitter:
                 new.name = ""
         op.nodes.append(copy)
 
-    def _read(self, value: ir.Value, arrived: ir.Value) -> ir.Value:
-        """What a copy reads in the place of a value: a copy, the value itself, or a view of it that waits."""
+    def _read(self, value: ir.Value, arrived: ir.Value, reader: ir.Node | None = None) -> ir.Value:
+        """What a copy of a reader reads in the place of a value: a copy, the value itself, or a view of it that waits."""
         program = self.program
         buffer = program.of.get(value)
         if buffer is None:
             data = value.is_graph_input() and not value.is_initializer()
             return self._waiting(value, arrived) if data and dims(value) is not None else value
-        if value in self.copies and not self.replay.available(buffer):
+        melts = reader is not None and program.melts(value, reader)
+        if value in self.copies and (melts or not self.replay.available(buffer)):
             return self.copies[value]
         producer = value.producer()
         assert producer is not None
@@ -149,7 +150,7 @@ class Emitter:
         key = (value, arrived)
         if key not in self._views:
             known = dict(self.copies)
-            self._clone(producer, [None if v is None else self._read(v, arrived) for v in producer.inputs])
+            self._clone(producer, [None if v is None else self._read(v, arrived, producer) for v in producer.inputs])
             self._views[key] = self.copies[value]
             if self.replay.available(buffer):
                 self.copies = known
@@ -175,21 +176,19 @@ class Emitter:
     def _arrived(self, n: int) -> ir.Value:
         """A gradient that comes shortly before a position, and that one more reader changes nothing for."""
         program = self.program
-        node: ir.Node | None = program.nodes[n]
-        seen: set[ir.Node] = set()
-        waiting = [node]
-        while waiting:
-            node = waiting.pop(0)
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            read = [v for v in node.inputs if v is not None and (p := v.producer()) in program.backward and p is not None]
-            early = [v for v in read if program.position[v.producer()] < n and v.producer() not in self.own]
-            for value in sorted(early, key=lambda v: -program.position[v.producer()]):
-                if self._readable(value):
-                    return value
-            waiting += [reader for v in node.outputs for reader, _ in v.uses()]
-            waiting += [v.producer() for v in early]
+        waiting = [program.nodes[n]]
+        for node in waiting:  # which grows
+            made = {
+                v: program.position[p] for v in node.inputs if v is not None and (p := v.producer()) in program.backward
+            }
+            early = {v: place for v, place in made.items() if place < n and v.producer() not in self.own}
+            found = max((v for v in early if self._readable(v)), key=early.__getitem__, default=None)
+            if found is not None:
+                return found
+            others = [v.producer() for v in made if v not in early]
+            others += [reader for v in node.outputs for reader, _ in v.uses() if reader in program.backward]
+            others += [v.producer() for v in early]
+            waiting += [other for other in dict.fromkeys(others) if other is not None and other not in waiting]
         return self.program.graph.outputs[0]  # the loss: nothing of the backward part comes before it
 
     def _readable(self, value: ir.Value) -> bool:
@@ -210,6 +209,7 @@ class Emitter:
                 own = [r for r in place if r in self.own]
                 last = max((place[r] for r in own), default=-1)
                 later = [(r, i) for r, i in value.uses() if place.get(r, -1) > last and r not in self.own]
+                later = [(r, i) for r, i in later if not program.melts(value, r)]
                 results = [made for r in own if (made := self._result(r, later, place)) is not None]
                 if later and results and self.edges[value] > 1:
                     start = len(op.nodes)
@@ -220,7 +220,9 @@ class Emitter:
                     for reader, i in later:
                         reader.replace_input_with(i, view)
 
-    def _result(self, node: ir.Node, later: Sequence[tuple[ir.Node, int]], place: dict[ir.Node, int]) -> ir.Value | None:
+    def _result(
+        self, node: ir.Node, later: Sequence[tuple[ir.Node, int]], place: dict[ir.Node, int]
+    ) -> ir.Value | None:
         """The last value on the way to a parameter's gradient, before others go on, that can have one more reader."""
         limit = min((place[reader] for reader, _ in later), default=-1)
         value = node.outputs[0]
@@ -233,7 +235,8 @@ class Emitter:
 
     def _hoist_shapes(self) -> set[ir.Node]:
         """Take shapes of the forward part's values when these are made, where they are gone later; the nodes moved."""
-        program, moved = self.program, dict[ir.Value, list[ir.Node]]()
+        program, late = self.program, dict[ir.Value, list[ir.Node]]()
+        moved: set[ir.Node] = set()
         for node in program.nodes:
             value = node.inputs[0] if node.op_type in SHAPES and node.domain == "" else None
             buffer = None if value is None else program.of.get(value)
@@ -241,26 +244,29 @@ class Emitter:
                 continue
             known = value.producer() in program.forward and dims(value) is not None and not value.is_graph_output()
             if known and self.replay.until.get(buffer, program.last(buffer)) < program.position[node]:
-                moved.setdefault(value, []).append(node)
-        for value, nodes in moved.items():
-            readers = [(r, i) for r, i in value.uses() if r in program.forward]
+                late.setdefault(value, []).append(node)
+        for value, nodes in late.items():
+            readers = [(r, i) for r, i in value.uses() if r in program.forward and not program.melts(value, r)]
+            if not readers:
+                continue
             start = len(self.op.nodes)
             self.op.prefix = f"{value.name}/known"
             view = self._marked(self._after(value, *(node.outputs[0] for node in nodes)), value)
             self._place(value, [*nodes, *self._emitted(start)])
             for reader, i in readers:
                 reader.replace_input_with(i, view)
-        return {node for nodes in moved.values() for node in nodes}
+            moved.update(nodes)
+        return moved
 
-    def _separate(self, value: ir.Value, *, forward: bool = False) -> None:
-        """Let the only reader of a value read it through a view."""
+    def _separate(self, value: ir.Value, original: ir.Value) -> None:
+        """Let the only reader of a value, or of a copy of it, read it through a view, unless they are melted anyway."""
         ((reader, i),) = value.uses()
-        if dims(value) is None:
+        if dims(value) is None or self.program.melts(original, reader):
             return
         start = len(self.op.nodes)
         self.op.prefix = f"{value.name}/apart"
         view = self._after(value, value)
-        reader.replace_input_with(i, self._marked(view, value) if forward else view)
+        reader.replace_input_with(i, self._marked(view, value) if value is original else view)
         self._place(value, self._emitted(start))
 
     def _place(self, value: ir.Value, nodes: list[ir.Node], *, first: bool = False) -> None:

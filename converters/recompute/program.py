@@ -21,6 +21,9 @@ IN_PLACE = frozenset(
 )
 # that onnxruntime melts into no neighbour on the processor: one more reader of what they read changes no rounding
 ALONE = frozenset({"Concat", "ConvTranspose", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "Split", "Tile"})
+# that onnxruntime melts into a product behind them, whoever else reads their result
+_INTO_PRODUCTS = frozenset({"Cast", "Div", "Mul", "Transpose"})
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _SMALL = 2000  # the share of all forward memory below which a tensor is small
 
 
@@ -42,7 +45,13 @@ class Program:
     """
 
     def __init__(
-        self, graph: ir.Graph, nodes: Sequence[ir.Node], forward: Collection[ir.Node], backward: Collection[ir.Node], sizes: Sizes, gradients: Collection[ir.Value]
+        self,
+        graph: ir.Graph,
+        nodes: Sequence[ir.Node],
+        forward: Collection[ir.Node],
+        backward: Collection[ir.Node],
+        sizes: Sizes,
+        gradients: Collection[ir.Value],
     ) -> None:
         self.graph, self.sizes, self.gradients = graph, sizes, gradients
         self.nodes = nodes
@@ -51,7 +60,7 @@ class Program:
         self.readers: dict[ir.Value, int] = {}
         self.buffers: list[Buffer] = []
         self.of: dict[ir.Value, Buffer] = {}  # by value; nothing for what is there before a step, or has no size
-        self._inputs: dict[Buffer, list[Buffer]] = {}
+        self._inputs: dict[Buffer, dict[Buffer, bool]] = {}
         self._allocate()
         self._note_readers(graph.outputs)
         total = sum(b.size for b in self.buffers if b.node in forward)
@@ -134,13 +143,23 @@ class Program:
         """The position of the last node that reads a buffer."""
         return max((buffer.made, *buffer.read[-1:], *buffer.read_back[-1:]))
 
-    def inputs_of(self, buffer: Buffer) -> list[Buffer]:
-        """The buffers that must be there to make one again."""
+    def inputs_of(self, buffer: Buffer) -> dict[Buffer, bool]:
+        """The buffers that must be there to make one again, and whether these must be made again themselves."""
         if buffer not in self._inputs:
             nodes = [buffer.node, *(p for v in buffer.members if (p := v.producer()) in self.forward and p is not None)]
-            read = {self.of[v]: None for node in nodes for v in values_read(node) if v in self.of}
-            self._inputs[buffer] = [b for b in read if b is not buffer]
+            read: dict[Buffer, bool] = {}
+            for node, value in ((node, v) for node in nodes for v in values_read(node)):
+                if value in self.of and self.of[value] is not buffer:
+                    read[self.of[value]] = read.get(self.of[value], False) or self.melts(value, node)
+            self._inputs[buffer] = read
         return self._inputs[buffer]
+
+    def melts(self, value: ir.Value, reader: ir.Node) -> bool:
+        """Whether onnxruntime may make one node of that which makes a value and a reader, though others read it too."""
+        producer = value.producer()
+        if producer is None or producer.domain or reader.domain or value not in self.of:
+            return False
+        return producer.op_type in _INTO_PRODUCTS and reader.op_type in _PRODUCTS
 
     def can_copy(self, node: ir.Node) -> bool:
         """Whether a second run of a forward node gives the same numbers, in values whose rank is known."""

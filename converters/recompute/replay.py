@@ -76,20 +76,19 @@ class Replay:
             if not ready and not self.program.can_copy(current.node):
                 raise ImpossibleError
             inputs = self.program.inputs_of(current)
+            again = {read: must or not self.available(read) for read, must in inputs.items()}
             if not ready:
                 stack.append((current, True))
-                for read in inputs:
-                    if not self.available(read) and read not in self.copied:
-                        stack.append((read, False))
+                stack.extend((read, False) for read, must in again.items() if must and read not in self.copied)
                 continue
             place = len(self.at[n])
-            for read in inputs:
-                if self.available(read):
+            for read, must in again.items():
+                if not must:
                     self.until[read] = max(self.until.get(read, self.program.last(read)), n)
-                else:
-                    self.copy_read[read] = max(self.copy_read[read], n)
-                    if self.copied[read] == n:
-                        self._within[n][read] = place
+                    continue
+                self.copy_read[read] = max(self.copy_read[read], n)
+                if self.copied[read] == n:
+                    self._within[n][read] = place
             self.at[n].append(current.node)
             for value in current.node.outputs:
                 made = self.program.of.get(value)

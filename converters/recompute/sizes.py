@@ -149,9 +149,7 @@ def _numbers(shape: ir.Shape, lengths: Mapping[str, int]) -> Shape | None:
     return tuple(d for d in known if d is not None) if None not in known else None
 
 
-def _note(
-    value: ir.Value, shape: Shape | None, shapes: dict[ir.Value, Shape], nbytes: dict[ir.Value, int]
-) -> None:
+def _note(value: ir.Value, shape: Shape | None, shapes: dict[ir.Value, Shape], nbytes: dict[ir.Value, int]) -> None:
     if shape is not None:
         shapes[value] = shape
         nbytes[value] = round(prod(shape) * (4 if value.dtype is None else value.dtype.itemsize))

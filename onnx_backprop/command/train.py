@@ -74,6 +74,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    assert data is not None
     graph = training_graph(
         arguments.model,
         optimizer=_optimizer(arguments),
