@@ -5,7 +5,7 @@ Covers the operators of `models/`. Needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -36,15 +36,19 @@ class Twin:
 
     def __call__(self, feeds: Mapping[str, Any]) -> Any:
         """The first output of the model."""
+        return self.run(self.nodes, [self.output], feeds)[0]
+
+    def run(self, nodes: Sequence[NodeProto], wanted: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        """What some of its nodes make of values by name."""
         values = {**self.parameters, **self.buffers, **feeds, "": None}
-        for node in self.nodes:
+        for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             if node.op_type == "Constant":
                 values[node.output[0]] = _constant(attributes)
                 continue
             inputs = [values[name] for name in node.input]
             values[node.output[0]] = _OPERATORS[node.op_type](node, attributes, *inputs)
-        return values[self.output]
+        return [values[name] for name in wanted]
 
 
 def _constant(attributes: dict[str, Any]) -> Any:
