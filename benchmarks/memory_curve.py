@@ -1,10 +1,10 @@
 """Time of a training step against its memory: python -m benchmarks.memory_curve [--case NAME | --file MODEL.onnx …]
 
-Ours at several budgets of `memory=` beside PyTorch: eager, eager with `torch.utils.checkpoint` over parts of the network
-of about equal numbers of nodes, and torch.compile with `activation_memory_budget`. Forward, loss, backward and SGD with
-momentum. Every contender is a process of its own, and they take turns. Memory is the largest resident set during the
-steps less that before the first, so parameters and libraries do not count, but gradients of parameters, momentum (of
-PyTorch) and what the allocators waste do. Writes benchmarks/results/memory_curve.json.
+Ours at several budgets of `memory=` beside PyTorch: eager, eager with `torch.utils.checkpoint` over parts of about as
+many nodes each, and torch.compile with `activation_memory_budget`. Forward, loss, backward and SGD with momentum.
+Every contender is a process of its own, and they take turns. Memory is the largest resident set during the steps less
+that before the first: parameters and libraries do not count, but gradients of parameters, PyTorch's momentum and what
+allocators waste do. Writes benchmarks/results/memory_curve.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,9 @@ def _write(case: Case, budget: str, path: Path) -> None:
     loss = "softmax_cross_entropy" if case.classes else "bce_with_logits"
     options = {"memory": budget, "lengths": case.lengths()} if budget else {}
     optimizer = ob.optimizers.SGD(momentum=MOMENTUM)
-    ob.training_graph(
-        case.build(), loss=loss, optimizer=optimizer, training_mode=case.training_mode, **options
-    ).save(path)
+    ob.training_graph(case.build(), loss=loss, optimizer=optimizer, training_mode=case.training_mode, **options).save(
+        path
+    )
 
 
 def ours(case: Case, budget: str, threads: int) -> Callable[[], object]:
@@ -118,7 +118,7 @@ def pytorch(case: Case, parts: int, budget: float | None, threads: int) -> Calla
     optimizer = torch.optim.SGD(twin.parameters.values(), lr=RATE, momentum=MOMENTUM)
     name = model.graph.input[0].name
     cuts = [round(n * len(twin.nodes) / parts) for n in range(parts + 1)]
-    stretches = [(twin.nodes[a:b], {v for n in twin.nodes[b:] for v in n.input}) for a, b in zip(cuts, cuts[1:])]
+    stretches = [(twin.nodes[a:b], {v for n in twin.nodes[b:] for v in n.input}) for a, b in pairwise(cuts)]
 
     def forward(image: Any) -> Any:
         values = {name: image}
@@ -151,7 +151,7 @@ def _status(key: str) -> float:
 
 
 def work(case: Case, contender: str, threads: int) -> None:
-    """The process of a contender: a number of steps on each line in, their times out; the end of input: memory, loss."""
+    """The process of a contender: numbers of steps in, a line each, their times out; at the end memory and a loss."""
     what, _, how = contender.partition(" ")
     step = {
         "ours": lambda: ours(case, how, threads),
@@ -159,10 +159,9 @@ def work(case: Case, contender: str, threads: int) -> None:
         "compile": lambda: pytorch(case, 1, float(how), threads),
     }[what]()
     before = _status("VmRSS")
-    if what == "compile":
-        step()  # compiling takes memory of its own
+    losses = [step()] if what == "compile" else []  # compiling takes memory of its own
     Path("/proc/self/clear_refs").write_text("5")  # the largest resident set counts from here
-    losses = [step() for _ in range(WARM_UP)]
+    losses += [step() for _ in range(WARM_UP - len(losses))]
     print("ready", flush=True)
     for line in sys.stdin:
         times = []
@@ -182,12 +181,13 @@ def measure(arguments: list[str], contenders: list[str], rounds: int, steps: int
     times: dict[str, list[float]] = {name: [] for name in contenders}
     workers: dict[str, Any] = {}
     for name in contenders:
-        worker = workers[name] = subprocess.Popen([*command, name], text=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}, **pipes)
+        worker = workers[name] = subprocess.Popen([*command, name], text=True, **pipes)
         if worker.stdout.readline() != "ready\n":
             print(f"{name}: does not run")
             workers.pop(name)
     for _ in range(rounds):
         for name, worker in workers.items():
+            time.sleep(0.1)  # the threads of the one before wait busily
             worker.stdin.write(f"{steps}\n")
             worker.stdin.flush()
             times[name] += json.loads(worker.stdout.readline())
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--file", help="a classifier instead, without PyTorch")
     parser.add_argument("--shape", type=int, nargs="+", help="of its input")
     parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--contenders", nargs="+", help="as 'ours 50%%', 'checkpoint 4', 'compile 0.5' (default: all)")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2, help="of a contender in a round (%(default)s)")
     parser.add_argument("--threads", type=int, default=2)
@@ -225,7 +226,7 @@ def main() -> None:
             arguments = ["--file", name, "--shape", *map(str, given.shape), "--classes", str(given.classes)]
         else:
             contenders += [f"checkpoint {n}" for n in PARTS] + [f"compile {budget}" for budget in COMPILED]
-        found[name] = measure(arguments, contenders, given.rounds, given.steps)
+        found[name] = measure(arguments, given.contenders or contenders, given.rounds, given.steps)
         print(f"\n{name}")
         for contender, row in found[name].items():
             print(f"  {contender:16}{row['milliseconds']:9.1f} ms{row['mib']:8.0f} MiB   loss {row['loss']:.6g}")

@@ -1,8 +1,9 @@
 """Which values to compute again: the cheapest found that keep the memory of a step within a budget.
 
-What counts is the excess, Σ over the nodes of a step of the bytes that are there beyond the budget. Values are let go one after the
-other, the one first that takes most excess away for the time it costs; then those are kept again that the budget has room for, the
-dearest first. A value is computed from the nearest that are kept, so chains grow where that pays.
+What counts is the excess, Σ over the nodes of a step of the bytes that are there beyond the budget. Values are let go
+one after the other, the one first that takes most excess away for the time it costs; then those are kept again that the
+budget has room for, the dearest first. A value is computed from the nearest that are kept, so chains grow where that
+pays.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def choose(program: Program, budget: int) -> Replay:
 
 
 def _search(program: Program, aim: int, enough: int) -> Replay:
-    """Let values go until `enough` is kept to, or nothing more helps towards the aim; the replay of the least memory."""
+    """Let values go until `enough` is kept to, or nothing helps towards the aim any more; the least replay found."""
     current = best = Replay(program, Choice())
     improved = True
     while improved and best.peak > max(aim, enough):

@@ -1,11 +1,13 @@
 """Writing a choice into a graph as plain ONNX that onnxruntime neither merges back nor runs too early.
 
-A view of x that has to wait is Reshape(x, z): z are as many zeros as x has axes, each of which copies a length of x, and behind
-them, of length 0, what is waited for, as an empty slice. Reshape passes its input's memory on, and nothing of that can be computed
-before a run. A copy of a node reads such views, so it equals no other node and runs when the gradient that needs it has come.
+A view of x that has to wait is Reshape(x, z): z are as many zeros as x has axes, each of which copies a length of x,
+behind empty slices of what is waited for. Reshape passes its input's memory on, and nothing of that can be computed
+before a run. A copy of a node reads such views, so it equals no other node and runs when the gradient that needs it has
+come.
 
-onnxruntime melts neighbours into one node, which may round otherwise, where the value between them has one reader. So that the
-bits stay, a value that had several readers and is left with one is read through a view, and values with one reader get no other.
+onnxruntime melts neighbours into one node, which may round otherwise, where the value between them has one reader. So
+that the bits stay, a value that had several readers and is left with one is read through a view, and values with one
+reader get no other.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
@@ -132,7 +133,7 @@ class Emitter:
         op.nodes.append(copy)
 
     def _read(self, value: ir.Value, arrived: ir.Value, reader: ir.Node | None = None) -> ir.Value:
-        """What a copy of a reader reads in the place of a value: a copy, the value itself, or a view of it that waits."""
+        """What a copy of a reader reads in the place of a value: a copy, the value, or a view of it that waits."""
         program = self.program
         buffer = program.of.get(value)
         if buffer is None:

@@ -26,7 +26,7 @@ _UNITS |= {f"{p}ib": 1024**n for n, p in enumerate("kmgt", 1)}
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes of activations that are in memory at once, without and with the budget, and the time of a step over that without."""
+    """Bytes of activations in memory at once; the time of a step over that without a budget; nodes run again."""
 
     without: int
     with_budget: int
@@ -75,8 +75,8 @@ def fit_memory(
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
     if replay.peak > budget:
         raise InvalidArgumentError(
-            f"memory: a budget of {_megabytes(budget)} for activations cannot be kept. The least found is "
-            f"{_megabytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {_megabytes(without)} without one) "
+            f"memory: a budget of {_size(budget)} for activations cannot be kept. The least found is "
+            f"{_size(replay.peak)} ({replay.peak / max(without, 1):.0%} of {_size(without)} without one) "
             f"for about {time:.2f} times the time of a step"
         )
     nodes = Emitter(program, replay, own, Builder(used_names(graph))).write()
@@ -91,10 +91,10 @@ def told(expected: Mapping[str, Any]) -> str:
     if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):
         return ""
     return (
-        f"{_megabytes(budget)} at once, {_megabytes(without)} without a budget; {copies} nodes run again, "
+        f"{_size(budget)} at once, {_size(without)} without a budget; {copies} nodes run again, "
         f"for about {time:.2f} times the time of a step"
     )
 
 
-def _megabytes(count: Any) -> str:
-    return f"{count / 1e6:,.1f} MB"
+def _size(count: Any) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"

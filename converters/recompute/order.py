@@ -1,7 +1,8 @@
 """The order that a backward part holds least in: what belongs to one parameter alone runs as soon as it can.
 
-dW = xᵀ · dy and db need dy and x, which can go once they have run; so they come before dx, and long before the update that reads
-them. onnxruntime goes from the outputs to what they need and would compute every dx first, holding all x and dy to the end.
+dW = xᵀ · dy and db need dy and x, which can go once they have run; so they come before dx, and long before the update
+that reads them. onnxruntime goes from the outputs to what they need and would compute every dx first, holding all x and
+dy to the end.
 """
 
 from __future__ import annotations

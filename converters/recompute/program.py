@@ -148,9 +148,9 @@ class Program:
         if buffer not in self._inputs:
             nodes = [buffer.node, *(p for v in buffer.members if (p := v.producer()) in self.forward and p is not None)]
             read: dict[Buffer, bool] = {}
-            for node, value in ((node, v) for node in nodes for v in values_read(node)):
+            for reader, value in ((node, v) for node in nodes for v in values_read(node)):
                 if value in self.of and self.of[value] is not buffer:
-                    read[self.of[value]] = read.get(self.of[value], False) or self.melts(value, node)
+                    read[self.of[value]] = read.get(self.of[value], False) or self.melts(value, reader)
             self._inputs[buffer] = read
         return self._inputs[buffer]
 

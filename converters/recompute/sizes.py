@@ -42,7 +42,7 @@ _PER_ELEMENT = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """shapes: of every value whose lengths are all numbers. assumed: values whose size is a guess."""
+    """shapes: of every value whose lengths are all numbers. nbytes: of every value."""
 
     shapes: Mapping[ir.Value, Shape]
     nbytes: Mapping[ir.Value, int]
@@ -72,7 +72,9 @@ class Sizes:
 
 
 def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
-    """The sizes of all values of a model, whose shapes are noted meanwhile; where inference does not find one, that of the largest input of its node.
+    """The sizes of all values of a model, whose shapes are noted meanwhile.
+
+    Where inference finds none it is that of the largest input of the node.
 
     Errors: InvalidArgumentError where a graph input has a symbolic dimension that `lengths` does not give.
     """

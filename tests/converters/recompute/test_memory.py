@@ -64,6 +64,8 @@ def test_the_same_bits_with_less_memory(name: str, kernels: str, tmp_path: Path)
         np.testing.assert_array_equal(runs[1].outputs[output], value, err_msg=output)
     made = {output for node in runs[1].model.graph.node for output in node.output}
     read = {value for node in graph.model.graph.node if "/recomputed" not in node.name for value in node.input}
+    if name == "ResNet":
+        assert "BatchNormalization" in {n.op_type for n in graph.model.graph.node if n.name.endswith("/recomputed")}
     handed_out = [value for value in copies(graph.model) if value in read]
     assert handed_out
     assert not set(handed_out) - made, "merged away"
@@ -122,8 +124,8 @@ def test_masks_and_statistics() -> None:
     plain = ob.training_graph(noisy(), **arguments)
     graph = ob.training_graph(noisy(), **arguments, memory="70%", lengths={"N": 64})
     again = {node.op_type for node in graph.model.graph.node if node.name.endswith("/recomputed")}
-    assert again >= {"BatchNormalization", "BitShift", "Where"}, again
-    trainers = [ob.Trainer(one) for one in (plain, graph)]
+    assert again >= {"Gemm", "Where"}
+    trainers = [ob.Trainer(one, kernels=None) for one in (plain, graph)]
     for _ in range(3):
         losses = [trainer.step(noise()) for trainer in trainers]
         assert losses[0] == losses[1]
@@ -205,7 +207,7 @@ def test_a_budget_that_is_none(given: Any) -> None:
 
 def test_a_budget_that_cannot_be_kept_says_what_can() -> None:
     with pytest.raises(
-        ob.InvalidArgumentError, match=r"The least found is .* MB \(\d+% of .* times the time of a step"
+        ob.InvalidArgumentError, match=r"The least found is .* kB \(\d+% of .* times the time of a step"
     ):
         ob.training_graph(
             unet_resize.build(), loss="bce_with_logits", memory="10kB", lengths={"N": 2, "H": 32, "W": 32}
