@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,9 @@ def ours(case: Case, budget: str, threads: int) -> Callable[[], object]:
 
 def pytorch(case: Case, parts: int, budget: float | None, threads: int) -> Callable[[], object]:
     """A step of PyTorch with the same network, node by node: eager in some parts, or compiled with a budget."""
-    from torch.utils.checkpoint import checkpoint
-
     from benchmarks.torch_twin import Twin, functional, torch
+
+    checkpoint = import_module("torch.utils.checkpoint").checkpoint
 
     torch.set_num_threads(threads)
     model = case.build()
@@ -130,9 +131,8 @@ def pytorch(case: Case, parts: int, budget: float | None, threads: int) -> Calla
         return values[twin.output]
 
     if budget is not None:
-        import torch._functorch.config as functorch
-
-        functorch.activation_memory_budget = budget
+        config: Any = import_module("torch._functorch.config")
+        config.activation_memory_budget = budget
         forward = torch.compile(forward)
 
     def step() -> float:
@@ -181,10 +181,11 @@ def measure(arguments: list[str], contenders: list[str], rounds: int, steps: int
     times: dict[str, list[float]] = {name: [] for name in contenders}
     workers: dict[str, Any] = {}
     for name in contenders:
-        worker = workers[name] = subprocess.Popen([*command, name], text=True, **pipes)
+        worker: Any = subprocess.Popen([*command, name], text=True, **pipes)
         if worker.stdout.readline() != "ready\n":
             print(f"{name}: does not run")
-            workers.pop(name)
+        else:
+            workers[name] = worker
     for _ in range(rounds):
         for name, worker in workers.items():
             time.sleep(0.1)  # the threads of the one before wait busily
