@@ -5,7 +5,7 @@ Covers the operators of `models/`. Needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,9 @@ from onnx import ModelProto, helper, numpy_helper
 
 torch: Any = import_module("torch")
 functional: Any = torch.nn.functional
+
+
+Step = tuple[Callable[..., Any], dict[str, Any], list[str], str]  # operator, attributes, inputs, output
 
 
 class Twin(torch.nn.Module):
@@ -34,7 +37,7 @@ class Twin(torch.nn.Module):
             else:
                 self.weights[tensor.name] = torch.nn.Parameter(value.to(dtype))
                 self.register_parameter(tensor.name.replace(".", "/"), self.weights[tensor.name])
-        self.steps: list[tuple[Callable[..., Any], dict[str, Any], list[str], str]] = []
+        self.steps: list[Step] = []
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             if node.op_type == "Constant":
@@ -46,10 +49,14 @@ class Twin(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         """The first output of the model."""
-        values = {**self.weights, **self.constants, self.input: x}
-        for operator, attributes, inputs, output in self.steps:
+        return self.run(self.steps, [self.output], {self.input: x})[0]
+
+    def run(self, steps: Sequence[Step], wanted: Sequence[str], given: Mapping[str, Any]) -> list[Any]:
+        """What some of its steps make of values by name."""
+        values = {**self.weights, **self.constants, **given}
+        for operator, attributes, inputs, output in steps:
             values[output] = operator(attributes, *[values[name] for name in inputs])
-        return values[self.output]
+        return [values[name] for name in wanted]
 
 
 def _conv(a: dict[str, Any], x: Any, w: Any, b: Any = None) -> Any:

@@ -1,6 +1,13 @@
 """Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops.sessions import default_options, native_kernels_work, register_ops, run_bound, session
+from onnx_backprop.ort_ops.sessions import (
+    be_lean,
+    default_options,
+    native_kernels_work,
+    register_ops,
+    run_bound,
+    session,
+)
 
-__all__ = ["default_options", "native_kernels_work", "register_ops", "run_bound", "session", "use_kernels"]
+__all__ = ["be_lean", "default_options", "native_kernels_work", "register_ops", "run_bound", "session", "use_kernels"]

@@ -162,20 +162,31 @@ def native_kernels_work() -> bool:
 
 
 @cache
-def default_options(*, python_operators: bool, memory_patterns: bool = True) -> onnxruntime.SessionOptions:
+def default_options(*, python_operators: bool, lean: bool = False) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
     Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
     can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
-    busily between nodes, would take the cores from NumPy's (measured: half the speed). memory_patterns: onnxruntime's
-    own default.
+    busily between nodes, would take the cores from NumPy's (measured: half the speed). lean: see `be_lean`.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes)
     )
-    options.enable_mem_pattern = memory_patterns
+    if lean:
+        be_lean(options)
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def be_lean(options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
+    """Let a session hold what its run needs at a time, and no more; returns the options.
+
+    With memory patterns onnxruntime allocates all that a run needs once more after the first, in one block, and keeps
+    both. With reuse it keeps the memory of a tensor for a later one of the same shape, however late that comes.
+    """
+    options.enable_mem_pattern = False
+    options.enable_mem_reuse = False
     return options

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.recompute.emit import PASSES
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
@@ -33,7 +34,7 @@ def train(graph: ir.Graph) -> None:
 def infer_mode(graph: ir.Graph) -> None:
     """Put every Dropout and BatchNormalization into inference mode, the Dropouts that `draw_masks` rewrote too."""
     for node in list(graph):
-        origin = node.metadata_props.get(DROPOUT_OF)
+        origin = node.metadata_props.get(DROPOUT_OF) or node.metadata_props.get(PASSES)
         if origin is not None:
             source = next(v for n in graph for v in (*n.inputs, *n.outputs) if v is not None and v.name == origin)
             _replace(graph, node.outputs[0], source)

@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, near
+from onnx_backprop.converters.recompute.memory import told
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
 from onnx_backprop.converters.tables import table
@@ -194,6 +195,8 @@ class TrainingGraph:
         total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
         lines = table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2))
         lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
+        if told := self.memory_told():
+            lines.append(f"activations: {told}")
         left_out = {name: what for name, what in self.left_out.items() if what not in NEVER_TRAINED}
         for what in dict.fromkeys(left_out.values()):
             names = [name for name, is_ in left_out.items() if is_ == what]
@@ -202,6 +205,11 @@ class TrainingGraph:
         if left_out:
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return "\n".join(lines)
+
+    def memory_told(self) -> str:
+        """What is expected of a budget of memory, in one sentence; nothing where there is none."""
+        expected = self.settings.get("memory")
+        return told(expected) if isinstance(expected, dict) else ""
 
     def __str__(self) -> str:
         """The summary."""

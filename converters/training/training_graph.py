@@ -1,7 +1,7 @@
 """`training_graph`: a forward model in, one graph that computes its loss, its gradients and the update out."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
 from onnx_backprop.converters.prepare.submodel import with_outputs
+from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
@@ -54,6 +55,8 @@ def training_graph(
     tie: Ties = (),
     untie: bool = False,
     precision: str | None = None,
+    memory: int | str | None = None,
+    lengths: Mapping[str, int] | None = None,
     progress: Progress = iter,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
@@ -93,6 +96,11 @@ def training_graph(
             backward pass reads stored in it, everything else and all weights in float32, see `precision`. With "fp16"
             the loss is scaled, see `loss_scale`: the optimizer leaves steps out whose gradients are not finite; without
             one the scale is the input `loss_scale`, 2¹⁵ by default, and the gradients are divided by it.
+        memory: the most that activations may take at once, in bytes, as "512MB" or "2GiB", or as a share of what they
+            take without a budget, "50%": what backward reads of the forward part is then computed again where that
+            costs least, in plain ONNX, and gradients keep their bits. Activations are all that forward and backward
+            compute but the gradients of the parameters. What is expected is `settings["memory"]`.
+        lengths: of the symbolic dimensions of the inputs, {"batch": 8}, which `memory` counts with; other lengths run.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
@@ -114,6 +122,7 @@ def training_graph(
     check_inline(kernels, inline=inline)
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
+    budget = None if memory is None else check_memory(memory)
     original = prepare(model)
     ir_model = to_ir(original)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
@@ -144,6 +153,7 @@ def training_graph(
     end = len(graph.outputs)
     together = shared(graph.initializers.values())
     renewed = [value.name for value in state]
+    forward = set(graph)
     differentiate = partial(
         Differentiation,
         ir_model,
@@ -160,10 +170,16 @@ def training_graph(
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
     if together:
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
+    backward = set(graph) - forward
+    produced = {str(v.name): v for node in graph for v in node.outputs}
+    gradients = [produced[name] for name in parameters.values()]
     known: dict[str, Any] = {}
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
         known = _add_update(ir_model, updater, parameters, end, named, masks, scale, norms=gradient_norms)
+    expected = None
+    if budget is not None:
+        expected = fit_memory(ir_model, forward, backward, gradients, budget, lengths or {})
     proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,
@@ -180,6 +196,7 @@ def training_graph(
             "loss_inputs": targets,
             "training_mode": training_mode,
             "precision": precision,
+            **({} if expected is None else {"memory": expected}),
         },
         **known,
     )

@@ -133,7 +133,15 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
-    share(convert, "--precision", "--straight-through", "--strict", "--kernels", "--limit", "--force", "--quiet")
+    share(convert, "--straight-through", "--strict", "--kernels", "--precision", "--memory")
+    share(convert, "--limit", "--force", "--quiet")
+    convert.add_argument(
+        "--lengths",
+        nargs="+",
+        action="extend",
+        metavar="NAME=N",
+        help="of symbolic dimensions, as batch=8, which --memory counts with",
+    )
     convert.add_argument(
         "--inline", action="store_true", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"
     )
@@ -171,6 +179,7 @@ def _convert(arguments: argparse.Namespace) -> int:
                 kernels=arguments.kernels,
                 inline=arguments.inline,
                 progress=progress,
+                lengths=_lengths(arguments),
                 **training_options(arguments),
             )
             result = graph.model
@@ -239,6 +248,17 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0 if explanation.ok else 1
 
 
+def _lengths(arguments: argparse.Namespace) -> dict[str, int]:
+    """The lengths that --lengths gives."""
+    given: dict[str, int] = {}
+    for text in arguments.lengths or ():
+        name, _, number = text.partition("=")
+        if not name or not number.isdecimal() or not int(number):
+            raise InvalidArgumentError(f"--lengths: expected NAME=N with N of 1 or more, as batch=8, got {text!r}")
+        given[name] = int(number)
+    return given
+
+
 def _names(values: Iterable[ValueInfoProto]) -> list[str]:
     return [value.name for value in values]
 
@@ -250,7 +270,7 @@ def _required(model: ModelProto) -> list[str]:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision")
+    with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
     without_loss = ("wrt", "of")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
@@ -289,6 +309,7 @@ def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
         ("loss", [graph.loss]),
         ("parameters", parameters),
         ("gradients", list(graph.parameters.values())),
+        *([("activations", [told])] if (told := graph.memory_told()) else []),
         *([("no parameters", [f"{name} ({what})" for name, what in graph.left_out.items()])] if graph.left_out else []),
     ]
 

@@ -30,6 +30,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
     "--untie": {"action": "store_true", "help": "give every place that reads a merged bias one of its own"},
     "--precision": {"choices": tuple(PRECISIONS), "help": "products and saved values in this type, weights in float32"},
+    "--memory": {
+        "metavar": "SIZE",
+        "help": "the most that activations may take, as 512MB, or as a share, 50%%: others are computed again",
+    },
     "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
     "--limit": {
         "action": "append",
@@ -53,7 +57,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for pair in pairs:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
-    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie", "precision")
+    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie", "precision", "memory")
     given = {name: getattr(arguments, name) for name in names}
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 

@@ -13,6 +13,7 @@ from onnx_backprop.command.options import compilation_shown, read_arrays, share,
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.history import Record, read_log
@@ -39,7 +40,7 @@ def add_train(commands: Any) -> None:
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(train, "--precision", "--limit", "--force", "--quiet")
+    share(train, "--precision", "--memory", "--limit", "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
     train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
@@ -73,11 +74,13 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    assert data is not None
     graph = training_graph(
         arguments.model,
         optimizer=_optimizer(arguments),
         training_mode=arguments.training_mode,
         gradient_norms=arguments.report is not None,
+        lengths={} if arguments.memory is None else _lengths(arguments, data),
         **training_options(arguments),
     )
     loader, measured = _loader(graph, data, arguments, "--data"), _loader(graph, evaluation, arguments, "--evaluation")
@@ -122,6 +125,18 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
         _say(arguments, f"{name}: {value}")
     _say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
     return 0
+
+
+def _lengths(arguments: argparse.Namespace, data: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The lengths of the model's symbolic dimensions in a step."""
+    found: dict[str, int] = {}
+    for value in load(arguments.model).graph.input:
+        shape = np.shape(data[value.name]) if value.name in data else ()
+        shape = (min(arguments.batch_size, *shape[:1]), *shape[1:]) if shape else shape
+        for dim, length in zip(value.type.tensor_type.shape.dim, shape, strict=False):
+            if dim.dim_param:
+                found[dim.dim_param] = length
+    return found
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from onnx_backprop.converters.training.loss_scale import GOOD_STEPS, LEAST, LOSS
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops import default_options, native_kernels_work, run_bound, session
+from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.ort_ops.updates.chains import fuse_chains
 from onnx_backprop.ort_ops.updates.fuse import fuse_updates
@@ -68,8 +68,8 @@ class Trainer:
         kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
         they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
 
-        session_options: yours. Memory patterns are turned off in them: after the first step onnxruntime would allocate
-        all that a step needs once more, in one block, and keep both. In mixed precision so is the reuse of memory.
+        session_options: yours. Memory patterns and reuse are turned off in them, with which onnxruntime would keep
+        more memory than a step needs at a time.
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
@@ -85,12 +85,7 @@ class Trainer:
         self.batch = 0
         self.schedule: Schedule | None = None
         self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
-        options = session_options or default_options(python_operators=kernels == "numpy", memory_patterns=False)
-        options.enable_mem_pattern = False
-        if self.graph.settings.get(
-            "precision"
-        ):  # float32 between two casts would keep its memory for the next of its shape
-            options.enable_mem_reuse = False
+        options = be_lean(session_options or default_options(python_operators=kernels == "numpy", lean=True))
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         self._in_place: frozenset[str] = frozenset()

@@ -27,17 +27,19 @@ _KINDS = {TENSOR: TensorProto.FLOAT, FLAG: TensorProto.BOOL, CHOICE: TensorProto
 _MOST_TENSORS = 12  # that a chain reads: each has a register
 _MOST_STEPS = 48
 
+_ROUNDED = ("Exp", "Erf", "Sigmoid")  # alone too, so that what is computed in two places is the same
+
 Shape = tuple[int | str, ...]
 
 
 def fuse_chains(model: ModelProto) -> ModelProto:
-    """Replace chains of two or more nodes of the main graph, in place; returns the model."""
+    """Replace chains of the main graph, of two or more nodes, in place; returns the model."""
     chains = _Chains(model)
     absorbed: dict[int, NodeProto | None] = {}
     for last in range(len(model.graph.node) - 1, -1, -1):
         if last not in absorbed and chains.joins(last):
             own, copies = chains.before(last, absorbed)
-            if own | copies != {last}:
+            if own | copies != {last} or model.graph.node[last].op_type in _ROUNDED:
                 absorbed |= dict.fromkeys(own)
                 absorbed[last] = chains.fused(sorted(own | copies), last)
     if absorbed:

@@ -16,6 +16,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
+from models import unet_resize
 from onnx_backprop.command import main as command
 from onnx_backprop.command import options
 from onnx_backprop.converters.reverse import registry
@@ -463,3 +464,16 @@ def test_strict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(convert) == 0
     assert "warning: wrt: the derivative by 'head' is zero: Floor 'f' stops it" in capsys.readouterr().err
     assert command.main([*convert, "--strict", "--force"]) == 2
+
+
+def test_a_budget_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = tmp_path / "unet.onnx", tmp_path / "out.onnx"
+    onnx.save(unet_resize.build(), model)
+    given = ["convert", str(model), "-o", str(out), "--loss", "bce_with_logits", "--memory", "60%"]
+    assert command.main([*given, "--lengths", "N=2", "H=32", "W=32"]) == 0
+    assert "nodes run again" in capsys.readouterr().out
+    assert any(node.name.endswith("/recomputed") for node in onnx.load(out).graph.node)
+    assert command.main([*given, "--force", "--lengths", "N=2", "H=none"]) == 2
+    assert "--lengths: expected NAME=N" in capsys.readouterr().err
+    assert command.main([*given, "--force", "--lengths", "N=2", "H=32"]) == 2
+    assert "the lengths of W are not known" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from models import unet_resize
 from onnx_backprop import Trainer
 from onnx_backprop.__main__ import main
 from onnx_backprop.training.checkpoint import held
@@ -195,3 +196,21 @@ def test_an_interruption_says_how_to_go_on(
     assert capsys.readouterr().err == f"onnx-backprop: interrupted. --resume goes on from {checkpoint}, step 6\n"
     monkeypatch.setattr(Trainer, "step", step)
     assert train(folder, "--quiet", "--resume") == 0
+
+
+def test_a_budget_of_memory_takes_its_lengths_from_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(unet_resize.build(), folder / "model.onnx")
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.random((6, 1, 16, 16), np.float32) for name in ("image", "target")}
+    np.savez(folder / "data.npz", **arrays)
+    files: list[bytes] = []
+    for more in ([], ["--memory", "60%"]):
+        given = ["--data", str(folder / "data.npz"), "--loss", "bce_with_logits", "--epochs", "2", "--batch-size", "2"]
+        assert (
+            main(["train", str(folder / "model.onnx"), "-o", str(folder / "out.onnx"), "--force", *given, *more]) == 0
+        )
+        files.append((folder / "out.onnx").read_bytes())
+    assert files[0] == files[1]
+    assert re.search(
+        r"activations: [\d.]+ kB at once, [\d.]+ kB without a budget; \d+ nodes run again", capsys.readouterr().out
+    )

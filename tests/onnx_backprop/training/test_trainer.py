@@ -77,6 +77,7 @@ def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
     trainer, plain = ob.Trainer(graph), ob.Trainer(graph, kernels=None)
     assert (trainer.kernels, plain.kernels) == ("numba", None)
     assert not trainer.session_options.enable_mem_pattern
+    assert not trainer.session_options.enable_mem_reuse
     native = "OnnxBackprop_ConvolutionBackwardWeights"
     assert native in profiled_operators(trainer)
     assert native not in profiled_operators(plain)

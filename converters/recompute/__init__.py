@@ -1,0 +1,1 @@
+"""Training graphs that hold less at once: what backward reads of forward is computed again where it costs least."""

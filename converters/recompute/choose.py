@@ -1,0 +1,122 @@
+"""Which values to compute again: the cheapest found that keep the memory of a step within a budget.
+
+What counts is the excess, Σ over the nodes of a step of the bytes that are there beyond the budget. Values are let go
+one after the other, the one first that takes most excess away for the time it costs; then those are kept again that the
+budget has room for, the dearest first. A value is computed from the nearest that are kept, so chains grow where that
+pays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import numpy as np
+
+from onnx_backprop.converters.recompute.program import Buffer, Program
+from onnx_backprop.converters.recompute.replay import Choice, ImpossibleError, Replay
+
+_AIMS = (1.0, 0.8, 0.6, 0.4)  # of the budget, one after the other: what is aimed too low may pass by it
+
+
+def choose(program: Program, budget: int) -> Replay:
+    """The cheapest replay found within a budget in bytes; where there is none, one of the least memory found."""
+    least = Replay(program, Choice())
+    for share in _AIMS:
+        found = _search(program, round(share * budget), budget)
+        if found.peak <= budget:
+            return _kept_again(program, found, budget)
+        least = min(least, found, key=lambda replay: replay.peak)
+    while (found := _search(program, round(0.95 * least.peak), 0)).peak < least.peak:
+        least = found
+    return least
+
+
+def _search(program: Program, aim: int, enough: int) -> Replay:
+    """Let values go until `enough` is kept to, or nothing helps towards the aim any more; the least replay found."""
+    current = best = Replay(program, Choice())
+    improved = True
+    while improved and best.peak > max(aim, enough):
+        improved = False
+        order = count()
+        heap = [(-np.inf, next(order), b) for b in sorted(program.saved - current.choice.dropped, key=lambda b: b.made)]
+        heapq.heapify(heap)
+        while heap and current.peak > enough:
+            _, _, buffer = heapq.heappop(heap)
+            move = _best_move(program, current, buffer, aim)
+            if move is None:
+                continue
+            score, replay = move
+            if heap and -heap[0][0] > score:  # of some the last score is old, and no better than this one's
+                heapq.heappush(heap, (-score, next(order), buffer))
+                continue
+            current, improved = replay, True
+            best = min(best, current, key=lambda replay: replay.peak)
+        if best.peak > enough:
+            other = _held_otherwise(program, current, aim)
+            improved = improved or other is not current
+            current = other
+            best = min(best, current, key=lambda replay: replay.peak)
+    return best
+
+
+def _held_otherwise(program: Program, current: Replay, aim: int) -> Replay:
+    """The replay with other values held that are dear to compute, as far as that takes excess away."""
+    for buffer in sorted(_dear(program, current, None) | current.choice.held, key=lambda b: b.made):
+        choice = Choice(current.choice.dropped, current.choice.held ^ {buffer})
+        try:
+            other = Replay(program, choice)
+        except ImpossibleError:
+            continue
+        if (excess(other, aim), other.cost) < (excess(current, aim), current.cost):
+            current = other
+    return current
+
+
+def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -> tuple[float, Replay] | None:
+    """Letting a buffer go, and perhaps holding what is dear to compute on the way to it: less excess for the cost."""
+    choice = current.choice
+    dropped = Choice(choice.dropped | {buffer}, choice.held - {buffer})
+    moves: list[Replay] = []
+    try:
+        moves.append(Replay(program, dropped))
+        held = _dear(program, moves[0], current)
+        if held:
+            moves.append(Replay(program, Choice(dropped.dropped, dropped.held | held)))
+    except ImpossibleError:
+        return None
+    before, best = excess(current, budget), None
+    for replay in moves:
+        gain = before - excess(replay, budget)
+        if gain > 0:
+            score = gain / max(replay.cost - current.cost, 1.0)
+            if best is None or score > best[0]:
+                best = score, replay
+    return best
+
+
+def _dear(program: Program, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
+    """What copies, those that are new beside another replay, make by products and could be held instead."""
+    known = () if current is None else current.copied
+    new = [b for b in replay.copied if b not in known and b not in replay.choice.dropped]
+    return frozenset(
+        b for b in new if program.sizes.products(b.node) and b.node in program.forward and program.can_hold(b.value)
+    )
+
+
+def excess(replay: Replay, budget: int) -> int:
+    """Σ of the bytes beyond the budget, over the nodes of a step that allocate much."""
+    return int(np.maximum(replay.memory - budget, 0)[replay.program.large].sum())
+
+
+def _kept_again(program: Program, replay: Replay, budget: int) -> Replay:
+    """The replay without what the budget has room for after all."""
+    for buffer in sorted(replay.choice.dropped, key=lambda b: (-program.costs[b.node], b.made)):
+        less = Choice(replay.choice.dropped - {buffer}, replay.choice.held)
+        try:
+            other = Replay(program, less)
+        except ImpossibleError:
+            continue
+        if other.peak <= budget and other.cost <= replay.cost:
+            replay = other
+    return replay

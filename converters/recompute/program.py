@@ -1,0 +1,188 @@
+"""A training graph as a program: its nodes in the order they run in, the memory they pass on, and who reads it when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
+from onnx_backprop.converters.recompute.sizes import Sizes
+from onnx_backprop.converters.reverse.expand import RANDOM
+from onnx_backprop.converters.reverse.known import constant_value, dims, is_float
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})  # whose result is their input's memory
+SHAPES = frozenset({"Shape", "Size"})  # which read no element
+# that onnxruntime lets write over an input of the same size that nobody reads afterwards
+IN_PLACE = frozenset(
+    {"Abs", "Add", "Clip", "Div", "Elu", "Exp", "LeakyRelu", "Mul", "Neg", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"}
+)
+# that onnxruntime melts into no neighbour on the processor: one more reader of what they read changes no rounding
+ALONE = frozenset({"Concat", "ConvTranspose", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "Split", "Tile"})
+# that onnxruntime melts into a product behind them, whoever else reads their result
+_INTO_PRODUCTS = frozenset({"Cast", "Div", "Mul", "Transpose"})
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_SMALL = 2000  # the share of all forward memory below which a tensor is small
+
+
+class Buffer:
+    """Memory that a node allocates: a value and the views of it."""
+
+    def __init__(self, value: ir.Value, node: ir.Node, size: int) -> None:
+        self.value, self.node, self.size = value, node, size
+        self.members = [value]
+        self.made: int = 0
+        self.read: list[int] = []  # by nodes of the forward part, in order
+        self.read_back: list[int] = []  # by those of the backward part
+
+
+class Program:
+    """Nodes and buffers, numbered. What lies in memory before a step, parameters, state and the batch, is no buffer.
+
+    back: the position of the first node of the backward part; update: that of the first node behind it.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        nodes: Sequence[ir.Node],
+        forward: Collection[ir.Node],
+        backward: Collection[ir.Node],
+        sizes: Sizes,
+        gradients: Collection[ir.Value],
+    ) -> None:
+        self.graph, self.sizes, self.gradients = graph, sizes, gradients
+        self.nodes = nodes
+        self.position = {node: n for n, node in enumerate(self.nodes)}
+        self.forward, self.backward = forward, backward
+        self.readers: dict[ir.Value, int] = {}
+        self.buffers: list[Buffer] = []
+        self.of: dict[ir.Value, Buffer] = {}  # by value; nothing for what is there before a step, or has no size
+        self._inputs: dict[Buffer, dict[Buffer, bool]] = {}
+        self._allocate()
+        self._note_readers(graph.outputs)
+        total = sum(b.size for b in self.buffers if b.node in forward)
+        self.small = total // _SMALL
+        self.costs = {node: sizes.cost(node) for node in self.nodes if node in forward or node in backward}
+
+    def _allocate(self) -> None:
+        constant = set(self.graph.initializers.values())
+        for node in self.nodes:
+            read = values_read(node)
+            if node.op_type == "Constant" or (read and read <= constant and not subgraphs(node)):
+                constant.update(node.outputs)  # what is made of parameters alone is there whatever is chosen
+                continue
+            source = node.inputs[0] if node.inputs else None
+            shared = node.domain == "" and node.op_type in VIEWS
+            for value in node.outputs:
+                if shared and source is not None and not value.is_graph_output():
+                    if source in self.of:
+                        self.of[value] = self.of[source]
+                        self.of[value].members.append(value)
+                    continue
+                counts = (node in self.forward or node in self.backward) and value not in self.gradients
+                size = self.sizes.nbytes.get(value, 0) if counts else 0
+                buffer = self.of[value] = Buffer(value, node, size)
+                buffer.made = self.position[node]
+                self.buffers.append(buffer)
+
+    def _note_readers(self, kept: Iterable[ir.Value]) -> None:
+        for n, node in enumerate(self.nodes):
+            shapes = node.domain == "" and node.op_type in SHAPES
+            view = node in self.forward and len(node.outputs) == 1 and self._is_view(node)
+            for value in values_read(node):
+                buffer = self.of.get(value)
+                if buffer is None or shapes or (view and value is node.inputs[0]):
+                    continue
+                (buffer.read if node in self.forward else buffer.read_back).append(n)
+        for value in kept:
+            if value in self.of:
+                self.of[value].read_back.append(len(self.nodes) - 1)
+
+    def edges(self, value: ir.Value) -> int:
+        """How many inputs of nodes read a value: two and more, or an output, keep onnxruntime from melting nodes."""
+        return len(value.uses()) + 2 * value.is_graph_output()
+
+    def _is_view(self, node: ir.Node) -> bool:
+        made = self.of.get(node.outputs[0])
+        return made is not None and made.value is not node.outputs[0]
+
+    @cached_property
+    def saved(self) -> frozenset[Buffer]:
+        """What the forward part makes and the backward part alone reads afterwards."""
+        return frozenset(
+            b
+            for b in self.buffers
+            if b.node in self.forward
+            and b.size > self.small
+            and b.read_back
+            and all(self.nodes[n] in self.backward for n in b.read_back)
+            and all(r in self.position for v in b.members for r, _ in v.uses())
+            and not any(v.is_graph_output() for v in b.members)
+        )
+
+    @cached_property
+    def memory(self) -> np.ndarray:
+        """The bytes that are there while each node runs, where nothing is computed again."""
+        delta = np.zeros(len(self.nodes) + 1, np.int64)
+        for buffer in self.buffers:
+            delta[buffer.made] += buffer.size
+            delta[self.end(buffer, self.last(buffer)) + 1] -= buffer.size
+        return np.cumsum(delta)[:-1]
+
+    @cached_property
+    def large(self) -> np.ndarray:
+        """Whether each node allocates much."""
+        result = np.zeros(len(self.nodes), bool)
+        result[[b.made for b in self.buffers if b.size > self.small]] = True
+        return result
+
+    def last(self, buffer: Buffer) -> int:
+        """The position of the last node that reads a buffer."""
+        return max((buffer.made, *buffer.read[-1:], *buffer.read_back[-1:]))
+
+    def inputs_of(self, buffer: Buffer) -> dict[Buffer, bool]:
+        """The buffers that must be there to make one again, and whether these must be made again themselves."""
+        if buffer not in self._inputs:
+            nodes = [buffer.node, *(p for v in buffer.members if (p := v.producer()) in self.forward and p is not None)]
+            read: dict[Buffer, bool] = {}
+            for reader, value in ((node, v) for node in nodes for v in values_read(node)):
+                if value in self.of and self.of[value] is not buffer:
+                    read[self.of[value]] = read.get(self.of[value], False) or self.melts(value, reader)
+            self._inputs[buffer] = read
+        return self._inputs[buffer]
+
+    def melts(self, value: ir.Value, reader: ir.Node) -> bool:
+        """Whether onnxruntime may make one node of that which makes a value and a reader, though others read it too."""
+        producer = value.producer()
+        if producer is None or producer.domain or reader.domain or value not in self.of:
+            return False
+        return producer.op_type in _INTO_PRODUCTS and reader.op_type in _PRODUCTS
+
+    def can_copy(self, node: ir.Node) -> bool:
+        """Whether a second run of a forward node gives the same numbers, in values whose rank is known."""
+        if node not in self.forward or subgraphs(node) or node.op_type in RANDOM:
+            return False
+        if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+            mode = constant_value(node.inputs[2])
+            if mode is None or mode.any():
+                return False
+        return all(not v.name or (isinstance(v.type, ir.TensorType) and dims(v) is not None) for v in node.outputs)
+
+    def can_hold(self, value: ir.Value) -> bool:
+        """Whether a value can be read once more, later, without a change of what onnxruntime melts together."""
+        if dims(value) is None or not isinstance(value.type, ir.TensorType):
+            return False
+        readers = [node for node, _ in value.uses()]
+        return self.edges(value) > 1 or not is_float(value) or all(n.op_type in ALONE for n in readers)
+
+    def end(self, buffer: Buffer, last: int) -> int:
+        """The last position a buffer is there at, one before that of its last reader where that writes over it."""
+        node = self.nodes[last]
+        if last > buffer.made and node.domain == "" and node.op_type in IN_PLACE:
+            made = self.of.get(node.outputs[0])
+            if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
+                return last - 1
+        return last

@@ -1,0 +1,132 @@
+"""What a choice of values to compute again comes to: the copies that run, when, and how much lies in memory at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.recompute.program import IN_PLACE, Buffer, Program
+
+
+class ImpossibleError(Exception):
+    """A value would have to be computed again that cannot be."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """dropped: saved buffers to let go after the forward part. held: others to keep, that copies read."""
+
+    dropped: frozenset[Buffer] = frozenset()
+    held: frozenset[Buffer] = frozenset()
+
+
+class Replay:
+    """The run of a program under a choice.
+
+    at: for every position of the backward part the nodes that run again in front of it, in order; cost: of these;
+    until: by buffer of the forward part that is not as it was, the last position that reads it; memory: bytes that are
+    there while each node runs.
+    """
+
+    def __init__(self, program: Program, choice: Choice) -> None:
+        self.program, self.choice = program, choice
+        self.at: dict[int, list[ir.Node]] = defaultdict(list)
+        self.copied: dict[Buffer, int] = {}  # when
+        self.copy_read: dict[Buffer, int] = {}  # until when
+        self.until: dict[Buffer, int] = {}
+        self._within: dict[int, dict[Buffer, int]] = defaultdict(dict)  # by position, the last copy there that reads it
+        for buffer in choice.dropped:
+            self.until[buffer] = max((buffer.made, *buffer.read[-1:]))
+        uses = sorted((n, b.made, b) for b in choice.dropped for n in b.read_back)
+        for n, _, buffer in uses:
+            if buffer not in self.copied:
+                self._copy(buffer, n)
+            self.copy_read[buffer] = max(self.copy_read[buffer], n)
+        self.cost = sum(program.costs[node] for nodes in self.at.values() for node in nodes)
+        self.memory = program.memory + self._changes()
+
+    @property
+    def peak(self) -> int:
+        """The most that is in memory at once."""
+        return int(self.memory.max(initial=0))
+
+    def available(self, buffer: Buffer | None) -> bool:
+        """Whether the copies can read what the forward part has made."""
+        if buffer is None:
+            return True
+        if buffer in self.choice.dropped:
+            return False
+        program = self.program
+        if buffer in self.choice.held:
+            return True
+        small = buffer.size <= program.small
+        return (small or buffer in program.saved) and any(program.can_hold(v) for v in buffer.members)
+
+    def _copy(self, buffer: Buffer, n: int) -> None:
+        """Run the node that makes a buffer, and what that needs, in front of the node at a position."""
+        stack: list[tuple[Buffer, bool]] = [(buffer, False)]
+        while stack:
+            current, ready = stack.pop()
+            if current in self.copied:
+                continue
+            if not ready and not self.program.can_copy(current.node):
+                raise ImpossibleError
+            inputs = self.program.inputs_of(current)
+            again = {read: must or not self.available(read) for read, must in inputs.items()}
+            if not ready:
+                stack.append((current, True))
+                stack.extend((read, False) for read, must in again.items() if must and read not in self.copied)
+                continue
+            place = len(self.at[n])
+            for read, must in again.items():
+                if not must:
+                    self.until[read] = max(self.until.get(read, self.program.last(read)), n)
+                    continue
+                self.copy_read[read] = max(self.copy_read[read], n)
+                if self.copied[read] == n:
+                    self._within[n][read] = place
+            self.at[n].append(current.node)
+            for value in current.node.outputs:
+                made = self.program.of.get(value)
+                if made is not None and made not in self.copied:
+                    self.copied[made] = self.copy_read[made] = n
+
+    def _changes(self) -> np.ndarray:
+        program = self.program
+        delta = np.zeros(len(program.nodes) + 1, np.int64)
+        for buffer, last in self.until.items():
+            before, now = program.end(buffer, program.last(buffer)), program.end(buffer, last)
+            if before != now:
+                low, high = sorted((before, now))
+                size = buffer.size if now > before else -buffer.size
+                delta[low + 1] += size
+                delta[high + 1] -= size
+        for buffer, n in self.copied.items():
+            if self.copy_read[buffer] > n or buffer in self.choice.dropped:
+                delta[n] += buffer.size
+                delta[program.end(buffer, max(self.copy_read[buffer], n)) + 1] -= buffer.size
+        result = np.cumsum(delta)[:-1]
+        for n, nodes in self.at.items():
+            result[n] += self._passing(n, nodes)
+        return result
+
+    def _passing(self, n: int, nodes: Iterable[ir.Node]) -> int:
+        """The most that the copies in front of a position need for what no later node reads."""
+        live, most = 0, 0
+        within = self._within[n]
+        for place, node in enumerate(nodes):
+            made = [self.program.of[v] for v in node.outputs if v in self.program.of]
+            new = sum(b.size for b in made if self._passes(b, n))
+            gone = [b for b, last in within.items() if last == place and self._passes(b, n)]
+            over = node.domain == "" and node.op_type in IN_PLACE and any(b.size == made[0].size for b in gone)
+            live += new
+            most = max(most, live - (made[0].size if over else 0))
+            live -= sum(b.size for b in gone) + sum(b.size for b in made if self._passes(b, n) and b not in within)
+        return most
+
+    def _passes(self, buffer: Buffer, n: int) -> bool:
+        return self.copy_read[buffer] == n and buffer not in self.choice.dropped and self.copied[buffer] == n
