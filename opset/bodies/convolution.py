@@ -10,14 +10,17 @@ runs, and a tensor of another shape fails the run. Everything here is NCX and (D
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import lt
 
-from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor
+from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor, known
 from onnx_backprop.opset.bodies.expressions import Vector, join, shape
 from onnx_backprop.opset.core.layout import data_to_ncx, inverse
 from onnx_backprop.opset.core.op import Attributes
 
 END = 2**63 - 1
+# Of more kernel positions one tensor each is too many
+MANY_CELLS = 64
 # With no more channels of dx, and twice as many of dy, a ConvTranspose, which multiplies before it adds up, is faster
 # than a Conv, which copies all that a pixel meets for a product of so few rows
 FEW_CHANNELS = 8
@@ -307,11 +310,18 @@ def _flipped(c: CorrelationLengths, w: Tensor) -> str:
 
 
 def _reversed(c: CorrelationLengths, w: Tensor, axes: Sequence[int]) -> str:
-    """The kernel with some of its axes reversed."""
-    if c.kernel.known is not None and all(c.kernel.known[axis - 2] == 1 for axis in axes):
+    """The kernel with some of its axes, the last ones, reversed."""
+    b, kernel = c.b, [c.kernel.entries[axis - 2] for axis in axes]
+    cells = known(kernel)
+    if cells is None or prod(cells) > MANY_CELLS:
+        minus = b.ints([-1] * len(axes))
+        return b.Slice(w, minus, b.ints([-END] * len(axes)), b.ints(axes), minus)
+    if prod(cells) == 1:
         return w.name
-    b, minus = c.b, c.b.ints([-1] * len(axes))
-    return b.Slice(w, minus, b.ints([-END] * len(axes)), b.ints(axes), minus)
+    # a Slice with a step copies numbers one by one, more slowly than Split and Concat do
+    merged = b.Reshape(w, b.ints([0] * axes[0] + [prod(cells)]))
+    parts = b.emit("Split", [merged], {"axis": -1, "num_outputs": prod(cells)}, outputs=prod(cells))
+    return b.Reshape(b.Concat(*reversed(parts), axis=-1), b.ints([0] * axes[0] + list(cells)))
 
 
 def destination_lengths(c: CorrelationLengths, y: Tensor) -> Vector:
