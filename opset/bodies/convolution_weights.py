@@ -38,8 +38,8 @@ USUAL_KERNEL = 3
 def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     """Adjoint wrt the weights: x (N, S, in…), dy (N, D, out…) -> (D, S/g, k…)."""
     b = c.b
-    if _is_of_whole_strides(c):
-        return _of_whole_strides(c, x, dy)
+    if _of_patches(c):
+        return _patches_as_pixels(c, x, dy)
     factors = _Factors(c, destination_lengths(c, dy), _leading_axes(c))
     rows = factors.rows(dy)
     if factors.shifts:
@@ -55,59 +55,39 @@ def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     return b.Reshape(dw, join(b, c.destination_channels, factors.s, c.kernel).name, allowzero=1)
 
 
-def _is_of_whole_strides(c: CorrelationLengths) -> bool:
-    """Whether the kernel is as long as some strides along every axis: no pixel of a patch then goes unused."""
-    kernel, strides = c.kernel.known, c.attrs["strides"]
+def _of_patches(c: CorrelationLengths) -> bool:
+    """Whether windows lie side by side, so that each pixel meets one cell of the kernel."""
+    strides, single = tuple(c.attrs["strides"]), (1,) * c.axes
     return (
-        kernel is not None
-        and 1 < max(strides) <= MANY_CELLS
-        and all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
-        and all(d == 1 for d in c.attrs["dilations"])
+        c.kernel.known == strides != single
+        and max(strides) <= MANY_CELLS
+        and tuple(c.attrs["dilations"]) == single
         and c.groups == 1
         and c.attrs["data_format"] == "NCX"
     )
 
 
-def _of_whole_strides(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
-    """As a correlation of stride 1: the pixels of a stride become channels of x, so do those of the kernel."""
-    b, axes, strides = c.b, c.axes, c.attrs["strides"]
-    cells, out = c.kernel // c.strides, destination_lengths(c, dy)
-    lengths = out + cells - 1
-    name = padded(c, x, c.begin, lengths * c.strides - c.begin - c.source).name
-    channels = c.source_channels
+def _patches_as_pixels(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
+    """Each patch becomes a pixel with as many more channels, and the kernel has one cell."""
+    b, axes, strides, out = c.b, c.axes, c.attrs["strides"], destination_lengths(c, dy)
+    name, channels = padded(c, x, c.begin, out * c.strides - c.begin - c.source).name, c.source_channels
     for axis in reversed(range(axes)):
-        if strides[axis] == 1:
-            continue
-        shape = join(
-            b, c.batch, channels, (lengths * c.strides)[:axis], lengths[axis], strides[axis], lengths[axis + 1 :]
-        )
-        name, phase = b.Reshape(name, shape.name, allowzero=1), 3 + axis
+        shape = join(b, c.batch, channels, (out * c.strides)[:axis], out[axis], strides[axis], out[axis + 1 :])
+        name, cell = b.Reshape(name, shape.name, allowzero=1), 3 + axis
         if axis == axes - 1:  # pixel by pixel Split is several times as fast as Transpose
             name = b.Concat(
                 *b.emit("Split", [name], {"axis": -1, "num_outputs": strides[axis]}, outputs=strides[axis]), axis=1
             )
         else:
-            name = b.Transpose(name, perm=[0, phase, *(i for i in range(1, 3 + axes) if i != phase)])
+            name = b.Transpose(name, perm=[0, cell, *(i for i in range(1, 3 + axes) if i != cell)])
         channels = channels * strides[axis]
-    patches = join(b, c.batch, channels, lengths)
-    name = b.Reshape(name, patches.name, allowzero=1)
-    none = Vector(b, [0] * axes)
-    dense = replace(
-        c,
-        attrs=c.attrs.having(strides=(1,) * axes),
-        source_channels=channels,
-        source=lengths,
-        kernel=cells,
-        begin=none,
-        end=none,
-        extent=cells,
-        destination=out,
-    )
-    dw = backward_weights(dense, Tensor(name, patches.dims), dy)
-    dw = b.Reshape(dw, join(b, c.destination_channels, c.strides, c.source_channels, cells).name, allowzero=1)
-    pairs = [i for axis in range(axes) for i in (2 + axes + axis, 1 + axis)]
-    dw = b.Transpose(dw, perm=[0, 1 + axes, *pairs])
-    return b.Reshape(dw, join(b, c.destination_channels, c.source_channels, c.kernel).name, allowzero=1)
+    patches, none, single = join(b, c.batch, channels, out), Vector(b, [0] * axes), Vector(b, [1] * axes)
+    lengths = {"source": out, "kernel": single, "begin": none, "end": none, "extent": single, "destination": out}
+    attrs = c.attrs.having(strides=(1,) * axes)
+    pixels = Tensor(b.Reshape(name, patches.name, allowzero=1), patches.dims)
+    dw = backward_weights(replace(c, attrs=attrs, source_channels=channels, **lengths), pixels, dy)
+    dw = b.Reshape(dw, join(b, c.destination_channels, c.strides, c.source_channels).name, allowzero=1)
+    return b.Transpose(dw, perm=[0, 1 + axes, *range(1, 1 + axes)])
 
 
 def _leading_axes(c: CorrelationLengths) -> int:

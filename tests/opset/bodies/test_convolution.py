@@ -137,24 +137,23 @@ def test_weight_gradient_of_shifted_columns(rng, form: str, source, channels, ke
 
 
 @pytest.mark.parametrize(
-    ("source", "kernel", "strides", "pads", "expected_ops"),
+    ("source", "kernel", "pads"),
     [
-        ((6, 9), (2, 3), (2, 3), (0, 0), {"Split", "Transpose"}),
-        ((7, 11), (4, 3), (2, 3), (1, 2), {"Split", "Transpose"}),
-        ((3, 2), (6, 6), (3, 2), (4, 5), {"Split", "Transpose"}),
-        ((7, 6), (4, 2), (2, 1), (1, 0), {"Transpose"}),
-        ((13,), (4,), (2,), (3,), {"Split"}),
-        ((5, 4, 7), (2, 1, 4), (2, 1, 2), (0, 1, 1), {"Split", "Transpose"}),
+        ((6, 9), (2, 3), (0, 0)),
+        ((7, 11), (4, 3), (1, 2)),
+        ((3, 2), (6, 1), (4, 5)),
+        ((13,), (4,), (3,)),
+        ((5, 4, 7), (2, 1, 3), (0, 1, 1)),
     ],
 )
 @pytest.mark.parametrize("channels", [(3, 4), (40, 5)])
-def test_weight_gradient_of_whole_strides(rng, source, kernel, strides, pads, expected_ops, channels) -> None:
+def test_weight_gradient_of_patches(rng, source, kernel, pads, channels) -> None:
     s, d = channels
-    attrs = attributes(len(source), strides=list(strides), pads_begin=list(pads), pads_end=list(pads[::-1]))
-    out = (np.array(source) + np.array(pads) + np.array(pads[::-1]) - kernel) // strides + 1
+    attrs = attributes(len(source), strides=list(kernel), pads_begin=list(pads), pads_end=list(pads[::-1]))
+    out = (np.array(source) + np.array(pads) + np.array(pads[::-1]) - kernel) // kernel + 1
     x, dy = rng.standard_normal((2, s, *source), f32), rng.standard_normal((2, d, *out), f32)
     attrs |= {"weights_shape": [d, s, *kernel]}
-    assert_right("ConvolutionBackwardWeights", attrs, [x, dy], expected_ops)
+    assert_right("ConvolutionBackwardWeights", attrs, [x, dy], {"Split"})
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
