@@ -288,13 +288,16 @@ def transposed_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """The adjoint as a ConvTranspose, for any strides."""
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
     # every pixel that dy reaches: P are cut off before it, and behind it whatever is too much or missing
-    behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)
-    rest = behind.known
+    reached = (destination_lengths(c, dy) - 1) * c.strides + c.extent
+    behind = c.source + c.begin - reached
+    rest, within = behind.known, (c.extent - c.begin).known
     if rest is not None and c.begin.known is not None and all(map(lt, rest, c.attrs["strides"])):
         pads = [*c.begin.known, *(max(-r, 0) for r in rest)]
         return c.b.ConvTranspose(dy, w, pads=pads, output_padding=[max(r, 0) for r in rest], **attributes)
     full = Tensor(c.b.ConvTranspose(dy, w, **attributes))
-    return padded(c, full, c.begin * -1, behind).name
+    if within is not None and min(within) > 0:
+        return padded(c, full, c.begin * -1, behind).name
+    return framed(c, full, c.begin * -1, reached, c.source).name
 
 
 def _flipped(c: CorrelationLengths, w: Tensor) -> str:
@@ -349,5 +352,10 @@ def padded(c: CorrelationLengths, x: Tensor, begin: Vector, end: Vector) -> Tens
 
 def framed(c: CorrelationLengths, x: Tensor, begin: Vector, source: Vector, lengths: Vector) -> Tensor:
     """These lengths of the spatial axes, of lengths `source`, from `begin` pixels before them on; zeros outside."""
-    begin = begin.at_least(source * -1).at_most(lengths)  # no more is cut off than there is
-    return padded(c, x, begin, lengths - source - begin)
+    end = lengths - source - begin
+    known = (begin + source).known, (end + source).known
+    if all(rest is not None and min(rest) > 0 for rest in known):
+        return padded(c, x, begin, end)
+    # a Pad that cuts off all there is leaves some of it in onnxruntime before 1.24
+    wider = padded(c, x, begin.at_least(0), end.at_least(0))
+    return padded(c, wider, begin.at_most(0), end.at_most(0))

@@ -226,10 +226,10 @@ class Vector(Expression):
     def require(self, message: str) -> Vector:
         return Vector(self.body, [0]) if self.known and all(self.known) else super().require(message)
 
-    def at_least(self, low: int | Vector) -> Vector:
+    def at_least(self, low: int) -> Vector:
         return _vector(self._binary("Max", low))
 
-    def at_most(self, high: int | Vector) -> Vector:
+    def at_most(self, high: int) -> Vector:
         return _vector(self._binary("Min", high))
 
     def product(self) -> Vector:
