@@ -4,20 +4,26 @@ Where a length is known it becomes a constant; where it is not, pads and expecte
 runs, and a tensor of another shape fails the run. Everything here is NCX and (D, S/g, k…), as in `maths.convolution`.
 
     forward           Conv
-    backward data     Conv with the kernel flipped for strides of 1, else ConvTranspose
-    backward weights  one matrix product over all pixels (`bodies.convolution_weights`)
+    backward data     Conv with the kernel flipped for strides of 1 and many channels, else ConvTranspose
+    backward weights  matrix products over all pixels (`bodies.convolution_weights`)
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import lt
 
-from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor
+from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor, known
 from onnx_backprop.opset.bodies.expressions import Vector, join, shape
 from onnx_backprop.opset.core.layout import data_to_ncx, inverse
 from onnx_backprop.opset.core.op import Attributes
 
 END = 2**63 - 1
+# Of more kernel positions one tensor each is too many
+MANY_CELLS = 64
+# With no more channels of dx, and twice as many of dy, a ConvTranspose, which multiplies before it adds up, is faster
+# than a Conv, which copies all that a pixel meets for a product of so few rows
+FEW_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,12 @@ def backward_data(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     # a source all of whose pixels are padding has none; onnxruntime makes no such tensor by convolution
     dense = all(s == 1 for s in c.attrs["strides"])
     write = _flipped_convolution if dense else transposed_convolution
+    if dense and c.groups == 1 and c.kernel.known != (1,) * c.axes:
+        s, d = c.source_channels.value, c.destination_channels.value
+        if s is not None and d is not None and s <= FEW_CHANNELS and 2 * s <= d:
+            write = transposed_convolution
+        elif c.axes == 3 and c.kernel[0].known:
+            write = _convolution_of_planes
 
     def zeros() -> str:
         return c.b.Expand(c.b.float_scalar(0), join(c.b, c.batch, c.source_channels, c.source).name)
@@ -247,32 +259,72 @@ def _flipped_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     return c.b.Conv(dy, _flipped(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
 
 
+def _convolution_of_planes(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
+    """The same in three dimensions, for which onnxruntime's Conv is slow: of planes, for all cells of the first axis.
+
+    dx[i] = Σ_a (dy[i + P - a·D] ∗ flipped w[a]), the sum being one of shifted results.
+    """
+    b, out, cells = c.b, destination_lengths(c, dy), c.kernel.entries[0]
+    planes = b.Reshape(
+        b.Transpose(dy, perm=[0, 2, 1, 3, 4]),
+        join(b, c.batch * out[0], c.destination_channels, out[1:]).name,
+        allowzero=1,
+    )
+    pads, data = _pads(c, Tensor(planes), (c.extent - 1 - c.begin)[1:], (c.extent - 1 - c.end)[1:])
+    kernel = b.Transpose(_reversed(c, w, [3, 4]), perm=[2, 1, 0, 3, 4])
+    shape = join(b, c.source_channels * cells, c.destination_channels, c.kernel[1:])
+    y = b.Conv(data, b.Reshape(kernel, shape.name, allowzero=1), dilations=c.attrs["dilations"][1:], pads=pads)
+    rest = join(b, c.source_channels, c.source[1:]).product()
+    y = b.Reshape(y, join(b, 1, c.batch, out[0], cells, rest).name, allowzero=1)
+    parts = b.emit("Split", [y], {"axis": 3, "num_outputs": cells}, outputs=cells) if cells > 1 else [y]
+    before, after = (join(b, lengths, 1, rest) for lengths in (out[0], c.source[0]))
+    shifts = (join(b, c.begin[0] * -1 + cell * c.attrs["dilations"][0], 0, 0) for cell in range(cells))
+    moved = [framed(c, Tensor(part), shift, before, after) for part, shift in zip(parts, shifts, strict=True)]
+    dx = b.Reshape(b.Sum(*moved), join(b, c.batch, c.source[0], c.source_channels, c.source[1:]).name, allowzero=1)
+    return b.Transpose(dx, perm=[0, 2, 1, 3, 4])
+
+
 def transposed_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """The adjoint as a ConvTranspose, for any strides."""
     attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
     # every pixel that dy reaches: P are cut off before it, and behind it whatever is too much or missing
-    behind = c.source + c.begin - ((destination_lengths(c, dy) - 1) * c.strides + c.extent)
-    rest = behind.known
+    reached = (destination_lengths(c, dy) - 1) * c.strides + c.extent
+    behind = c.source + c.begin - reached
+    rest, within = behind.known, (c.extent - c.begin).known
     if rest is not None and c.begin.known is not None and all(map(lt, rest, c.attrs["strides"])):
         pads = [*c.begin.known, *(max(-r, 0) for r in rest)]
         return c.b.ConvTranspose(dy, w, pads=pads, output_padding=[max(r, 0) for r in rest], **attributes)
     full = Tensor(c.b.ConvTranspose(dy, w, **attributes))
-    return padded(c, full, c.begin * -1, behind).name
+    if within is not None and min(within) > 0:
+        return padded(c, full, c.begin * -1, behind).name
+    return framed(c, full, c.begin * -1, reached, c.source).name
 
 
 def _flipped(c: CorrelationLengths, w: Tensor) -> str:
     """The kernel flipped: (D, S/g, k…) -> (S, D/g, k…) with every spatial axis reversed."""
     b, axes = c.b, list(range(2, c.axes + 2))
-    name = w.name
-    if c.kernel.known is None or any(k > 1 for k in c.kernel.known):
-        minus = b.ints([-1] * c.axes)
-        name = b.Slice(w, minus, b.ints([-END] * c.axes), b.ints(axes), minus)
+    name = _reversed(c, w, axes)
     if c.groups == 1:
         return b.Transpose(name, perm=[1, 0, *axes])
     d, s = c.destination_channels // c.groups, c.source_channels // c.groups
     split = b.Reshape(name, join(b, Vector(b, [c.groups]), d, s, c.kernel).name, allowzero=1)
     swapped = b.Transpose(split, perm=[0, 2, 1, *(axis + 1 for axis in axes)])
     return b.Reshape(swapped, join(b, s * c.groups, d, c.kernel).name, allowzero=1)
+
+
+def _reversed(c: CorrelationLengths, w: Tensor, axes: Sequence[int]) -> str:
+    """The kernel with some of its axes, the last ones, reversed."""
+    b, kernel = c.b, [c.kernel.entries[axis - 2] for axis in axes]
+    cells = known(kernel)
+    if cells is None or prod(cells) > MANY_CELLS:
+        minus = b.ints([-1] * len(axes))
+        return b.Slice(w, minus, b.ints([-END] * len(axes)), b.ints(axes), minus)
+    if prod(cells) == 1:
+        return w.name
+    # a Slice with a step copies numbers one by one, more slowly than Split and Concat do
+    merged = b.Reshape(w, b.ints([0] * axes[0] + [prod(cells)]))
+    parts = b.emit("Split", [merged], {"axis": -1, "num_outputs": prod(cells)}, outputs=prod(cells))
+    return b.Reshape(b.Concat(*reversed(parts), axis=-1), b.ints([0] * axes[0] + list(cells)))
 
 
 def destination_lengths(c: CorrelationLengths, y: Tensor) -> Vector:
@@ -296,3 +348,14 @@ def padded(c: CorrelationLengths, x: Tensor, begin: Vector, end: Vector) -> Tens
     if pads.known is not None and not any(pads.known):
         return x
     return Tensor(c.b.Pad(x, pads.name))
+
+
+def framed(c: CorrelationLengths, x: Tensor, begin: Vector, source: Vector, lengths: Vector) -> Tensor:
+    """These lengths of the spatial axes, of lengths `source`, from `begin` pixels before them on; zeros outside."""
+    end = lengths - source - begin
+    known = (begin + source).known, (end + source).known
+    if all(rest is not None and min(rest) > 0 for rest in known):
+        return padded(c, x, begin, end)
+    # a Pad that cuts off all there is leaves some of it in onnxruntime before 1.24
+    wider = padded(c, x, begin.at_least(0), end.at_least(0))
+    return padded(c, wider, begin.at_most(0), end.at_most(0))

@@ -1,4 +1,4 @@
-"""The weight gradient of a correlation in standard ONNX operators: one matrix product over all the pixels.
+"""The weight gradient of a correlation in standard ONNX operators: matrix products over all the pixels.
 
     dw[d,s,k] = Σ_{n,o} dy[n,d,o] · x[n,s,o·S+k·D-P]
 
@@ -9,21 +9,24 @@ the sum may run over the pixels i = o + k·D - P of the source as well, and then
 
     dw[(d,a),(b,s)] = Σ_{n,i,o} dy[n,d,i+P-a·D,o] · x[n,s,i,o·S+b·D-P]
 
-For a kernel of 3 × 3 positions that is 3 copies of either tensor instead of 9 of one, and one product instead of 9.
+For a kernel of 3 × 3 positions that is 3 copies of either tensor instead of 9 of one. Where the copies of x are whole
+channels, each has a product of its own, so that they need not be put together, and the middle one is x itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.convolution import CorrelationLengths, destination_lengths, padded
+from onnx_backprop.opset.bodies.convolution import CorrelationLengths, destination_lengths, framed, padded
 from onnx_backprop.opset.bodies.expressions import Vector, join
 
 # Below this many channels per group the runs that a gather copies from a channels-last tensor are short and slow
 FEW_CHANNELS = 16
+# From this many on a product with the channels of one kernel position alone is fast
+MANY_CHANNELS = 64
 # Above this many kernel positions along an axis a slice for each is too many nodes
 MANY_CELLS = 16
 # A larger constant is left to the session, which makes it from its formula when it starts: model files stay small
@@ -35,18 +38,56 @@ USUAL_KERNEL = 3
 def backward_weights(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
     """Adjoint wrt the weights: x (N, S, in…), dy (N, D, out…) -> (D, S/g, k…)."""
     b = c.b
+    if _of_patches(c):
+        return _patches_as_pixels(c, x, dy)
     factors = _Factors(c, destination_lengths(c, dy), _leading_axes(c))
     rows = factors.rows(dy)
-    columns = factors.sliced_columns(x) if factors.slices else factors.gathered_columns(x)
-    if factors.folds_batch:  # (D·a, N·pixels) · (N·pixels, b·S)
-        rows = b.Flatten(b.Transpose(rows, perm=[1, 0, 2]), axis=1)
-        dw = b.MatMul(rows, b.Flatten(columns, axis=2))
+    if factors.shifts:
+        dw = factors.products(rows, factors.shifted_columns(x))
+    elif factors.slices:
+        dw = factors.products(rows, [factors.sliced_columns(x)])
     else:
-        dw = b.ReduceSum(b.MatMul(rows, columns), b.ints([0]), keepdims=0)
+        dw = factors.product(rows, factors.gathered_columns(x))
     order = factors.order
-    behind = (factors.s if axis == c.axes else c.kernel[axis] for axis in order)
-    dw = b.Reshape(dw, join(b, c.destination_channels, *behind).name, allowzero=1)
-    return b.Transpose(dw, perm=[0, *(1 + order.index(axis) for axis in (c.axes, *range(c.axes)))])
+    sizes = [*(c.kernel[axis] for axis in range(c.axes)), factors.s, factors.d]
+    dw = b.Reshape(dw, join(b, c.groups, *(sizes[axis] for axis in order)).name, allowzero=1)
+    dw = b.Transpose(dw, perm=[0, *(1 + order.index(axis) for axis in (c.axes + 1, c.axes, *range(c.axes)))])
+    return b.Reshape(dw, join(b, c.destination_channels, factors.s, c.kernel).name, allowzero=1)
+
+
+def _of_patches(c: CorrelationLengths) -> bool:
+    """Whether windows lie side by side, so that each pixel meets one cell of the kernel."""
+    strides, single = tuple(c.attrs["strides"]), (1,) * c.axes
+    return (
+        c.kernel.known == strides != single
+        and max(strides) <= MANY_CELLS
+        and tuple(c.attrs["dilations"]) == single
+        and c.groups == 1
+        and c.attrs["data_format"] == "NCX"
+    )
+
+
+def _patches_as_pixels(c: CorrelationLengths, x: Tensor, dy: Tensor) -> str:
+    """Each patch becomes a pixel with as many more channels, and the kernel has one cell."""
+    b, axes, strides, out = c.b, c.axes, c.attrs["strides"], destination_lengths(c, dy)
+    name, channels = padded(c, x, c.begin, out * c.strides - c.begin - c.source).name, c.source_channels
+    for axis in reversed(range(axes)):
+        shape = join(b, c.batch, channels, (out * c.strides)[:axis], out[axis], strides[axis], out[axis + 1 :])
+        name, cell = b.Reshape(name, shape.name, allowzero=1), 3 + axis
+        if axis == axes - 1:  # pixel by pixel Split is several times as fast as Transpose
+            name = b.Concat(
+                *b.emit("Split", [name], {"axis": -1, "num_outputs": strides[axis]}, outputs=strides[axis]), axis=1
+            )
+        else:
+            name = b.Transpose(name, perm=[0, cell, *(i for i in range(1, 3 + axes) if i != cell)])
+        channels = channels * strides[axis]
+    patches, none, single = join(b, c.batch, channels, out), Vector(b, [0] * axes), Vector(b, [1] * axes)
+    lengths = {"source": out, "kernel": single, "begin": none, "end": none, "extent": single, "destination": out}
+    attrs = c.attrs.having(strides=(1,) * axes)
+    pixels = Tensor(b.Reshape(name, patches.name, allowzero=1), patches.dims)
+    dw = backward_weights(replace(c, attrs=attrs, source_channels=channels, **lengths), pixels, dy)
+    dw = b.Reshape(dw, join(b, c.destination_channels, c.strides, c.source_channels).name, allowzero=1)
+    return b.Transpose(dw, perm=[0, 1 + axes, *range(1, 1 + axes)])
 
 
 def _leading_axes(c: CorrelationLengths) -> int:
@@ -92,14 +133,36 @@ class _Factors:
         return join(self.c.b, self.c.source[self.first], self.out[self.rest]).product()
 
     @property
+    def shifts(self) -> bool:
+        """Whether x is copied by a Pad for each position of the kernel, and not at all for the middle one."""
+        kernel, s, strides = self.c.kernel[self.rest].known, self.s.value, self.c.attrs["strides"]
+        return (
+            kernel is not None
+            and prod(kernel) <= USUAL_KERNEL
+            and (prod(kernel) == 1 or s == 1 or (s is not None and s >= MANY_CHANNELS))
+            and all(strides[axis] == 1 for axis in self.rest)
+            and self.c.attrs["data_format"] == "NCX"
+            and not self.folds_batch
+        )
+
+    @property
     def slices(self) -> bool:
         """Whether x is copied by slices, which copy runs along the last axis and not along the channels."""
         kernel, s = self.c.kernel[self.rest].known, self.s.known
-        if kernel is None or max(kernel) > MANY_CELLS or self.folds_batch:
+        if kernel is None or max(kernel) > MANY_CELLS or self.folds_batch or self.shifts:
             return False
-        if prod(kernel) == 1:
-            return self.c.attrs["data_format"] == "NCX"
         return s is not None and s[0] < FEW_CHANNELS
+
+    @property
+    def columns_first(self) -> bool:
+        """Whether columns stand on the left: onnxruntime multiplies a longer factor faster there, and a single row."""
+        if not self.slices and not self.shifts:
+            return False
+        columns, rows = self.s, self.c.kernel[self.first].product() * self.d
+        if self.slices:
+            columns = columns * self.c.kernel[self.rest].product()
+        counts = join(self.c.b, columns, rows).known
+        return counts is not None and (counts[0] > counts[1] or (self.shifts and counts[0] == 1))
 
     @property
     def folds_batch(self) -> bool:
@@ -115,9 +178,27 @@ class _Factors:
 
     @property
     def order(self) -> list[int]:
-        """The result's axes behind D: those of the kernel by their number, behind them that of the channels."""
-        last, channels = self.c.axes - 1, self.c.axes
-        return [last, channels, *range(last)] if self.slices and not self.leading else [*range(channels), channels]
+        """The axes of the product: those of the kernel by their number, behind the last those of S/g and of D/g."""
+        last, s, d = self.c.axes - 1, self.c.axes, self.c.axes + 1
+        rows = [d, *self.first]
+        columns = [last, s, *range(last)] if self.slices and not self.leading else [*self.rest, s]
+        return columns + rows if self.columns_first else rows + columns
+
+    def product(self, rows: str, columns: str) -> str:
+        """(g · D/g · a, b · S/g)."""
+        b = self.c.b
+        if self.folds_batch:  # (D·a, N·pixels) · (N·pixels, b·S)
+            return b.MatMul(b.Flatten(b.Transpose(rows, perm=[1, 0, 2]), axis=1), b.Flatten(columns, axis=2))
+        return b.ReduceSum(b.MatMul(rows, columns), b.ints([0]), keepdims=0)
+
+    def products(self, rows: str, columns: Sequence[str]) -> str:
+        """The same of columns of pixels, in parts; if `columns_first`, (g · b · S/g, D/g · a)."""
+        b, channels, first = self.c.b, self._channels, self.columns_first
+        turned = [*range(channels), channels + 1, channels]
+        factors = ((part, rows) if first else (rows, part) for part in columns)
+        parts = [b.MatMul(left, b.Transpose(right, perm=turned)) for left, right in factors]
+        dw = parts[0] if len(parts) == 1 else b.Concat(*parts, axis=channels if first else channels + 1)
+        return b.ReduceSum(dw, b.ints([0]), keepdims=0)
 
     def rows(self, dy: Tensor) -> str:
         """(N, g, D/g · a, pixels)."""
@@ -153,14 +234,24 @@ class _Factors:
             name = b.Gather(name, meets, axis=channels + self.leading)
         return self._reshaped(name, *self._group, self.pixels, kernel.product() * self.s)
 
+    def shifted_columns(self, x: Tensor) -> list[str]:
+        """(N, g, S/g, pixels) for each position of the kernel."""
+        c, b, none = self.c, self.c.b, Vector(self.c.b, [0] * self.leading)
+        out, result = self.out[self.rest], []
+        for position in np.ndindex(*(c.kernel[self.rest].known or ())):
+            shift = c.begin[self.rest] - Vector(b, position) * self._attribute("dilations", self.rest)
+            name = framed(c, x, join(b, none, shift), c.source, join(b, c.source[self.first], out)).name
+            result.append(self._reshaped(name, *self._group, self.s, self.pixels))
+        return result
+
     def sliced_columns(self, x: Tensor) -> str:
-        """(N, g, pixels, b · S/g), the transpose of slices of x."""
+        """(N, g, b · S/g, pixels), of slices of x."""
         c, b = self.c, self.c.b
         name, needed = self._source(x)
         channels, last = self._channels, [c.axes - 1]
         for axis in reversed(self.rest if self.leading else last):
             if self._copies([axis]):
-                name = self._sliced(name, axis)
+                name = self._sliced(name, axis, needed)
         others = range(0 if self.leading else c.axes - 1)
         if others and self._copies(others):
             # whole rows along the last axis, which a gather copies faster than slices and their concatenation
@@ -170,23 +261,35 @@ class _Factors:
                 name = self._reshaped(name, *self._group, row, lengths.product(), self.out[last])
             pixels, kernel = self._met(others, lengths)
             name = b.Gather(name, _grid(b, [kernel, pixels]), axis=channels + 1)
-        name = self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.pixels)
-        return b.Transpose(name, perm=[*range(channels), channels + 1, channels])
+        return self._reshaped(name, *self._group, c.kernel[self.rest].product() * self.s, self.pixels)
 
-    def _sliced(self, name: str, axis: int) -> str:
+    def _sliced(self, name: str, axis: int, needed: Vector) -> str:
         """The pixels that meet each of the kernel's along one axis, in the axis of the channels before them."""
         c, b = self.c, self.c.b
         stride, dilation = c.attrs["strides"][axis], c.attrs["dilations"][axis]
-        reach = (self.out[axis] - 1) * stride + 1
-        along, step = b.ints([self._channels + 1 + axis]), b.ints([stride])
-        starts = [k * dilation for k in range(c.kernel.entries[axis] or 1)]
-        pieces = [b.Slice(name, b.ints([start]), (reach + start).name, along, step) for start in starts]
-        return pieces[0] if len(pieces) == 1 else b.Concat(*pieces, axis=self._channels)
+        along, last = self._channels + 1 + axis, axis == c.axes - 1
+        starts, names = [k * dilation for k in range(c.kernel.entries[axis] or 1)], [name]
+        if split := last and 1 < stride <= MANY_CELLS:
+            # a Slice with a step copies pixels one by one; Split takes all phases of the stride at once
+            lengths = join(b, c.source[self.first], needed[:-1], needed[-1] // stride, stride)
+            phases = self._reshaped(name, *self._group, self.s, lengths)
+            names = b.emit("Split", [phases], {"axis": along + 1, "num_outputs": stride}, outputs=stride)
+        step = 1 if split else stride
+        reach = (self.out[axis] - 1) * step + 1
+        pieces = []
+        for start in starts:
+            phase, offset = names[start % len(names)], start // len(names)
+            pieces.append(b.Slice(phase, b.ints([offset]), (reach + offset).name, b.ints([along]), b.ints([step])))
+        name = pieces[0] if len(pieces) == 1 else b.Concat(*pieces, axis=self._channels)
+        return b.Squeeze(name, b.ints([along + 1])) if split else name
 
     def _source(self, x: Tensor) -> tuple[str, Vector]:
         """X (N, g, S/g, …) with just the pixels that dy meets along the axes that go with it, and their number."""
         c, b = self.c, self.c.b
         needed = (self.out[self.rest] - 1) * self._attribute("strides", self.rest) + c.extent[self.rest]
+        if self.slices:  # in whole strides along the last axis
+            stride = c.attrs["strides"][-1]
+            needed = join(b, needed[:-1], (self.out[-1] + (c.extent[-1] - 1) // stride) * stride)
         begin, source = c.begin[self.rest], c.source[self.rest]
         none = Vector(b, [0] * self.leading)
         name = padded(c, x, join(b, none, begin), join(b, none, needed - begin - source)).name

@@ -10,6 +10,7 @@ contradiction is reported by the same sentence in both places, before any arithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -155,6 +156,12 @@ class Attributes(Mapping[str, Any]):
                 continue
             value = attribute.normalise(value, op.name)
             self._values[name] = None if value == () and not attribute.required else value
+
+    def having(self, **values: object) -> Attributes:
+        """A copy in which these have other values."""
+        result = copy(self)
+        result._values = self._values | values
+        return result
 
     def require_flags(self, *names: str) -> None:
         """Raise ShapeError unless these attributes are 0 or 1."""

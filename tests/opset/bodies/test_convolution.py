@@ -45,6 +45,10 @@ def assert_right(op: str, attrs: dict[str, Any], inputs: list[np.ndarray | None]
 @pytest.mark.parametrize(
     ("form", "source", "channels", "kernel", "changes"),
     [
+        ("planes", (6, 5, 4), (4, 3), (3, 2, 2), {"pads_begin": [1, 0, 1], "pads_end": [2, 1, 0]}),
+        ("planes, one cell deep", (3, 5, 4), (4, 3), (1, 2, 2), {}),
+        ("planes that a cell never meets", (1, 2, 2), (4, 3), (3, 2, 2), {"pads_begin": [2, 0, 0]}),
+        ("planes, dilated", (7, 5, 4), (4, 3), (3, 2, 2), {"dilations": [2, 1, 2], "pads_begin": [3, 0, 0]}),
         ("stride 1 turns the kernel round", (6, 5), (4, 3), (3, 2), {"pads_begin": [1, 0], "pads_end": [2, 1]}),
         ("padding beyond the kernel is cut", (6,), (4, 3), (2,), {"pads_begin": [3], "pads_end": [2]}),
         ("groups", (6, 5), (4, 6), (3, 2), {"groups": 2}),
@@ -56,11 +60,18 @@ def test_data_gradient_of_stride_1(rng, form: str, source, channels, kernel, cha
     attrs = attributes(len(source), **changes)
     s, d = channels
     begin, end = np.array(attrs["pads_begin"]), np.array(attrs["pads_end"])
-    out = tuple(np.array(source) + begin + end - kernel + 1)
+    out = tuple(np.array(source) + begin + end - np.array(attrs["dilations"]) * (np.array(kernel) - 1))
     dy = rng.standard_normal((2, d, *out), f32)
     w = rng.standard_normal((d, s // attrs.get("groups", 1), *kernel), f32)
     attrs |= {"dst_shape": [2, s, *source]}
     assert_right("ConvolutionBackwardData", attrs, [dy, w], {"Conv"})
+
+
+def test_data_gradient_of_few_channels(rng) -> None:
+    """Of stride 1, and yet a ConvTranspose."""
+    attrs = attributes(2, pads_begin=[1, 3], pads_end=[2, 0], dst_shape=[2, 3, 6, 5])
+    dy, w = rng.standard_normal((2, 7, 7, 7), f32), rng.standard_normal((7, 3, 3, 2), f32)
+    assert_right("ConvolutionBackwardData", attrs, [dy, w], {"ConvTranspose"})
 
 
 @pytest.mark.parametrize("rest", [0, 1, 2])
@@ -81,8 +92,9 @@ def test_data_gradient_of_a_stride(rng, rest: int, pads: tuple[int, int]) -> Non
         ("slices of few channels", (3, 5), (1, 3), 1, {"MatMul", "Slice"}),
         ("no copy for one cell", (32, 5), (1, 1), 1, {"MatMul"}),
         ("groups", (64, 6), (2, 2), 2, {"MatMul", "Gather"}),
-        ("depthwise", (5, 5), (3, 3), 5, {"MatMul", "Slice"}),
-        ("depthwise, two channels out", (5, 10), (3, 3), 5, {"MatMul", "Slice"}),
+        ("depthwise", (5, 5), (3, 3), 5, {"MatMul", "Gather"}),
+        ("depthwise, two channels out", (5, 10), (3, 3), 5, {"MatMul", "Gather"}),
+        ("slices, groups", (4, 6), (3, 3), 2, {"MatMul", "Slice"}),
         ("many cells", (2, 3), (17, 16), 1, {"MatMul", "Gather"}),
         ("many cells, groups", (4, 6), (17, 16), 2, {"MatMul", "Gather"}),
     ],
@@ -100,6 +112,48 @@ def test_weight_gradient(rng, form: str, channels, kernel, groups: int, expected
         "ConvolutionBackwardWeights", by_input, [x, dy, np.int32(attrs["weights_shape"])], kernels="onnx"
     )
     np.testing.assert_allclose(got, evaluate("ConvolutionBackwardWeights", attrs, [x, dy]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "source", "channels", "kernel", "changes"),
+    [
+        ("a product for each column", (40, 6), (64, 5), (3, 3), {"pads_begin": [1, 1], "pads_end": [1, 1]}),
+        ("longer columns first", (40, 6), (70, 5), (3, 2), {}),
+        ("groups", (40, 6), (128, 6), (2, 3), {"groups": 2, "dilations": [1, 2], "pads_end": [0, 3]}),
+        ("a cell meets nothing behind", (40, 1), (64, 5), (3, 3), {"pads_begin": [0, 2]}),
+        ("a cell meets nothing before", (40, 1), (64, 5), (3, 3), {"pads_end": [0, 2]}),
+        ("padding alone, depthwise", (3, 2), (4, 4), (2, 3), {"groups": 4, "pads_begin": [0, 4], "pads_end": [0, 4]}),
+        ("one cell", (6, 5), (3, 4), (1, 1), {}),
+    ],
+)
+def test_weight_gradient_of_shifted_columns(rng, form: str, source, channels, kernel, changes) -> None:
+    attrs = attributes(2, **changes)
+    s, d = channels
+    pads = np.array(attrs["pads_begin"]) + np.array(attrs["pads_end"])
+    out = tuple(np.array(source) + pads - np.array(attrs["dilations"]) * (np.array(kernel) - 1))
+    x, dy = rng.standard_normal((2, s, *source), f32), rng.standard_normal((2, d, *out), f32)
+    attrs |= {"weights_shape": [d, s // attrs.get("groups", 1), *kernel]}
+    assert_right("ConvolutionBackwardWeights", attrs, [x, dy], {"MatMul"} if kernel == (1, 1) else {"MatMul", "Pad"})
+
+
+@pytest.mark.parametrize(
+    ("source", "kernel", "pads"),
+    [
+        ((6, 9), (2, 3), (0, 0)),
+        ((7, 11), (4, 3), (1, 2)),
+        ((3, 2), (6, 1), (4, 5)),
+        ((13,), (4,), (3,)),
+        ((5, 4, 7), (2, 1, 3), (0, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("channels", [(3, 4), (40, 5)])
+def test_weight_gradient_of_patches(rng, source, kernel, pads, channels) -> None:
+    s, d = channels
+    attrs = attributes(len(source), strides=list(kernel), pads_begin=list(pads), pads_end=list(pads[::-1]))
+    out = (np.array(source) + np.array(pads) + np.array(pads[::-1]) - kernel) // kernel + 1
+    x, dy = rng.standard_normal((2, s, *source), f32), rng.standard_normal((2, d, *out), f32)
+    attrs |= {"weights_shape": [d, s, *kernel]}
+    assert_right("ConvolutionBackwardWeights", attrs, [x, dy], {"Split"})
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
