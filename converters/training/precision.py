@@ -231,10 +231,13 @@ def emit_gradients(
     loss: str,
     of_loss: Collection[str],
     half: ir.DataType | None,
+    *,
+    budget: bool,
 ) -> tuple[ir.Value | None, dict[str, str]]:
     """Differentiate, in mixed precision where `half` is given: (the scale of the loss, if any; gradients by parameter).
 
-    of_loss: names of what the loss has added to the model, which stays float32, and so does what it reads.
+    of_loss: names of what the loss has added to the model, which stays float32, and so does what it reads. budget:
+    whether `recompute` follows, which orders nodes and takes shapes early by itself.
     """
     scale, target = None, next(y for y in graph.outputs if y.name == loss)
     if half == ir.DataType.FLOAT16:
@@ -252,7 +255,8 @@ def emit_gradients(
                 kept |= {str(x.name) for x in node.inputs if x is not None}
         weights_first(graph, Builder(names), backward, gradients)
         Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
-    shapes_first(graph, Builder(names), forward)
+    if not budget:
+        shapes_first(graph, Builder(names), forward)
     if scale is not None:
         graph.outputs.remove(target)
         unscale(graph, Builder(names), scale, [y for y in graph.outputs if y.name in parameters.values()])

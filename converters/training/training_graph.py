@@ -164,7 +164,7 @@ def training_graph(
         strict=strict,
         progress=progress,
     )
-    scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half)
+    scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half, budget=budget is not None)
     if scale is not None and updater is None:
         with_default(graph, scale)
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}

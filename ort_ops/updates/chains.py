@@ -57,7 +57,7 @@ def _read(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
     """The nodes without steps that nobody reads any more, every chain having its own copy."""
     kept: list[NodeProto] = []
     for node in reversed(nodes):
-        if node.op_type not in STEPS or not read.isdisjoint(node.output):
+        if node.op_type not in (*STEPS, ELEMENTWISE) or not read.isdisjoint(node.output):
             kept.append(node)
             read.update(_read_by(node))
     return kept[::-1]

@@ -26,7 +26,9 @@ def dropout_step(ratio: float, size: int = 40_000) -> tuple[ob.TrainingGraph, An
 
     def step(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         feeds = {"x": x, "target": 0 * x, "learning_rate": rate(size / 2), **graph.initial_state()}
-        y, gain = session.run(["y", "gain_new"], feeds | {"random_state": np.array([seed, count])})
+        if "random_state" in feeds:
+            feeds["random_state"] = np.array([seed, count])
+        y, gain = session.run(["y", "gain_new"], feeds)
         return np.asarray(y), np.asarray(gain)
 
     return graph, step
@@ -60,6 +62,12 @@ def test_dropout_masks_are_a_function_of_seed_and_run() -> None:
     state = graph.initial_state() | {"random_state": np.array([7, 41])}
     x = np.ones(40_000, np.float32)
     assert list(run(graph.model, {"x": x, "target": x, "learning_rate": rate()} | state)["random_state_new"]) == [7, 42]
+
+
+def test_a_ratio_of_0_draws_nothing() -> None:
+    graph, _ = dropout_step(0.0)
+    assert "random_state" not in graph.initial_state()
+    assert "BitwiseXor" not in {n.op_type for n in graph.model.graph.node}
 
 
 def test_two_dropouts_draw_different_masks() -> None:
