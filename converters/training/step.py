@@ -14,6 +14,7 @@ from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.modes import is_statistic
 from onnx_backprop.converters.training.optimizer_function import (
     CLIP_FACTOR,
     FINITE,
@@ -255,7 +256,8 @@ def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir
     op.prefix = "optimizer"
     updates: dict[str, str] = {}
     for x, new in state.new.items():
-        output = op.Identity(new) if new.producer() not in op.nodes or new in graph.outputs else new
+        own = new.producer() in op.nodes or (is_statistic(new) and not new.uses())
+        output = op.Identity(new) if not own or new in graph.outputs else new
         output.name = op.unique(f"{x.name}_new")
         op.typed(output, x)
         graph.outputs.append(output)

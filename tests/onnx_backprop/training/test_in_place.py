@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -192,3 +193,23 @@ def test_the_run_that_finds_out_what_to_compile_changes_nothing(tmp_path: Path) 
     command = [sys.executable, "-c", COMPILING]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
     assert done.stdout.strip() == "right", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("again", ["Relu(a)", "BatchNormalization<training_mode = 1>(a, s, b, m, v)"])
+def test_a_step_that_fails_leaves_running_statistics(again: str, kernels: str) -> None:
+    """onnxruntime renews them where they lie, unless the new ones are outputs of the graph."""
+    outputs = "y, m2, v2" if again.startswith("Batch") else "y"
+    model = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        norm (float[N, 2] x) => (float[N, 2] y)
+        <float[2] s = {{1.0, 1.0}}, float[2] b = {{0.0, 0.0}}, float[2] m = {{0.0, 0.0}}, float[2] v = {{1.0, 1.0}}>
+        {{ a, m1, v1 = BatchNormalization<training_mode = 1>(x, s, b, m, v)  {outputs} = {again} }}""")
+    trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="adam", untie=True), kernels=kernels)
+    x = np.array([[1, 2], [3, 8]], np.float32)
+    for target in (x * np.nan, x):
+        before = trainer.state()
+        with contextlib.suppress(FloatingPointError):
+            trainer.step(x=x, target=target)
+        changed = [name for name, value in trainer.state().items() if not np.array_equal(value, before[name])]
+        assert {"m", "v"} <= set(changed) if target is x else not changed
