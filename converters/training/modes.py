@@ -47,9 +47,9 @@ def infer_mode(graph: ir.Graph) -> None:
                 while statistic is not None and statistic.producer() is not None:
                     earlier = statistic.producer()
                     assert earlier is not None
-                    if earlier.op_type not in ("BatchNormalization", "Max"):
+                    if earlier.op_type != "BatchNormalization":
                         break
-                    statistic = earlier.inputs[place if earlier.op_type == "BatchNormalization" else 0]
+                    statistic = earlier.inputs[place]
                 node.replace_input_with(place, statistic)
     for node in graph:
         if node.domain == "" and node.op_type == "BatchNormalization":
@@ -59,12 +59,11 @@ def infer_mode(graph: ir.Graph) -> None:
 def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
     """Each running statistic of a BatchNormalization in training mode -> its value after the step.
 
-    Nodes that share statistics renew them one after the other. onnxruntime overwrites what it renews unless that is an
-    output of the graph, so the first of them reads a copy, and a step that fails has changed nothing. Errors:
-    UnsupportedError for statistics that are computed in the graph.
+    Nodes that share statistics renew them one after the other. What is renewed must become an output of the graph
+    itself: onnxruntime overwrites the statistics where it is the input of an Identity. Errors: UnsupportedError for
+    statistics that are computed in the graph.
     """
     current: dict[ir.Value, ir.Value] = {}
-    readers: dict[ir.Value, tuple[ir.Node, int]] = {}  # the first node that renews a statistic, and which input it is
     for node in [n for n in graph if n.domain == "" and n.op_type == "BatchNormalization" and _trains(n)]:
         if len(node.outputs) < 3:
             node.resize_outputs(3)
@@ -75,14 +74,7 @@ def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
                 new.name = op.unique(f"{label(node)}_{what}")
             op.typed(new, statistic)
             if statistic in current:
-                first, at = readers[statistic]
-                if first.inputs[at] is statistic:
-                    copy = op.typed(op.Max(statistic), statistic)  # the only operand, which nothing takes away
-                    graph.insert_before(first, op.nodes[-1])
-                    op.nodes.pop()
-                    first.replace_input_with(at, copy)
                 node.replace_input_with(place, current[statistic])
-            readers.setdefault(statistic, (node, place))
             current[statistic] = new
     return current
 
