@@ -163,4 +163,4 @@ def test_nobody_else_asks_the_system() -> None:
         for path in (root / folder).rglob("*.py")
         if asks.search(path.read_text())
     ]
-    assert set(asking) == {"machine.py"}
+    assert set(asking) == {"machine.py", "memory_curve.py"}  # the latter of its own memory
