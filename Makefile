@@ -57,16 +57,20 @@ conformance: $(INSTALLED) ## tens of thousands of configurations against onnxrun
 runtimes: $(INSTALLED) ## training graphs in onnxruntime 1.18 to 1.31, docs/runtimes.md (installs each into .runtimes/)
 	$(BIN)/python -m tests.runtimes $(ARGS)
 
-bench: $(INSTALLED) ## our kernels beside PyTorch and onnxsim, benchmarks/results/ (installs PyTorch)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	$(BIN)/python -m benchmarks $(ARGS)
-	$(BIN)/python -m benchmarks.training_steps
-
 # Of the packages in packages.txt only the files are used, or the half in Python: what they depend on stays away.
-field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
+define field_environment
 	@test -d $(FIELD) || $(PYTHON) -m venv $(FIELD)
-	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[field]'
+	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[bench,field]'
 	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/field/packages.txt
+endef
+
+bench: ## our kernels and training steps beside PyTorch, benchmarks/results/ (the environment of `make field`, an hour)
+	$(field_environment)
+	$(FIELD)/bin/python -m benchmarks $(ARGS)
+	$(FIELD)/bin/python -m benchmarks.training_steps
+
+field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
+	$(field_environment)
 	$(FIELD)/bin/python -m tests.field $(ARGS)
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
