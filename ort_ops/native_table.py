@@ -1,11 +1,11 @@
 """The operators that have compiled kernels."""
 
 from onnx_backprop.ort_ops.convolution import kernels as convolution
+from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
 from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, relu_backward
 from onnx_backprop.ort_ops.normalization import batch_norm_training_backward, layer_norm_backward, soft_max_backward
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
-from onnx_backprop.ort_ops.updates import kernel as updates
 
 KERNELS = (
     *convolution.KERNELS,
@@ -21,4 +21,6 @@ KERNELS = (
 
 def register() -> None:
     """Hand the operators to onnxruntime-extensions; once per process."""
-    register_kernels(KERNELS, lambda: (updates.custom_op(updates.NAME), updates.custom_op(updates.ELEMENTWISE)))
+    register_kernels(
+        KERNELS, lambda: (elementwise.custom_op(elementwise.NAME), elementwise.custom_op(elementwise.ELEMENTWISE))
+    )

@@ -22,9 +22,9 @@ from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
+from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
 from onnx_backprop.ort_ops.runtime import ahead, interpreter
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
-from onnx_backprop.ort_ops.updates.fuse import fuse_updates
 
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
@@ -140,7 +140,7 @@ def run_bound(
     """`session.run_with_iobinding(binding)`, kernels compiling together.
 
     So the run may take place twice. Where outputs share memory with inputs, `guard` is the number that the model's
-    updates wait for (`updates.last`).
+    updates wait for (`elementwise.updates_last`).
     """
     if isinstance(session, _Session):
         session.run_bound(binding, guard=guard)

@@ -19,10 +19,10 @@ from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
+from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+from onnx_backprop.ort_ops.elementwise.updates_last import GUARD, update_last
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
-from onnx_backprop.ort_ops.updates.chains import fuse_chains
-from onnx_backprop.ort_ops.updates.fuse import fuse_updates
-from onnx_backprop.ort_ops.updates.last import GUARD, update_last
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit

@@ -13,7 +13,7 @@ from copy import deepcopy
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.ort_ops.updates.kernel import NAME
+from onnx_backprop.ort_ops.elementwise.kernel import NAME
 
 GUARD = "update_guard"
 # Operators whose result may be an operand's memory, or that onnxruntime takes away where they change nothing.

@@ -18,6 +18,7 @@ from onnx_backprop.ort_ops.compiler.decorators import exported, inner
 from onnx_backprop.ort_ops.compiler.llvm import call, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, size, view
 from onnx_backprop.ort_ops.compiler.values import INT
+from onnx_backprop.ort_ops.elementwise.program import PIECE, Job, Program, stage_of
 from onnx_backprop.ort_ops.runtime import c_abi
 from onnx_backprop.ort_ops.runtime.bridge import api_of, block, runtime
 from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
@@ -25,7 +26,6 @@ from onnx_backprop.ort_ops.runtime.call import INPUT_COUNT, INPUT_WORDS, MAX_RAN
 from onnx_backprop.ort_ops.runtime.interpreter import immortal
 from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, release
 from onnx_backprop.ort_ops.runtime.stages import PARALLEL_FOR, ort
-from onnx_backprop.ort_ops.updates.program import PIECE, Job, Program, stage_of
 
 NAME, ELEMENTWISE = f"{NATIVE_PREFIX}Update", f"{NATIVE_PREFIX}Elementwise"
 _UNEQUAL = b"the tensors of an item must have one shape, and a formula as many numbers as it reads"

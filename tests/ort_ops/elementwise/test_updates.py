@@ -15,10 +15,10 @@ import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, Adagrad, Adam, AdamW, Group, Lion, Optimizer, RMSProp
 from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.ort_ops import register_ops
-from onnx_backprop.ort_ops.updates.fuse import fuse_updates
-from onnx_backprop.ort_ops.updates.kernel import NAME
-from onnx_backprop.ort_ops.updates.last import GUARD, update_last
-from onnx_backprop.ort_ops.updates.program import PIECE, Program
+from onnx_backprop.ort_ops.elementwise.kernel import NAME
+from onnx_backprop.ort_ops.elementwise.program import PIECE, Program
+from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+from onnx_backprop.ort_ops.elementwise.updates_last import GUARD, update_last
 from tests.ort_ops.guarded import Guarded
 
 SHAPES = ((), (1,), (0, 3), (17,), (2, 3, 5, 7), (5, 3, 1, 1), (PIECE,), (PIECE * 2 + 3,), (1, 16))

@@ -12,8 +12,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.ort_ops.updates.chains import fuse_chains
-from onnx_backprop.ort_ops.updates.kernel import ELEMENTWISE
+from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
 NUMBERS = "float one = {1.0}, float[1] three = {3.0}, float[1,1] less = {-3.0}, float six = {6.0}"
 SILU = "s = Sub(one, y)  p = Mul(y, s)  q = Mul(x, p)  a = Add(q, y)  z = Mul(dy, a)"

@@ -19,8 +19,8 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.ort_ops.updates.kernel import NAME
-from onnx_backprop.ort_ops.updates.program import STEPS, Program
+from onnx_backprop.ort_ops.elementwise.kernel import NAME
+from onnx_backprop.ort_ops.elementwise.program import STEPS, Program
 
 _MEMBER = re.compile(r"(.+)_(\d+)(_new)?")
 _SAME = ("Identity", "Reshape")  # which leave a number as it is

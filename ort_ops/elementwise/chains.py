@@ -19,8 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.ort_ops.updates.kernel import ELEMENTWISE
-from onnx_backprop.ort_ops.updates.program import CHOICE, FLAG, STEPS, TENSOR, Program
+from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
+from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 
 _DOMAINS = {"ReLUBackward": (DOMAIN,)}  # of the steps that are no operators of ONNX
 _KINDS = {TENSOR: TensorProto.FLOAT, FLAG: TensorProto.BOOL, CHOICE: TensorProto.BOOL}

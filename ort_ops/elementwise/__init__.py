@@ -1,0 +1,1 @@
+"""Elementwise formulas in one pass over memory: updates of many tensors, chains of operators."""

@@ -1,1 +1,0 @@
-"""Updates of many tensors in one pass over memory."""
