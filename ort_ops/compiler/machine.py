@@ -16,7 +16,7 @@ import llvmlite.binding
 VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
 TRIPLE_VARIABLE = "ONNX_BACKPROP_TRIPLE"
 MOST_PROCESSORS = 64
-_LENGTHS = ("2", "4", "8", "16", "32", "64")
+_LENGTHS = ("4", "8", "16", "32", "64")
 _CACHE = 32 << 20  # where the system does not tell
 
 llvmlite.binding.initialize_native_target()
@@ -79,7 +79,7 @@ def complaint() -> str:
     forced = os.environ.get(VECTOR_VARIABLE)
     if not forced or forced in _LENGTHS:
         return ""
-    return f"{VECTOR_VARIABLE}: expected a power of two from 2 to 64, got {forced!r}"
+    return f"{VECTOR_VARIABLE}: expected a power of two from 4 to 64, got {forced!r}"
 
 
 WIDTH = _width()

@@ -12,6 +12,7 @@ import pytest
 from tests.ort_ops import registers
 
 ROOT = Path(__file__).parents[2]
+WINOGRAD = "tests/ort_ops/convolution/test_winograd.py"
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -51,6 +52,13 @@ def test_a_narrow_vector_length() -> None:
     assert "'answered': " in printed
 
 
+def test_winograd_with_tiles_of_several_narrow_vectors() -> None:
+    """On NEON a tile of 12 channels is three vectors."""
+    printed = run("-m", "pytest", "-q", "-p", "no:cacheprovider", WINOGRAD, **registers.environment(4))
+    assert " passed" in printed
+    assert "failed" not in printed
+
+
 def test_the_guard_sees_a_read_beyond_the_end() -> None:
     """Otherwise the tests above would prove nothing."""
     code = (
@@ -66,8 +74,8 @@ def test_the_guard_sees_a_read_beyond_the_end() -> None:
 
 def test_an_impossible_vector_length_speaks_against_the_route() -> None:
     code = "from onnx_backprop.ort_ops.numba_route import reason_against; print(reason_against())"
-    printed = run("-c", code, ONNX_BACKPROP_VECTOR_LENGTH="3")
-    assert "ONNX_BACKPROP_VECTOR_LENGTH: expected a power of two from 2 to 64, got '3'" in printed
+    printed = run("-c", code, ONNX_BACKPROP_VECTOR_LENGTH="2")
+    assert "ONNX_BACKPROP_VECTOR_LENGTH: expected a power of two from 4 to 64, got '2'" in printed
 
 
 # A model with a kernel of each kind, and its answer as bytes.

@@ -33,7 +33,8 @@ from onnx_backprop.ort_ops.vector.registers import copy_run
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
 _SPAN = 2 * VECTOR  # cells of a kernel that are turned together
-_kernels = stack(_SPAN * COLUMNS)
+_PITCH = max(COLUMNS, -(-ROWS // VECTOR) * VECTOR)  # numbers of a turned cell: a tile's channels, in whole vectors
+_kernels = stack(_SPAN * _PITCH)
 
 
 @inner
@@ -67,10 +68,10 @@ def _pack(call, p, unit, _scratch):
             start = call.inputs[1] + 4 * (first + c * p.c.w_s + low)
             for i in range(0, width, VECTOR):
                 of_channels = start + 4 * min(i, count - 1) * w_out
-                turn_rows(turned + 4 * i, 4 * COLUMNS, of_channels, 4 * w_out, max(0, min(VECTOR, count - i)), span)
+                turn_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, max(0, min(VECTOR, count - i)), span)
             for tap in range(taps):
                 place = tap_of(p, phase, tap).weight - low
-                copy_run(target + 4 * (tap * channels + c) * width, turned + 4 * COLUMNS * place, width)
+                copy_run(target + 4 * (tap * channels + c) * width, turned + 4 * _PITCH * place, width)
         return
     if count < width:
         clear(target, 0, taps * channels * width)

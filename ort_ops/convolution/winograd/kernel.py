@@ -77,13 +77,15 @@ def _pack_tile(call, p, group, tile, target):
     clear(kernels, 0, 9 * WIDE)
     for c in range(p.c.s):
         start = first + c * p.c.w_s
-        if lies_dense and w_x > 0:
-            turn_rows(kernels, 4 * WIDE, source + 4 * start, 4 * w_out, count, 9)
-        elif lies_dense:  # mirrored: the last cell comes first
-            turn_rows(kernels + 4 * 8 * WIDE, -4 * WIDE, source + 4 * (start - 8), 4 * w_out, count, 9)
-        else:
-            for i in range(9):
-                scatter_run(kind, kernels, i * WIDE, 1, source, start + i // 3 * w_y + i % 3 * w_x, w_out, count)
+        for lane in range(0, count if lies_dense else 0, VECTOR):
+            rows, some = min(VECTOR, count - lane), start + lane * w_out
+            if w_x > 0:
+                turn_rows(kernels + 4 * lane, 4 * WIDE, source + 4 * some, 4 * w_out, rows, 9)
+            else:  # mirrored: the last cell comes first
+                last = kernels + 4 * (8 * WIDE + lane)
+                turn_rows(last, -4 * WIDE, source + 4 * (some - 8), 4 * w_out, rows, 9)
+        for i in range(0 if lies_dense else 9):
+            scatter_run(kind, kernels, i * WIDE, 1, source, start + i // 3 * w_y + i % 3 * w_x, w_out, count)
         for part in range(WIDE // VECTOR):
             # what a register holds beyond ROWS is overwritten by the next channel
             at = 4 * VECTOR * part
