@@ -119,7 +119,7 @@ def noise(rows: int = 64) -> dict[str, np.ndarray]:
 
 
 def test_masks_and_statistics() -> None:
-    """A mask of a resumable step is drawn again, the same; statistics are renewed once."""
+    """Nodes between random masks run again, and masks, losses and statistics are those of a graph without a budget."""
     arguments: dict[str, Any] = {"loss": "mse", "optimizer": "adamw", "training_mode": True}
     plain = ob.training_graph(noisy(), **arguments)
     graph = ob.training_graph(noisy(), **arguments, memory="72%", lengths={"N": 64})
