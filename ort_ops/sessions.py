@@ -20,6 +20,7 @@ from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred
+from onnx_backprop.opset.functions.numba import write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, numpy_route
 from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
@@ -87,6 +88,7 @@ def session(
         model = use_kernels(model, kernels)
         if kernels == "numba":
             fuse_updates(model)
+            write_out(model)
         source = model.SerializeToString()
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
@@ -185,8 +187,11 @@ def be_lean(options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
     """Let a session hold what its run needs at a time, and no more; returns the options.
 
     With memory patterns onnxruntime allocates all that a run needs once more after the first, in one block, and keeps
-    both. With reuse it keeps the memory of a tensor for a later one of the same shape, however late that comes.
+    both. With reuse it keeps the memory of a tensor for a later one of the same shape, however late that comes. Its
+    default order runs gradients of parameters last and keeps all that they read until then; a training graph's own
+    order, which the other one follows, runs them as soon as it can.
     """
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
     return options

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnx_backprop.ort_ops.compiler import objects
+from onnx_backprop.ort_ops.compiler.kept import read
 from onnx_backprop.training.checkpoint import read_checkpoint
 from onnx_backprop.training.history import read_log
 
@@ -86,8 +86,8 @@ def torn(path: Path) -> bool:
             read_log(path)
         elif path.suffix == ".html":
             return not path.read_text().rstrip().endswith("</html>")
-        elif path.suffix == ".o":
-            return objects._read(path) is None
+        elif path.suffix in (".o", ".width"):
+            return read(path) is None
     except Exception:  # noqa: BLE001 - whatever a reader says
         return True
     return path.suffix not in (".onnx", ".safetensors", ".csv", ".npz")

@@ -1,22 +1,26 @@
 """The order that a backward part holds least in: what belongs to one parameter alone runs as soon as it can.
 
 dW = xᵀ · dy and db need dy and x, which can go once they have run; so they come before dx, and long before the update
-that reads them. onnxruntime goes from the outputs to what they need and would compute every dx first, holding all x and
-dy to the end.
+that reads them. The default order of onnxruntime goes from the outputs to what they need and computes every dx first,
+holding all x and dy to the end; its PRIORITY_BASED order runs nodes in the order of the file.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from math import inf, prod
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import values_read
+from onnx_backprop.converters.reverse.known import dims
+
+_BATCH, _SIDE = 8, 64  # for the first length, and others, that only a run knows
 
 
-def own_nodes(backward: Sequence[ir.Node], gradients: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes of the backward part that lead to the gradient of one parameter only."""
+def own_nodes(backward: Sequence[ir.Node], gradients: Sequence[ir.Value]) -> dict[ir.Node, ir.Value]:
+    """The nodes of the backward part that lead to the gradient of one parameter only, and that gradient."""
     leads: dict[ir.Node, int] = defaultdict(int)
     for n, value in enumerate(gradients):
         if (producer := value.producer()) is not None:
@@ -25,7 +29,7 @@ def own_nodes(backward: Sequence[ir.Node], gradients: Sequence[ir.Value]) -> set
         for producer in (value.producer() for value in values_read(node)):
             if producer is not None:
                 leads[producer] |= leads[node]
-    return {node for node in backward if leads[node].bit_count() == 1}
+    return {n: gradients[leads[n].bit_length() - 1] for n in backward if leads[n].bit_count() == 1}
 
 
 def ordered(backward: Sequence[ir.Node], own: Collection[ir.Node]) -> list[ir.Node]:
@@ -64,3 +68,31 @@ def ordered(backward: Sequence[ir.Node], own: Collection[ir.Node]) -> list[ir.No
     for node in behind.get(-1, ()):  # that nothing else needs
         put(node)
     return result
+
+
+def weights_early(graph: ir.Graph, forward: Collection[ir.Node], gradients: Sequence[ir.Value]) -> None:
+    """Give a graph whose backward part follows its forward part this order.
+
+    Gradients that are larger than all that they are made of come last: they would fill the memory that is to be freed.
+    """
+    nodes = list(graph)
+    start = 1 + max((n for n, node in enumerate(nodes) if node in forward), default=-1)
+    backward = sorted(nodes[start:], key=lambda node: node.op_type != "Constant")  # which several may read
+    own = own_nodes(backward, gradients)
+    read: dict[ir.Value, set[ir.Value]] = defaultdict(set)
+    for node, gradient in own.items():
+        read[gradient].update(v for v in values_read(node) if v.producer() is not None and v.producer() not in own)
+    large = {gradient for gradient, values in read.items() if _nbytes(gradient) > sum(map(_nbytes, values))}
+    late = [node for node in backward if own.get(node) in large]
+    graph.remove(backward)
+    graph.extend(ordered([node for node in backward if own.get(node) not in large], own))
+    graph.extend(late)
+
+
+def _nbytes(value: ir.Value) -> float:
+    """Of a value, in a small batch; infinitely many of one that nothing is known of."""
+    shape = dims(value)
+    if shape is None or value.dtype is None:
+        return inf
+    known = [d if isinstance(d, int) else _SIDE if n else _BATCH for n, d in enumerate(shape)]
+    return prod(known) * value.dtype.itemsize

@@ -1,12 +1,8 @@
-"""Gradients of weights first: what they read need not be kept while the rest of the backward pass runs.
-
-onnxruntime runs nodes as late as it can, gradients of weights last of all, and keeps every dy for them until then. Here
-whatever leads on to other layers waits for the weights' gradients along the same dy.
-"""
+"""What the backward pass need not keep: values to compute again behind a gradient, and shapes to take early."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -18,7 +14,6 @@ STANDS_FOR = (
     "onnx_backprop.stands_for"  # on a node of the forward pass that gives a value rounded, or as it is: its name
 )
 _END = 2**31  # beyond the last axis
-WAITS = "onnx_backprop.waits"  # on a node that gives its first input as it is, once others are there
 
 
 def waiting(op: Builder, x: ir.Value, gates: Sequence[ir.Value]) -> ir.Value:
@@ -27,9 +22,7 @@ def waiting(op: Builder, x: ir.Value, gates: Sequence[ir.Value]) -> ir.Value:
     for gate in gates[1:]:
         size = op.Add(size, op.Size(gate))
     shape = dims(x)
-    y = op.Reshape(x, op.Mul(op.Shape(x) if shape is None else [1] * len(shape), op.Mul(size, 0)))
-    op.nodes[-1].metadata_props[WAITS] = ""
-    return op.typed(y, x)
+    return op.typed(op.Reshape(x, op.Mul(op.Shape(x) if shape is None else [1] * len(shape), op.Mul(size, 0))), x)
 
 
 def dependent(nodes: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Value]:
@@ -92,30 +85,6 @@ def dropped_again(graph: ir.Graph, op: Builder, backward: Backward) -> None:
                 op.nodes.clear()
 
 
-def weights_first(graph: ir.Graph, op: Builder, backward: Backward, gradients: Mapping[ir.Value, ir.Value]) -> None:
-    """Reorder the backward pass. gradients: by what they are the gradient of."""
-    nodes, place, late = backward.nodes, backward.place, backward.late
-    inner = {g for x, g in gradients.items() if x.producer() is not None}
-    leads: dict[ir.Node, bool] = {}
-    for node in reversed(nodes):
-        readers = [r for y in node.outputs for r, _ in y.uses()]
-        leads[node] = not inner.isdisjoint(node.outputs) or any(leads.get(r, True) for r in readers)
-    for x, g in gradients.items():
-        if g.shape is None:
-            g.shape = x.shape
-    for g in sorted((g for g in inner if g in late), key=lambda g: place[_maker(g)]):
-        uses = [(reader, n) for reader, n in g.uses() if reader in place]
-        on = [(reader, n) for reader, n in uses if leads[reader]]
-        ends = dict.fromkeys(_end(r, late) for r, _ in uses if not leads[r] and _alone(r, g, late))
-        if on and ends:
-            y = waiting(op, g, list(ends))
-            graph.insert_before(on[0][0], op.nodes)
-            op.nodes.clear()
-            for reader, n in on:
-                reader.replace_input_with(n, y)
-    graph.sort()
-
-
 def is_constant(value: ir.Value) -> bool:
     """Whether no run changes a value of the backward pass."""
     node = value.producer()
@@ -168,17 +137,3 @@ def _maker(value: ir.Value) -> ir.Node:
     node = value.producer()
     assert node is not None
     return node
-
-
-def _alone(node: ir.Node, g: ir.Value, late: set[ir.Value]) -> bool:
-    return all(x is g for x in node.inputs if x in late)
-
-
-def _end(node: ir.Node, late: set[ir.Value]) -> ir.Value:
-    """The last value of a chain of nodes that read nothing else of the backward pass."""
-    y = node.outputs[0]
-    while True:
-        readers = {reader for reader, _ in y.uses()}
-        if len(readers) != 1 or not _alone(reader := readers.pop(), y, late):
-            return y
-        y = reader.outputs[0]

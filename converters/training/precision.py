@@ -18,20 +18,13 @@ from collections.abc import Callable, Collection, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
+from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.reverse.backward import Differentiation
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
-from onnx_backprop.converters.training.order import (
-    STANDS_FOR,
-    WAITS,
-    Backward,
-    dropped_again,
-    shapes_first,
-    waiting,
-    weights_first,
-)
+from onnx_backprop.converters.training.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -166,10 +159,6 @@ class Rounding:
         if x in self._exact:
             return x
         maker = x.producer()
-        if maker is not None and WAITS in maker.metadata_props and maker.inputs[0] in self._late:
-            maker.replace_input_with(0, self._round(maker.inputs[0], maker, None))
-            self._exact.add(x)
-            return x
         if maker in self._place and x not in self._late and maker.op_type in _MOVING:
             for index, source in enumerate(maker.inputs):
                 if source is not None and source.dtype == x.dtype:
@@ -253,11 +242,14 @@ def emit_gradients(
         for node in forward:
             if not kept.isdisjoint(_names(node)):
                 kept |= {str(x.name) for x in node.inputs if x is not None}
-        weights_first(graph, Builder(names), backward, gradients)
         Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
     if not budget:
         shapes_first(graph, Builder(names), forward)
     if scale is not None:
         graph.outputs.remove(target)
         unscale(graph, Builder(names), scale, [y for y in graph.outputs if y.name in parameters.values()])
+    for x, g in gradients.items():
+        if g.shape is None:
+            g.shape = x.shape
+    weights_early(graph, forward, [y for y in graph.outputs if y.name in parameters.values()])
     return scale, parameters

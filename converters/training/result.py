@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.converters.prepare.graphs import assign, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, near
 from onnx_backprop.converters.recompute.memory import told
@@ -31,6 +31,7 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
 _SHOWN = 5  # names of a kind that a summary lists
+_ELSEWHERE = "trainer"  # where the values of a graph without them lie
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,36 @@ class TrainingGraph:
     def _tensors(self) -> dict[str, TensorProto]:
         return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
+    def without_values(self) -> TrainingGraph:
+        """The graph without the first values of its state, for a trainer that has them in memory of its own.
+
+        `initial_values`, `initial_state` and `save` are refused of it; `inference_model` takes what `values` holds.
+        """
+        model = without_tensors(self.model, self.updates)
+        for tensor in self.model.graph.initializer:
+            if tensor.name in self.updates:
+                model.graph.initializer.add(
+                    name=tensor.name,
+                    dims=tensor.dims,
+                    data_type=tensor.data_type,
+                    data_location=TensorProto.EXTERNAL,
+                    external_data=[StringStringEntryProto(key="location", value=_ELSEWHERE)],
+                )
+        return replace(self, model=model)
+
+    def _require_values(self, given: Collection[str] = ()) -> None:
+        stored = [t.name for t in self.model.graph.initializer if any(e.value == _ELSEWHERE for e in t.external_data)]
+        if not set(stored).issubset(given):
+            raise InvalidArgumentError(
+                "the trainer has read this graph from a file and keeps the values that it trains, not those that it "
+                "began with. TrainingGraph.load(path) has them, and a Trainer that is given one keeps it as it is"
+            )
+
     def initial_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters in the model, as arrays of one's own, in the order of `parameters`."""
-        return {name: np.array(numpy_helper.to_array(self._tensors[name])) for name in self.parameters}
+        self._require_values()
+        tensors = self._tensors
+        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
 
     def frozen_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters that are not trained."""
@@ -85,6 +113,7 @@ class TrainingGraph:
 
     def initial_state(self) -> dict[str, np.ndarray]:
         """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
+        self._require_values()
         tensors = self._tensors
         declared = {value.name: value.type.tensor_type for value in self.model.graph.input}
         result: dict[str, np.ndarray] = {}
@@ -122,6 +151,7 @@ class TrainingGraph:
         outputs: names of tensors to give in the place of the model's outputs.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
+        self._require_values(values or ())
         model = self._part(list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         known = {*self.forward_state, *self.frozen, *self.parameters}
@@ -220,6 +250,7 @@ class TrainingGraph:
 
         `TrainingGraph.load` reads everything back from this one file.
         """
+        self._require_values()
         save_model(self.model, path)
 
     @staticmethod

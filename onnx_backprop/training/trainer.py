@@ -20,6 +20,7 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
 from onnx_backprop.ort_ops.elementwise.updates_last import GUARD, update_last
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
@@ -68,8 +69,8 @@ class Trainer:
         kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
         they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
 
-        session_options: yours. Memory patterns and reuse are turned off in them, with which onnxruntime would keep
-        more memory than a step needs at a time.
+        session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order,
+        without which onnxruntime would keep more memory than a step needs at a time.
 
         Errors: InvalidArgumentError for a graph without an optimizer.
         """
@@ -78,6 +79,9 @@ class Trainer:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
+        state = self.graph.initial_state()
+        if isinstance(graph, str | Path):
+            self.graph = self.graph.without_values()  # which nobody else holds
         self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
         self.learning_rate = learning_rate
         self._steps = 0
@@ -91,13 +95,12 @@ class Trainer:
         self._in_place: frozenset[str] = frozenset()
         if self.kernels == "numba":
             own_convolutions(model)
-            fuse_chains(model)
+            make_again(fuse_chains(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
                 self._in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        state = self.graph.initial_state()
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
         self._guard = np.ones((), np.float32)

@@ -13,6 +13,9 @@ _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their l
 _FOLLOWED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 )
+_AS_DIV = frozenset(
+    {"Add", "Mul", "Sub"}
+)  # whose results have the type and the shape of a quotient's, which is not followed
 _HIDDEN = "onnx_backprop.hidden"
 _NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
@@ -34,14 +37,17 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     work.CopyFrom(proto)
     work.opset_import.add(domain=_HIDDEN, version=1)
     stated = {value.name for value in (*work.graph.value_info, *work.graph.output)}
-    for n in hidden:
+    replaced = {n for n in hidden if graph.node[n].op_type in _AS_DIV}
+    for n in replaced:
+        work.graph.node[n].op_type = "Div"
+    for n in hidden - replaced:
         node = work.graph.node[n]
         node.domain = _HIDDEN
         for name in node.output:
             if name in known and name not in stated:
                 work.graph.value_info.add().CopyFrom(_without_names(known[name]))
     for value in work.graph.output:
-        if any(value.name in work.graph.node[n].output for n in hidden):
+        if any(value.name in work.graph.node[n].output for n in hidden - replaced):
             value.CopyFrom(_without_names(known[value.name]))
     result = shape_inference.infer_shapes(work, check_type=check_type, data_prop=True)
     for n in hidden:

@@ -1,6 +1,8 @@
 """The body of route "numba": one native operator that has the specification's own attributes and inputs."""
 
-from onnx import FunctionProto, helper
+from collections.abc import Sequence
+
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.functions.numpy import overload_of
@@ -31,3 +33,33 @@ def native_body(op: Op, present: Present, opset: int, outputs: int, *, typed: bo
         overload += "_cast" if overload else "cast"
     domains = {NATIVE_DOMAIN: 1}
     return function(op, present, nodes, overload=overload, opset=opset, domains=domains, outputs=outputs)
+
+
+def write_out(model: ModelProto) -> None:
+    """Let the main graph's nodes be native operators themselves where their function is no more than one.
+
+    onnxruntime does the same when it loads a model, but puts what it writes out behind all other nodes, which changes
+    the order of a graph that it is to follow, and gives it other names.
+    """
+    single = [f for f in model.functions if len(f.node) == 1 and f.node[0].domain == NATIVE_DOMAIN]
+    bodies = {(f.domain, f.name, f.overload): f for f in single}
+    for node in model.graph.node:
+        body = bodies.get((node.domain, node.op_type, node.overload))
+        if body is None:
+            continue
+        (kernel,) = body.node
+        names = dict(zip((*body.input, *body.output), (*_filled(node.input, body.input), *node.output), strict=False))
+        stated = {a.name: a for a in (*body.attribute_proto, *node.attribute)}
+        native = NodeProto(op_type=kernel.op_type, domain=kernel.domain, name=node.name)
+        for a in kernel.attribute:
+            value = stated.get(a.ref_attr_name) if a.ref_attr_name else a
+            if value is not None:
+                native.attribute.add().CopyFrom(value)
+                native.attribute[-1].name = a.name
+        native.input.extend(names.get(name, "") for name in kernel.input)
+        native.output.extend(names.get(name, "") for name in kernel.output)
+        node.CopyFrom(native)
+
+
+def _filled(given: Sequence[str], formal: Sequence[str]) -> list[str]:
+    return [*given, *[""] * (len(formal) - len(given))]

@@ -4,6 +4,7 @@ The processor that code is generated for is the host, or what NUMBA_CPU_NAME and
 capabilities are nobody's business beside it. Nothing else in this package asks the system.
 """
 
+import hashlib
 import math
 import os
 import re
@@ -12,6 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import llvmlite.binding
+
+from onnx_backprop.ort_ops.compiler.kept import cache_folder, read, write
 
 VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
 TRIPLE_VARIABLE = "ONNX_BACKPROP_TRIPLE"
@@ -62,10 +65,20 @@ def assembly(module: str) -> str:
 def _width() -> int:
     """How many float32, and how many int32, one vector register holds.
 
-    LLVM is asked what it uses, since a processor's name implies features and features take others away.
+    LLVM is asked what it uses, since a processor's name implies features and features take others away. It is asked
+    once, since its code generator takes 18 MiB of memory, which a process that compiles nothing can spare.
     """
+    asked = repr((llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES, _PROBE)).encode()
+    folder = cache_folder()
+    path = folder and folder / f"{hashlib.sha256(asked).hexdigest()[:24]}.width"
+    known = path and read(path)
+    if known:
+        return int(known)
     text = assembly(_PROBE)
-    return 16 if "%zmm" in text else 8 if "%ymm" in text else 4
+    width = 16 if "%zmm" in text else 8 if "%ymm" in text else 4
+    if path:
+        write(path, str(width).encode())
+    return width
 
 
 def _vector_length(width: int) -> int:

@@ -11,10 +11,8 @@ import contextlib
 import dis
 import functools
 import hashlib
-import logging
 import os
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -28,15 +26,14 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops.compiler import expressions, language, records, values
+from onnx_backprop.ort_ops.compiler.kept import cache_folder, read, write
 from onnx_backprop.ort_ops.compiler.language import Module
 from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, facts, levels
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
 
-logger = logging.getLogger("onnx_backprop")
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
 _lock = threading.RLock()
@@ -135,44 +132,6 @@ def _compiler() -> bytes:
     return b"\0".join([*sources, repr(versions).encode()])
 
 
-@cache
-def cache_folder() -> Path | None:
-    """Where machine code is kept; None where nothing can be written."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    user = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    own = Path(__file__).resolve().parents[1] / "__pycache__"
-    for folder in (Path(given) / _PACKAGE,) if given else (own, Path(user) / _PACKAGE):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-    return None
-
-
-def _read(path: Path) -> bytes | None:
-    """An object's bytes, None unless the file is whole."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(data[32:]).digest() == data[:32]:
-        return data[32:]
-    _say_damaged(path.parent)
-    return None
-
-
-@cache
-def _say_damaged(folder: Path) -> None:
-    """Once, however many files."""
-    logger.warning("machine code in %s is damaged; what is needed of it is compiled anew", folder)
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Appears whole or not at all; where it cannot be written, the next process compiles again."""
-    with contextlib.suppress(OSError), replacing(path) as (file,):
-        file.write(hashlib.sha256(code).digest() + code)
-
-
 SHIPPED = Path(__file__).resolve().parents[1] / "objects"
 
 
@@ -202,7 +161,7 @@ def ship(folder: Path) -> int:
     folder.mkdir(parents=True)
     for function in Exported.every:
         if counts[function.label] == 1:
-            _write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
+            write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
     (folder / "made_of").write_text(made_of())
     return sum(count == 1 for count in counts.values())
 
@@ -268,7 +227,7 @@ class Exported:
     def _carried(self) -> bytes | None:
         """The machine code, if the installed wheel has it."""
         folder = _carried()
-        return _read(folder / f"{self.label}.o") if folder else None
+        return read(folder / f"{self.label}.o") if folder else None
 
     @property
     def _path(self) -> Path | None:
@@ -284,7 +243,7 @@ class Exported:
         """The machine code, which is kept on disk."""
         code = self.machine_code(self.name)
         if self._path:
-            _write(self._path, code)
+            write(self._path, code)
         return code
 
     def machine_code(self, symbol: str) -> bytes:
@@ -308,7 +267,7 @@ class Exported:
                 return vars(self)["address"]
             symbol, code = f"carried.{self.label}", self._carried
             if code is None:
-                symbol, code = self.name, (self._path and _read(self._path)) or self.compile()
+                symbol, code = self.name, (self._path and read(self._path)) or self.compile()
             with Deferred():
                 engine = _engine()
                 engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -19,6 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.scope import reads
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 
@@ -34,6 +35,7 @@ Shape = tuple[int | str, ...]
 
 def fuse_chains(model: ModelProto) -> ModelProto:
     """Replace chains of the main graph, of two or more nodes, in place; returns the model."""
+    _pass_by(model)
     chains = _Chains(model)
     absorbed: dict[int, NodeProto | None] = {}
     for last in range(len(model.graph.node) - 1, -1, -1):
@@ -53,13 +55,30 @@ def fuse_chains(model: ModelProto) -> ModelProto:
     return model
 
 
+def _pass_by(model: ModelProto) -> None:
+    """Let nodes read what Dropout in inference mode passes on."""
+    inside = {name for node in model.graph.node for name in reads(node) if name not in node.input}
+    passed: dict[str, str] = {}
+    for node in model.graph.node:
+        for n, name in enumerate(node.input):
+            if name in passed:
+                node.input[n] = passed[name]
+        if (
+            node.op_type == "Dropout"
+            and not node.domain
+            and len(node.input) < 3
+            and not inside.intersection(node.output)
+        ):
+            passed[node.output[0]] = node.input[0]
+
+
 def _read(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
     """The nodes without steps that nobody reads any more, every chain having its own copy."""
     kept: list[NodeProto] = []
     for node in reversed(nodes):
-        if node.op_type not in (*STEPS, ELEMENTWISE) or not read.isdisjoint(node.output):
+        if node.op_type not in (*STEPS, ELEMENTWISE, "Dropout") or not read.isdisjoint(node.output):
             kept.append(node)
-            read.update(_read_by(node))
+            read.update(reads(node))
     return kept[::-1]
 
 
@@ -86,7 +105,7 @@ class _Chains:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constant(node.output[0], node.attribute[0].t)
         self._maker = {name: n for n, node in enumerate(graph.node) for name in node.output}
-        self._reads = Counter(name for node in graph.node for name in _read_by(node))
+        self._reads = Counter(name for node in graph.node for name in reads(node))
         self._reads.update(value.name for value in graph.output)
 
     def _declare(self, value: ValueInfoProto) -> None:
@@ -125,7 +144,7 @@ class _Chains:
     def before(self, last: int, taken: dict[int, NodeProto | None]) -> tuple[set[int], set[int]]:
         """(a node and those before it that only it and each other read, those that others read and that are copied).
 
-        A copy reads nothing but what the chain reads anyway, so that its result need not be kept for the chain.
+        Copies read nothing but what the chain reads anyway, so that their results need not be kept for the chain.
         """
         own, copies = {last}, set[int]()
         if STEPS[self._nodes[last].op_type].result == FLAG:
@@ -135,20 +154,35 @@ class _Chains:
             names = dict.fromkeys(name for n in sorted(own | copies, reverse=True) for name in self._nodes[n].input)
             makers = [(self._maker[name], name) for name in names if name in self._maker]
             more = [(n, name) for n, name in makers if n not in own | copies and n not in taken and self.joins(n)]
-            tensors = set(self._tensors(own | copies))
             mine = [n for n, name in more if self._reads[name] == reads[name] and self._fits(own | copies | {n})]
-            again = [n for n, name in more if n not in mine and tensors.issuperset(self._tensors({n}))]
             if mine:
                 own.add(mine[0])
-            elif again and len(own | copies) < _MOST_STEPS:
-                copies.add(again[0])
-            else:
+                continue
+            again = next((found for n, _ in more if (found := self._copied(n, own | copies, taken))), None)
+            if again is None:
                 break
+            copies |= again
         made = {name for n in own | copies for name in self._nodes[n].output}
         read = {name for n in own | copies for name in self._nodes[n].input} - made
         if any(self._types.get(name) == TensorProto.BOOL for name in read):
             return {last}, set()
         return own, copies
+
+    def _copied(self, n: int, members: set[int], taken: dict[int, NodeProto | None]) -> set[int] | None:
+        """A node with those before it, up to what members of a chain read beside its result."""
+        there = {name for m in members for name in (*self._nodes[m].input, *self._nodes[m].output)}
+        there -= set(self._nodes[n].output)
+        found, left = set[int](), [n]
+        while left:
+            found.add(one := left.pop())
+            for name in self._nodes[one].input:
+                if name in there or name in self._scalars:
+                    continue
+                maker = self._maker.get(name)
+                if maker is None or maker in taken or not self.joins(maker) or len(members | found) >= _MOST_STEPS:
+                    return None
+                left.append(maker)
+        return found
 
     def _fits(self, members: set[int]) -> bool:
         return len(members) <= _MOST_STEPS and len(self._tensors(members)) <= _MOST_TENSORS
@@ -183,13 +217,3 @@ class _Chains:
         return helper.make_node(
             ELEMENTWISE, [name, *tensors], node.output, name=node.name, domain=NATIVE_DOMAIN, program=str(program)
         )
-
-
-def _read_by(node: NodeProto) -> list[str]:
-    """What a node reads, its sub-graphs' nodes included."""
-    inner = [a.g for a in node.attribute if a.HasField("g")] + [g for a in node.attribute for g in a.graphs]
-    return [
-        *node.input,
-        *(name for graph in inner for n in graph.node for name in _read_by(n)),
-        *(value.name for graph in inner for value in graph.output),
-    ]

@@ -7,12 +7,13 @@ has changed nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.scope import reads
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 
 GUARD = "update_guard"
@@ -49,7 +50,7 @@ def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> fro
     graph = model.graph
     native = [n for n, node in enumerate(graph.node) if node.domain == NATIVE_DOMAIN and node.op_type == NAME]
     given = {name: n for n in native for name in graph.node[n].output}
-    if not native or any(not given.keys().isdisjoint(_reads(node)) for node in graph.node):
+    if not native or any(not given.keys().isdisjoint(reads(node)) for node in graph.node):
         return frozenset()
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     if any(types[new] in _OTHER_FLOATS for new in updates.values()):  # renewed by nodes that nothing here waits for
@@ -57,7 +58,7 @@ def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> fro
     others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
     before = _before(graph, [*others, loss, *(name for n in native for name in graph.node[n].input)])
     read = Counter(name for n in native for name in graph.node[n].input)
-    held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in _reads(node)}
+    held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in reads(node)}
     own = {x for x, new in updates.items() if new in given and x in graph.node[given[new]].input and x not in held}
     shared = _shared(graph, [name for n in native for name in graph.node[n].input])
     own = frozenset(x for x in own if read[x] == 1 and x not in shared)
@@ -95,16 +96,6 @@ def _shared(graph: GraphProto, names: list[str]) -> set[str]:
     return found
 
 
-def _reads(node: NodeProto) -> Iterator[str]:
-    """What a node reads, its sub-graphs too."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            for one in inner.node:
-                yield from _reads(one)
-            yield from (output.name for output in inner.output)
-
-
 def _makers(graph: GraphProto) -> dict[str, int]:
     return {name: n for n, node in enumerate(graph.node) for name in node.output if name}
 
@@ -117,5 +108,5 @@ def _before(graph: GraphProto, names: list[str]) -> set[int]:
         n = maker.get(names.pop())
         if n is not None and n not in found:
             found.add(n)
-            names += _reads(graph.node[n])
+            names += reads(graph.node[n])
     return found

@@ -11,6 +11,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.converters.prepare.load import prepare
 
 LINEAR = """
     <ir_version: 10, opset_import: ["": 18]>
@@ -318,6 +319,18 @@ def test_long_vectors_inside_branches() -> None:
           { r = Add(x, w) q = Mul(r, w) }> }
     """)
     assert len(ob.backward(model, wrt=["w"]).graph.output) == 2
+
+
+def test_lengths_keep_their_names_behind_long_biases() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[?,2] x, float[2,3000] w) => (float[?,3000] y)
+        { a = MatMul(x, w)  b = Add(bias, a)  c = Mul(b, bias)  d = Sub(c, bias)  e = Tanh(d)  y = Mul(e, a) }
+    """)
+    model.graph.initializer.add(name="bias", data_type=1, dims=[3000], raw_data=bytes(12000))
+    lengths = {v.name: v.type.tensor_type.shape.dim[0].dim_param for v in prepare(model).graph.value_info}
+    assert len({lengths[name] for name in "abcde"}) == 1
+    assert lengths["a"]
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,21 @@ def test_attention_keeps_its_probabilities_once(monkeypatch: pytest.MonkeyPatch)
     assert kept(graph).keys() >= {"Softmax", "Where", "Div"}
     for ours, other in zip(got, plain, strict=True):
         np.testing.assert_array_equal(ours, other)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_gradients_of_weights_come_first_but_large_ones_last(precision: str | None) -> None:
+    """`big` has 16384 numbers; what its gradient is made of has 2 · 8 · 128 in a small batch."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        five (float[B,8] x) => (float[B,4] y)
+        { a = MatMul(x, w)  b = MatMul(a, v)  c = MatMul(b, up)  d = MatMul(c, big)  y = MatMul(d, down) }""")
+    shapes = {"w": (8, 8), "v": (8, 8), "up": (8, 128), "big": (128, 128), "down": (128, 4)}
+    for name, shape in shapes.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    nodes = ob.training_graph(model, loss="mse", precision=precision).model.graph.node
+    place = {name: n for n, node in enumerate(nodes) for name in node.output}
+    order = [f"{name}_grad" for name in ("down", "up", "v", "w", "big")]
+    assert sorted(order, key=place.__getitem__) == order
+    assert place["down_grad"] < place["y_grad/MatMul"], "before the gradient of d"
+    assert place["up_grad"] < place["c_grad/MatMul"], "before the gradient of b"

@@ -48,11 +48,48 @@ def test_steps_are_those_of_the_graph() -> None:
     assert (trainer.steps, trainer.updates) == (9, 4)
 
 
-def test_a_path_serves_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_file_serves_as_well_and_is_not_needed_again(tmp_path: Path, ema: bool) -> None:
     graph = training()
-    graph.save(tmp_path / "training.onnx")
-    batch = next(iter(batches()))
-    assert ob.Trainer(tmp_path / "training.onnx").step(**batch) == ob.Trainer(graph).step(**batch)
+    path = tmp_path / "training.onnx"
+    graph.save(path)
+    first, second = ob.Trainer(graph), ob.Trainer(path)
+    path.unlink()
+    for batch in batches():
+        assert first.step(batch) == second.step(batch)
+        assert first.evaluate(batch, ema=ema) == second.evaluate(batch, ema=ema)
+    first.export(tmp_path / "first.onnx", ema=ema)
+    second.export(tmp_path / "second.onnx", ema=ema)
+    assert (tmp_path / "first.onnx").read_bytes() == (tmp_path / "second.onnx").read_bytes()
+    assert str(first.graph) == str(second.graph)
+    assert second.load(first.save(tmp_path / "checkpoint") or tmp_path / "checkpoint").steps == first.steps
+
+
+def test_a_trainer_of_a_file_keeps_no_first_values(tmp_path: Path) -> None:
+    path = tmp_path / "training.onnx"
+    training().save(path)
+    graph = ob.Trainer(path).graph
+    assert not any(tensor.raw_data for tensor in graph.model.graph.initializer if tensor.name in graph.updates)
+    asked = [graph.initial_values, graph.initial_state, graph.inference_model, lambda: graph.save(tmp_path / "again")]
+    for ask in (*asked, lambda: ob.Trainer(graph), lambda: graph.inference_model({"nothing": np.zeros(1)})):
+        with pytest.raises(ob.InvalidArgumentError, match=r"TrainingGraph\.load\(path\) has them"):
+            ask()
+    assert not (tmp_path / "again").exists()
+
+
+def test_weights_gradients_run_as_soon_as_they_can(tmp_path: Path) -> None:
+    """onnxruntime by itself runs them last, and keeps all that they read until then."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
+    trainer = ob.Trainer(graph, session_options=options)
+    trainer.step({graph.inputs[0]: np.ones((1, 1, 5, 4), np.float32), graph.inputs[1]: np.ones((1, 1, 15, 12), "f4")})
+    events = json.loads(Path(trainer.end_profiling()).read_text())
+    ran = [e["args"]["op_name"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    backward = [name.rpartition("Backward")[2] for name in ran if name.startswith("OnnxBackprop_Conv")]
+    convolutions = [part for part in backward if part in ("Data", "Weights")]
+    assert convolutions == ["Weights", "Data"] * (len(convolutions) // 2) + ["Weights"]
+    assert len(convolutions) > 9
 
 
 def test_other_kernels() -> None:

@@ -48,6 +48,16 @@ X86 = [
 
 
 @pytest.mark.skipif(not machine.TRIPLE.startswith("x86_64"), reason="names of x86 processors")
+def test_llvm_is_asked_once(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path)
+    assert machine._width() == machine.WIDTH
+    (kept,) = tmp_path.iterdir()
+    monkeypatch.setattr(machine, "assembly", lambda _: "no registers")
+    assert machine._width() == machine.WIDTH
+    kept.write_bytes(b"damaged" * 9)
+    assert machine._width() == 4
+
+
 def test_what_numba_is_told() -> None:
     names = set()
     for environment, expected in X86:

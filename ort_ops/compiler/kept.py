@@ -1,0 +1,52 @@
+"""The folder that what is made for a processor is kept in from one process to the next."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from onnx_backprop.opset.core.files import replacing
+
+logger = logging.getLogger("onnx_backprop")
+_PACKAGE = __name__.partition(".")[0]
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where machine code is kept; None where nothing can be written."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    own = Path(__file__).resolve().parents[1] / "__pycache__"
+    for folder in (Path(given) / _PACKAGE,) if given else (own, Path(user) / _PACKAGE):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return None
+
+
+def read(path: Path) -> bytes | None:
+    """What was written, None unless the file is whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[32:]).digest() == data[:32]:
+        return data[32:]
+    _say_damaged(path.parent)
+    return None
+
+
+@cache
+def _say_damaged(folder: Path) -> None:
+    """Once, however many files."""
+    logger.warning("machine code in %s is damaged; what is needed of it is compiled anew", folder)
+
+
+def write(path: Path, code: bytes) -> None:
+    """Appears whole or not at all; where it cannot be written, the next process compiles again."""
+    with contextlib.suppress(OSError), replacing(path) as (file,):
+        file.write(hashlib.sha256(code).digest() + code)
