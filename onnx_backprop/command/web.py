@@ -1,6 +1,7 @@
 """The commands `onnx-backprop web`, which writes a page that trains in the browser, and `serve`, which serves it."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from onnx_backprop.converters import training_graph
 from onnx_backprop.converters.prepare.files import same_file
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 
 
 def add_web(commands: Any) -> None:
@@ -40,6 +42,11 @@ def add_web(commands: Any) -> None:
         metavar="FOLDER",
         help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
     )
+    web.add_argument(
+        "--webgpu",
+        action="store_true",
+        help="train on the graphics processor, with batches of one size, in float32 alone",
+    )
     web.set_defaults(run=_web, precision=None, memory=None, momentum=None, clip_norm=None, accumulate=1, ema=None)
 
     serve = commands.add_parser(
@@ -55,18 +62,20 @@ def add_web(commands: Any) -> None:
 
 
 def _web(arguments: argparse.Namespace) -> int:
-    from onnx_backprop.web.site import held_out, title_of, write_site  # not before: it checks with onnxruntime
+    # not before: it checks with onnxruntime
+    from onnx_backprop.web.site import held_out, title_of, write_site
+    from onnx_backprop.web.webgpu import fix_lengths
 
     folder = Path(arguments.site)
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
-    graph = training_graph(
-        arguments.model,
+    convert = partial(
+        training_graph,
         optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
-        inline=True,
         **training_options(arguments),
     )
+    graph = convert(arguments.model, inline=True)
     loader, measured = (
         loader_of(graph, data, arguments, "--data"),
         loader_of(graph, evaluation, arguments, "--evaluation"),
@@ -76,6 +85,10 @@ def _web(arguments: argparse.Namespace) -> int:
     arrays, train = held_out(
         _typed(loader.arrays, kinds), None if measured is None else _typed(measured.arrays, kinds), arguments.seed
     )
+    fixed = None
+    if arguments.webgpu:
+        lengths = {name: (loader.size, *array.shape[1:]) for name, array in arrays.items()}
+        fixed = convert(fix_lengths(load(arguments.model), lengths))
     sizes = write_site(
         folder,
         graph,
@@ -84,6 +97,7 @@ def _web(arguments: argparse.Namespace) -> int:
         title=title_of(arguments.model),
         batch=loader.size,
         learning_rate=arguments.learning_rate,
+        fixed=fixed,
         runtime=None if arguments.runtime is None else Path(arguments.runtime),
     )
     if not arguments.quiet:

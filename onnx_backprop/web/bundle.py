@@ -27,28 +27,33 @@ _GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9  # fields of ModelProto, Gra
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # kinds of fields in protobuf
 
 
-def bundle(graph: TrainingGraph, step: ModelProto | None = None) -> dict[str, bytes]:
-    """The files by name. step: what to run in the place of the graph's model, of the same inputs and outputs.
+def bundle(
+    graph: TrainingGraph, *, step: ModelProto | None = None, forward: ModelProto | None = None
+) -> dict[str, bytes]:
+    """The files by name.
+
+    step: what to run in the place of the graph's model, of the same inputs and outputs. forward: the inference model
+    with the same weights, where it is not to be the graph's, whose lengths may have been fixed.
 
     Errors: InvalidArgumentError for element types that JavaScript has no arrays of, and for models above 2 GB.
     """
-    model = graph.inference_model()
+    model = graph.inference_model() if forward is None else forward
     for tensor in model.graph.initializer:
         if not tensor.HasField("raw_data"):  # but numbers one by one, whose bytes protobuf has its own idea of
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
-    forward = _serialized(model)
-    places = dict(_raw_data(forward))
+    whole = _serialized(model)
+    places = dict(_raw_data(whole))
     about = _about(graph, places)
     state = graph.initial_state()
     for name, entry in about["state"].items():
         if "at" in entry:
             raw = state[name].astype(state[name].dtype.newbyteorder("<")).tobytes()
-            assert forward[entry["at"] : entry["at"] + len(raw)] == raw, name
+            assert whole[entry["at"] : entry["at"] + len(raw)] == raw, name
     return {
         "training.json": json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
         "training.onnx": _serialized(_light(graph.model if step is None else step, graph)),
         "evaluation.onnx": _serialized(_light(graph.eval_model(), graph)),
-        "forward.onnx": forward,
+        "forward.onnx": whole,
     }
 
 

@@ -35,6 +35,8 @@ function result(canvases, text) {
   while ($('results').children.length > MOST) $('results').lastChild.remove();
 }
 
+const named = (canvas, name) => Object.assign(canvas, { role: 'img', ariaLabel: name });
+
 /** Rows for a batch of a fixed length: the last one again and again. */
 function filled(rows, site) {
   const [n] = site.batchFixed ? [site.batch] : [rows.length];
@@ -64,8 +66,7 @@ async function picture(file, site, ask) {
     pixels.data[i + 3] = 255;
   }
   context.putImageData(pixels, 0, 0);
-  canvas.setAttribute('role', 'img');
-  canvas.setAttribute('aria-label', `${file.name} as the model reads it`);
+  named(canvas, `${file.name} as the model reads it`);
   for (let c = 0; c < channels; c++) {
     for (let i = c; i < pixels.data.length; i += 4) numbers.push(low + (pixels.data[i] / 255) * (high - low));
   }
@@ -88,9 +89,7 @@ function output({ data, dims: [, channels, height, width] }, site) {
     pixels.data[4 * i + 3] = 255;
   }
   context.putImageData(pixels, 0, 0);
-  canvas.setAttribute('role', 'img');
-  canvas.setAttribute('aria-label', 'The output of the model');
-  return canvas;
+  return named(canvas, 'The output of the model');
 }
 
 /** Row i of an output in words: the likeliest classes, or its numbers. */

@@ -17,10 +17,11 @@ const ask = (what, about = {}) => new Promise((resolve, reject) => {
   post(what, { ...about, answer: questions });
 });
 
-function say(sentence) { $('status').textContent = sentence; }
+const put = (id, text) => { $(id).textContent = text; };
+const say = (sentence) => put('status', sentence);
 
 function trouble(sentence) {
-  $('trouble').textContent = sentence;
+  put('trouble', sentence);
   $('trouble').hidden = !sentence;
 }
 
@@ -29,11 +30,15 @@ function enable(on) {
   if (site?.batchFixed) $('batch').disabled = true;
 }
 
+function unanswered() {
+  for (const { reject } of asked.values()) reject(new Error('the worker has ended'));
+  asked.clear();
+}
+
 /** Start a worker, which goes on from what is kept; resume: train at once if it did when it was kept. */
 function launch(resume) {
   worker?.terminate();
-  for (const { reject } of asked.values()) reject(new Error('the worker has ended'));
-  asked.clear();
+  unanswered();
   lost = false;
   running = false;
   enable(false);
@@ -59,8 +64,7 @@ function launch(resume) {
 function ended(why) {
   lost = true;
   enable(false);
-  for (const { reject } of asked.values()) reject(new Error('the worker has ended'));
-  asked.clear();
+  unanswered();
   trouble(`${why} ${savedAt ? `Step ${savedAt} and all before it are kept.` : 'Nothing was learnt yet.'} Press “Go on”.`);
   say('Stopped.');
   show(false);
@@ -69,7 +73,7 @@ function ended(why) {
 
 function show(isRunning) {
   running = isRunning;
-  $('run').textContent = running ? 'Pause' : savedAt || curve.points.length ? 'Go on' : 'Start';
+  put('run', running ? 'Pause' : savedAt || curve.points.length ? 'Go on' : 'Start');
 }
 
 function redraw() {
@@ -83,7 +87,7 @@ const number = (x) => x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4) ? Nu
 const hear = {
   site({ site: about }) {
     site = about;
-    $('title').textContent = site.title;
+    put('title', site.title);
     document.title = `${site.title}: training in this browser`;
     $('batch').max = site.data.train;
   },
@@ -91,17 +95,17 @@ const hear = {
   loading() { say('Loading the model, the data and the runtime…'); },
   ready({ steps, curve: points, held: measured, rate, batch, threads }) {
     curve = new Curve(points);
-    held = measured;
+    put('loss', curve.points.length ? number(curve.points.at(-1)[1]) : '–');
+    hear.evaluation({ held: measured });
     savedAt = steps;
     $('rate').value = rate;
     $('batch').value = batch;
-    $('steps').textContent = steps;
-    $('epoch').textContent = (steps * batch / site.data.train).toFixed(1);
+    put('steps', steps);
+    put('epoch', (steps * batch / site.data.train).toFixed(1));
     const where = threads === null ? 'the graphics processor' : threads === 1 ? '1 thread' : `${threads} threads`;
     say(`${steps ? `Going on from step ${steps}` : 'Ready'}, with ${site.data.train.toLocaleString()} rows to learn from, on ${where}.`);
     enable(true);
     show(false);
-    redraw();
     tryOwn(site, ask);
   },
   running({ running: is }) {
@@ -110,23 +114,24 @@ const hear = {
   },
   steps({ steps, losses, ms, epoch }) {
     for (const [step, loss] of losses) curve.add(step, loss);
-    $('steps').textContent = steps.toLocaleString();
-    $('epoch').textContent = epoch.toFixed(1);
-    $('loss').textContent = number(losses.at(-1)[1]);
-    $('time').textContent = `${ms < 10 ? ms.toFixed(1) : ms.toFixed(0)} ms`;
+    put('steps', steps.toLocaleString());
+    put('epoch', epoch.toFixed(1));
+    put('loss', number(losses.at(-1)[1]));
+    put('time', `${ms < 10 ? ms.toFixed(1) : ms.toFixed(0)} ms`);
     redraw();
   },
-  evaluation({ loss, accuracy, held: measured }) {
+  evaluation({ held: measured }) {
     held = measured;
-    $('heldLoss').textContent = number(loss);
-    $('accuracyBox').hidden = accuracy === null;
-    if (accuracy !== null) $('accuracy').textContent = `${(100 * accuracy).toFixed(1)} %`;
+    const [, loss, accuracy] = held.at(-1) ?? [];
+    put('heldLoss', loss === undefined ? '–' : number(loss));
+    $('accuracyBox').hidden = typeof accuracy !== 'number';
+    if (typeof accuracy === 'number') put('accuracy', `${(100 * accuracy).toFixed(1)} %`);
     redraw();
   },
   saved({ steps }) { savedAt = steps; },
   trouble({ sentence, restart, dead }) {
     trouble(sentence);
-    if (dead) { say('Not started.'); lost = true; $('run').textContent = 'Try again'; $('run').disabled = false; }
+    if (dead) { say('Not started.'); lost = true; put('run', 'Try again'); $('run').disabled = false; }
     if (restart) launch(false); // what ran out of memory may hold on to it
   },
 };
@@ -160,7 +165,7 @@ $('anew').onclick = () => { $('sure').returnValue = 'no'; $('sure').showModal();
 $('sure').onclose = async () => {
   if ($('sure').returnValue !== 'yes') return;
   await ask('anew');
-  for (const id of ['loss', 'time', 'heldLoss', 'accuracy']) $(id).textContent = '–';
+  put('time', '–');
   launch(false);
 };
 

@@ -15,12 +15,14 @@ from onnx_backprop.converters import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.web.bundle import bundle
+from onnx_backprop.web.webgpu import webgpu_bundle
 
 RUNTIME_VERSION = "1.30.0"  # of onnxruntime-web, where it comes from a CDN
 CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{RUNTIME_VERSION}/dist/"
 PAGE = ("index.html", "style.css", "page.js", "chart.js", "own.js", "worker.js", "store.js", "trainer.js", "rows.js")
 # The module to import, and what it loads from the same folder.
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 _ALIGNMENT = 8  # bytes of the largest elements
 _CHANNELS = (1, 3)  # of images that a page can show
 _HELD_OUT = 0.1  # of the rows, where no others are given
@@ -50,20 +52,25 @@ def write_site(
     batch: int,
     learning_rate: float,
     runtime: Path | None = None,
+    fixed: TrainingGraph | None = None,
 ) -> dict[str, int]:
     """Write the site, each file complete or not at all; the bytes of each by its name.
 
     arrays: a row of each for every row of data, by the names of the graph's inputs, the first `train` to train on.
     runtime: the folder `dist` of onnxruntime-web, which is copied; None for a link to a CDN.
+    fixed: the graph of the same model with all lengths, not inlined; then the page trains on WebGPU.
     Errors: InvalidArgumentError for what `bundle` refuses, for a folder without onnxruntime-web, and where nothing can
     be written.
     """
     files = {name: _resource(name) for name in PAGE}
-    files |= {f"model/{name}": content for name, content in bundle(graph).items()}
+    parts = bundle(graph) if fixed is None else webgpu_bundle(fixed, graph.inference_model())
+    files |= {f"model/{name}": content for name, content in parts.items()}
     files["data.bin"], data = _packed(arrays)
+    modules = RUNTIME if fixed is None else WEBGPU
     if runtime is not None:
-        files |= {f"runtime/{name}": _read(runtime / name) for name in RUNTIME}
-    if (fixed := not _any_batch(graph)) and train < batch:
+        files |= {f"runtime/{name}": _read(runtime / name) for name in modules}
+    one_size = fixed is not None or not _any_batch(graph)
+    if one_size and train < batch:
         raise InvalidArgumentError(
             f"the model takes {batch} rows at a time, there are {train} to train on. Give it more"
         )
@@ -78,13 +85,14 @@ def write_site(
         "loss": settings["name"] if isinstance(settings, dict) else None,
         "target": graph.target,
         "batch": min(batch, train),
-        "batchFixed": fixed,
+        "batchFixed": one_size,
         "learningRate": learning_rate,
-        "runtime": f"{CDN if runtime is None else './runtime/'}{RUNTIME[0]}",
+        "runtime": f"{CDN if runtime is None else './runtime/'}{modules[0]}",
+        "session": None if fixed is None else {"executionProviders": ["webgpu"]},
         "data": {"rows": len(next(iter(arrays.values()))), "train": train, "arrays": data},
         "own": _own(graph, arrays, train),
     }
-    files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False).encode()
+    files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     _write(folder, files)
     return {name: len(content) for name, content in files.items()}
 
@@ -123,11 +131,13 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> tuple[bytes, dict[str, Any]]:
 
 
 def _resource(name: str) -> bytes:
-    """A file of the page, without comments and indentation where it is code: every visitor loads it."""
+    """A file of the page, without comments and indentation: every visitor loads it."""
     text = (resources.files("onnx_backprop.web") / name).read_text("utf-8")
     if name.endswith(".js"):
         text = re.sub(r"^\s*(/\*\*.*?\*/|//[^\n]*)\n", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"^[ ]+", "", text, flags=re.MULTILINE).encode()
+    if name.endswith(".css"):
+        text = re.sub(r"\s*([{};])\s*", r"\1", text)
+    return re.sub(r"^\s+", "", text, flags=re.MULTILINE).encode()
 
 
 def _read(path: Path) -> bytes:

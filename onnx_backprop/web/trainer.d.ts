@@ -31,6 +31,9 @@ export declare const ARRAYS: Record<string, { new (length: number): Numbers; BYT
 export declare function length(dims: readonly number[]): number;
 export declare function typed(dtype: string, data: ArrayLike<number | bigint>, name?: string): Numbers;
 
+/** The loss is no finite number. */
+export declare class Diverged extends Error {}
+
 export declare class Trainer {
   static create(ort: Runtime, read: Read, options?: InferenceSession.SessionOptions): Promise<Trainer>;
   private constructor();

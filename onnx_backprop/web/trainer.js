@@ -26,6 +26,9 @@ export function typed(dtype, data, name = 'data') {
   return result;
 }
 
+/** The loss is no finite number. */
+export class Diverged extends Error {}
+
 export class Trainer {
   /**
    * A trainer whose state is the model's weights and the start of the optimizer.
@@ -84,7 +87,7 @@ export class Trainer {
       if (!diverged) this.#state[name] = out[renewed];
     }
     if (diverged) {
-      throw new Error(`the loss of step ${this.steps + 1} is ${loss}: its weights were not taken. ` +
+      throw new Diverged(`the loss of step ${this.steps + 1} is ${loss}: its weights were not taken. ` +
         `Lower the learning rate, which is ${this.#rate}`);
     }
     this.steps++;

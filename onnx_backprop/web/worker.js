@@ -1,18 +1,23 @@
 // Trains beside the page. Messages to here: {do, …}; from here: {what, …}, and {answer: number, …} to those with a number.
-import { Trainer } from './trainer.js';
+import { Diverged, Trainer } from './trainer.js';
 import { Rows } from './rows.js';
 import { Curve } from './chart.js';
 import * as store from './store.js';
 
 const SAVE_EVERY = 2000, TELL_EVERY = 100; // milliseconds
-const OUT_OF_MEMORY = /bad_alloc|alloc|out of memory|OOM|out of bounds|memory/i;
+const OUT_OF_MEMORY = /alloc|memory|OOM|out of bounds/i;
 
 let site, rows, trainer, ort, curve, held, batch, running = false, kept = true, savedAt = 0, stopped;
 
+/** One after the other: a session runs once at a time, and what is read of the state is of one step. */
+let last = Promise.resolve();
+const inTurn = (act) => { last = last.then(act, act); return last; };
+
 const tell = (what, about = {}) => postMessage({ what, ...about });
+const trouble = (sentence, more) => tell('trouble', { sentence, ...more });
 const read = async (file) => {
   const response = await fetch(file).catch(() => null);
-  if (!response?.ok) throw new Error(`${file} could not be loaded (${response?.status ?? 'no answer'}). Is the server there, the folder complete?`);
+  if (!response?.ok) throw new Error(`${file} could not be loaded (${response?.status ?? 'no answer'}). Is the folder complete?`);
   return response.arrayBuffer();
 };
 const json = async (file) => JSON.parse(new TextDecoder().decode(await read(file)));
@@ -34,58 +39,66 @@ async function start({ name, resume }) {
     await alone();
   } else {
     kept = false;
-    tell('trouble', { sentence: 'Over plain http the browser keeps no progress: a reload starts anew. Use https, or localhost.' });
+    trouble('Over plain http the browser keeps no progress: a reload starts anew. Use https, or localhost.');
   }
   tell('loading');
+  if (site.session && !navigator.gpu) {
+    throw new Error('This page trains on WebGPU, which this browser does not have');
+  }
   try {
     ort = await import(new URL(site.runtime, location.href));
   } catch (e) {
     throw new Error(`onnxruntime-web could not be loaded from ${site.runtime} (${e.message}). ` +
-      'Without a network, write the site with --runtime, which copies it.');
+      'Without a network, write the site with --runtime.');
   }
   ort.env.logLevel = 'error';
   rows = new Rows(site.data, await read('data.bin'));
-  trainer = await Trainer.create(ort, (file) => read(`model/${file}`), site.session);
+  trainer = await Trainer.create(ort, (file) => read(`model/${file}`), site.session ?? {});
   trainer.learningRate = site.learningRate;
   batch = site.batch;
   curve = new Curve();
   held = [];
-  const wasRunning = await restore();
-  tell('ready', {
-    steps: trainer.steps, curve, held, rate: trainer.learningRate, batch, threads: site.session ? null : ort.env.wasm.numThreads,
-  });
-  if (wasRunning && resume) await run();
+  const record = await restore();
+  if (!record) await save(); // so that there is something to go back to
+  tell('ready', now());
+  if (record?.running && resume) await run();
 }
 
-async function restore() {
-  if (!kept) return false;
+const now = () => ({
+  steps: trainer.steps, curve, held, rate: trainer.learningRate, batch, threads: site.session ? null : ort.env.wasm.numThreads,
+});
+
+/** Take what is kept, if anything is. */
+async function restore(rate = true) {
+  if (!kept) return null;
   try {
     const record = await store.load(site.id);
-    if (!record) return false;
+    if (!record) return null;
     trainer.restore(record.state, record.steps);
-    trainer.learningRate = record.rate;
+    if (rate) trainer.learningRate = record.rate;
     ({ batch, held } = record);
     curve = new Curve(record.curve);
-    return record.running;
+    return record;
   } catch (e) {
     kept = false; // what is there, whatever it is, is not overwritten
-    tell('trouble', { sentence: `What this browser has kept cannot be read (${e.message}). This training starts anew and is not kept.` });
-    return false;
+    trouble(`What this browser has kept cannot be read (${e.message}). This training starts anew and is not kept.`);
+    return null;
   }
 }
 
-async function save() {
+const save = () => inTurn(async () => {
   savedAt = performance.now();
   if (!kept) return;
-  const { points, width, sum, count } = curve;
   try {
-    const record = { state: await trainer.state(), steps: trainer.steps, rate: trainer.learningRate, batch, held, running };
-    await store.save(site.id, { ...record, curve: { points, width, sum, count } });
-    tell('saved', { steps: trainer.steps });
+    const state = await trainer.state();
+    if (Object.values(state).some((array) => array instanceof Float32Array && !array.every(Number.isFinite))) return;
+    const { steps, learningRate: rate } = trainer, { points, width, sum, count } = curve;
+    await store.save(site.id, { state, steps, rate, batch, held, running, curve: { points, width, sum, count } });
+    tell('saved', { steps });
   } catch (e) {
-    tell('trouble', { sentence: `The browser keeps no progress (${e.message}). Download the model before you leave.` });
+    trouble(`The browser keeps no progress (${e.message}). Download the model before you leave.`);
   }
-}
+});
 
 /** How many rows of the logits (N, classes) have their label as the largest; NaN for other shapes. */
 function right({ data, dims: [n, classes, ...more] }, labels) {
@@ -112,11 +125,11 @@ async function evaluate(batches) {
 }
 
 async function measure() {
-  const found = await evaluate(rows.heldOut(batch, site.batchFixed));
+  const found = await inTurn(() => evaluate(rows.heldOut(batch, site.batchFixed)));
   if (!found) return;
-  held.push([trainer.steps, found.loss]);
+  held.push([trainer.steps, found.loss, found.accuracy]);
   if (held.length > 400) held = held.filter((_, i) => i % 2);
-  tell('evaluation', { steps: trainer.steps, ...found, held });
+  tell('evaluation', { held });
 }
 
 /** Resolves after the messages that have arrived; a timer would wait. */
@@ -141,7 +154,7 @@ async function run() {
   try {
     while (running) {
       const feeds = rows.shuffled(trainer.steps, batch), before = performance.now();
-      const loss = await trainer.step(feeds), now = performance.now();
+      const loss = await inTurn(() => trainer.step(feeds)), now = performance.now();
       times.push(now - before);
       losses.push([trainer.steps, loss]);
       curve.add(trainer.steps, loss);
@@ -160,14 +173,19 @@ async function run() {
   tell('running', { running });
 }
 
-/** A sentence for whatever stopped a step; the state is that of the last one that succeeded, and is kept. */
+/** A sentence for whatever stopped a step; the state is that of the last one that succeeded, and is kept.
+ *  Where the loss is no number the weights have been ruined before: the training goes back to what is kept. */
 async function failed(error) {
   const said = error?.message ?? String(error), memory = typeof error === 'number' || OUT_OF_MEMORY.test(said);
+  if (error instanceof Diverged && kept) {
+    await inTurn(() => restore(false));
+    tell('ready', now());
+    return trouble(`The training has stopped: ${said}. It is back at step ${trainer.steps}, which was kept.`);
+  }
   await save();
-  const where = kept ? `The training stands at step ${trainer.steps}, which is kept.` : `The training stands at step ${trainer.steps}.`;
-  tell('trouble', memory
-    ? { sentence: `This browser has not enough memory for a step of ${batch} rows. ${where} Take fewer rows a step.`, restart: kept }
-    : { sentence: `The training has stopped: ${said}. ${where}` });
+  const where = `The training stands at step ${trainer.steps}${kept ? ', which is kept' : ''}.`;
+  if (!memory) return trouble(`The training has stopped: ${said}. ${where}`);
+  trouble(`This browser has not enough memory for a step of ${batch} rows. ${where} Take fewer rows a step.`, { restart: kept });
 }
 
 const DO = {
@@ -186,9 +204,9 @@ const DO = {
     if (kept) await store.forget(site.id);
     kept = false; // until the next worker
   },
-  export: () => trainer.export(),
-  predict: ({ feeds }) => trainer.predict(feeds),
-  measure: ({ feeds }) => evaluate([feeds]),
+  export: () => inTurn(() => trainer.export()),
+  predict: ({ feeds }) => inTurn(() => trainer.predict(feeds)),
+  measure: ({ feeds }) => inTurn(() => evaluate([feeds])),
 };
 
 onmessage = async ({ data }) => {
@@ -197,6 +215,6 @@ onmessage = async ({ data }) => {
     if (data.answer !== undefined) postMessage({ answer: data.answer, value });
   } catch (e) {
     if (data.answer !== undefined) postMessage({ answer: data.answer, error: e.message ?? String(e) });
-    else tell('trouble', { sentence: `${e.message ?? e}`, dead: data.do === 'start' });
+    else trouble(`${e.message ?? e}`, { dead: data.do === 'start' });
   }
 };

@@ -5,10 +5,10 @@ import { pathToFileURL } from 'node:url';
 const [puppeteerFile, executablePath, folder, urls] = process.argv.slice(2);
 const { default: puppeteer } = await import(pathToFileURL(puppeteerFile));
 const site = JSON.parse(urls), found = { errors: [] };
-const browser = await puppeteer.launch({
-  executablePath, headless: true, protocolTimeout: 240000,
-  args: ['--no-sandbox', '--disable-dev-shm-usage', ...(process.env.CHROMIUM_ARGS?.split(' ') ?? [])],
+const launch = (...more) => puppeteer.launch({
+  executablePath, headless: true, protocolTimeout: 500000, args: ['--no-sandbox', '--disable-dev-shm-usage', ...more],
 });
+let browser = await launch();
 
 async function open(url, width = 1280) {
   const page = await browser.newPage();
@@ -17,6 +17,7 @@ async function open(url, width = 1280) {
   await page.goto(url);
   return page;
 }
+const stage = (name) => console.error(name);
 const text = (page, id) => page.$eval(`#${id}`, (e) => e.textContent);
 const step = async (page) => Number((await text(page, 'steps')).replace(/\D/g, ''));
 const ready = (page) => page.waitForFunction(() => !document.getElementById('run').disabled, { timeout: 120000 });
@@ -34,25 +35,28 @@ const results = async (page, count) => {
   return page.$$eval('#results li p', (all) => all.map((p) => p.textContent).reverse());
 };
 
-// 20 steps of three networks, to be compared with Python's
+stage("20 steps of three networks, to be compared with Python's");
 found.losses = {};
-for (const name of ['cnn', 'unet_conv_transpose', 'unet_resize']) {
-  const page = await open(site[name]);
-  found.losses[name] = await page.evaluate(async () => {
-    const [{ Trainer }, { Rows }, ort] = await Promise.all(['./trainer.js', './rows.js', './runtime/ort.wasm.min.mjs'].map((f) => import(new URL(f, location.href))));
+async function losses(name, steps) {
+  const page = await open(site[name] + 'site.json'); // without the page's own worker
+  found.losses[name] = await page.evaluate(async (steps) => {
     const about = await (await fetch('site.json')).json(), read = async (f) => (await fetch(f)).arrayBuffer();
+    const [{ Trainer }, { Rows }, ort] = await Promise.all(['./trainer.js', './rows.js', about.runtime].map((f) => import(new URL(f, location.href))));
     ort.env.wasm.numThreads = 1;
+    ort.env.logLevel = 'error';
     const rows = new Rows(about.data, await read('data.bin'));
-    const trainer = await Trainer.create(ort, (f) => read(`model/${f}`));
+    const trainer = await Trainer.create(ort, (f) => read(`model/${f}`), about.session ?? {});
     trainer.learningRate = about.learningRate;
     const losses = [];
-    for (let i = 0; i < 20; i++) losses.push(await trainer.step(rows.batch(Array.from({ length: about.batch }, (_, k) => i * about.batch + k))));
+    for (let i = 0; i < steps; i++) losses.push(await trainer.step(rows.batch(Array.from({ length: about.batch }, (_, k) => i * about.batch + k))));
     return losses;
-  });
+  }, steps);
   await page.close();
 }
+const networks = ['cnn', 'unet_conv_transpose', 'unet_resize'];
+for (const name of networks) await losses(name, 20);
 
-// training, a reload in the middle, a pause, a reload of that
+stage("training, a reload in the middle, a pause, a reload of that");
 let page = await open(site.digits);
 await ready(page);
 found.isolated = await page.evaluate(() => crossOriginIsolated);
@@ -76,12 +80,12 @@ await ready(page);
 found.resumed = await step(page);
 found.resumedSaid = await text(page, 'status');
 
-// pictures of one's own, a file that is none
+stage("pictures of one's own, a file that is none");
 const input = await page.$('#files');
 await input.uploadFile(`${folder}/digit.png`, `${folder}/no-picture.png`);
 found.pictures = await results(page, 2);
 
-// the download
+stage("the download");
 const session = await browser.target().createCDPSession();
 await session.send('Browser.setDownloadBehavior', { behavior: 'allow', downloadPath: folder, eventsEnabled: true });
 const downloaded = new Promise((resolve) => session.on('Browser.downloadProgress', (e) => e.state === 'completed' && resolve()));
@@ -98,7 +102,7 @@ await page.setViewport({ width: 1280, height: 900 });
 found.nameless = await page.evaluate(() => [...document.querySelectorAll('button, input')]
   .filter((e) => !(e.textContent.trim() || e.labels?.length || e.ariaLabel)).map((e) => e.id));
 
-// wrong numbers
+stage("wrong numbers");
 await fill(page, 'rate', '-1');
 found.badRate = await trouble(page);
 await fill(page, 'rate', '1e30');
@@ -107,7 +111,7 @@ await until(page, () => document.getElementById('trouble').textContent.startsWit
 found.diverged = await trouble(page);
 await fill(page, 'rate', '0.001');
 
-// two tabs
+stage("two tabs");
 const second = await open(site.digits);
 await status(second, 'This training is open in another tab');
 found.secondTab = await text(second, 'status');
@@ -118,12 +122,12 @@ await ready(second);
 found.takenOver = [stood, await step(second)];
 page = second;
 
-// a worker that is ended
+stage("a worker that is ended");
 await fill(page, 'rate', '0.001');
 await press(page);
 await atStep(page, found.takenOver[1] + 20);
 await new Promise((resolve) => setTimeout(resolve, 2500));
-await page.workers()[0].evaluate(() => self.close());
+page.workers().find((w) => w.url().endsWith('/worker.js')).evaluate(() => self.close()).catch(() => {}); // no answer comes
 found.lostWorker = await trouble(page);
 found.lostAt = await step(page);
 await press(page);
@@ -132,7 +136,7 @@ found.foundAt = await step(page);
 await press(page);
 await status(page, 'Paused');
 
-// anew
+stage("anew");
 await press(page, 'anew');
 await page.click('#sure button[value=yes]');
 await until(page, () => document.getElementById('steps').textContent === '0');
@@ -142,7 +146,7 @@ await ready(page);
 found.anew = await step(page);
 await page.close();
 
-// a label that there is not
+stage("a label that there is not");
 page = await open(site.labels);
 await ready(page);
 await press(page);
@@ -153,7 +157,7 @@ await ready(page);
 found.labelAfter = await step(page);
 await page.close();
 
-// more memory than there is
+stage("more memory than there is");
 page = await open(site.memory);
 await ready(page);
 await fill(page, 'batch', '2');
@@ -172,17 +176,22 @@ await press(page);
 await atStep(page, found.memoryKept + 1);
 await page.close();
 
-// tables
+stage("tables");
 page = await open(site.table);
 await ready(page);
 await (await page.$('#files')).uploadFile(...['rows', 'answers', 'text', 'wide'].map((name) => `${folder}/${name}.csv`));
 found.tables = await results(page, 4);
 await page.close();
 
-// a folder that is not whole
+stage("a folder that is not whole");
 page = await open(site.broken);
 found.broken = await trouble(page);
 await page.close();
 
+await browser.close();
+
+stage('the first steps on WebGPU, whose adapter is SwiftShader, a minute or two each');
+browser = await launch('--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader', '--enable-features=Vulkan', '--use-vulkan=swiftshader');
+for (const name of networks) await losses(`${name}_webgpu`, 5);
 await browser.close();
 console.log(JSON.stringify(found));
