@@ -7,7 +7,7 @@ import * as store from './store.js';
 const SAVE_EVERY = 2000, TELL_EVERY = 100; // milliseconds
 const OUT_OF_MEMORY = /alloc|memory|OOM|out of bounds/i;
 
-let site, rows, trainer, ort, curve, held, batch, running = false, kept = true, savedAt = 0, stopped;
+let site, rows, trainer, ort, curve, held, batch, running = false, kept = true, savedAt = 0, keptAt = 0, good, stopped;
 
 /** One after the other: a session runs once at a time, and what is read of the state is of one step. */
 let last = Promise.resolve();
@@ -75,6 +75,8 @@ async function restore(rate = true) {
     const record = await store.load(site.id);
     if (!record) return null;
     trainer.restore(record.state, record.steps);
+    keptAt = record.steps;
+    good = undefined;
     if (rate) trainer.learningRate = record.rate;
     ({ batch, held } = record);
     curve = new Curve(record.curve);
@@ -86,14 +88,15 @@ async function restore(rate = true) {
   }
 }
 
+/** Keep the state, unless the last step has ruined it: its own loss was that of the weights before it. */
 const save = () => inTurn(async () => {
   savedAt = performance.now();
-  if (!kept) return;
+  if (!kept || (good && !await trainer.evaluate(good).then(({ loss }) => Number.isFinite(loss), () => false))) return;
   try {
     const state = await trainer.state();
-    if (Object.values(state).some((array) => array instanceof Float32Array && !array.every(Number.isFinite))) return;
     const { steps, learningRate: rate } = trainer, { points, width, sum, count } = curve;
     await store.save(site.id, { state, steps, rate, batch, held, running, curve: { points, width, sum, count } });
+    keptAt = steps;
     tell('saved', { steps });
   } catch (e) {
     trouble(`The browser keeps no progress (${e.message}). Download the model before you leave.`);
@@ -155,6 +158,7 @@ async function run() {
     while (running) {
       const feeds = rows.shuffled(trainer.steps, batch), before = performance.now();
       const loss = await inTurn(() => trainer.step(feeds)), now = performance.now();
+      good = feeds;
       times.push(now - before);
       losses.push([trainer.steps, loss]);
       curve.add(trainer.steps, loss);
@@ -183,7 +187,7 @@ async function failed(error) {
     return trouble(`The training has stopped: ${said}. It is back at step ${trainer.steps}, which was kept.`);
   }
   await save();
-  const where = `The training stands at step ${trainer.steps}${kept ? ', which is kept' : ''}.`;
+  const where = kept ? `Step ${keptAt} is kept.` : `The training stands at step ${trainer.steps}.`;
   if (!memory) return trouble(`The training has stopped: ${said}. ${where}`);
   trouble(`This browser has not enough memory for a step of ${batch} rows. ${where} Take fewer rows a step.`, { restart: kept });
 }

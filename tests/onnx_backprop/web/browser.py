@@ -22,6 +22,7 @@ import matplotlib.image
 import numpy as np
 import onnx
 import onnxruntime
+from PIL import Image
 
 import onnx_backprop as ob
 from models.digits import build, digits
@@ -170,9 +171,9 @@ def complaints(found: dict, losses: dict[str, list[float]], folder: Path) -> lis
         "secondTab": r"This training is open in another tab, which goes on with it\. It continues here when .*",
         "lostWorker": r"The browser has ended what trains here, .* Step \d+ and all before it are kept\. Press “Go on”\.",
         "label": r"The training has stopped: 'labels': expected classes 0 … 9, got 11 at \d+\. Number the classes from 0\. "
-        r"The training stands at step \d+, which is kept\.",
-        "memory": r"This browser has not enough memory for a step of 64 rows\. The training stands at step \d+, which is "
-        r"kept\. Take fewer rows a step\.",
+        r"Step \d+ is kept\.",
+        "memory": r"This browser has not enough memory for a step of 64 rows\. Step \d+ is kept\. "
+        r"Take fewer rows a step\.",
         "broken": r"model/forward\.onnx could not be loaded \(404\)\. .*",
     }
     tests = {
@@ -211,6 +212,8 @@ def main() -> int:
     folder = Path(parser.parse_args().folder)
     losses = sites(folder)
     found = visited(folder)
+    page = Image.open(folder / "downloads" / "page-1280.png").convert("RGB").crop((200, 0, 1080, 640))
+    page.quantize(48, dither=Image.Dither.NONE).save(folder / "downloads" / "web.png", optimize=True)  # for README.md
     (folder / "found.json").write_text(json.dumps(found, indent=1, ensure_ascii=False))
     wrong = complaints(found, losses, folder)
     print(*wrong, sep="\n")
