@@ -91,7 +91,7 @@ const hear = {
     document.title = `${site.title}: training in this browser`;
     $('batch').max = site.data.train;
   },
-  waiting() { say('This training is open in another tab, which goes on with it. It continues here when that tab is closed.'); },
+  waiting() { say('This training is open in another tab. It continues here when that tab is closed.'); },
   loading() { say('Loading the model, the data and the runtime…'); },
   ready({ steps, curve: points, held: measured, rate, batch, threads }) {
     curve = new Curve(points);

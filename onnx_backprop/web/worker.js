@@ -5,7 +5,7 @@ import { Curve } from './chart.js';
 import * as store from './store.js';
 
 const SAVE_EVERY = 2000, TELL_EVERY = 100; // milliseconds
-const OUT_OF_MEMORY = /alloc|memory|OOM|out of bounds/i;
+const OUT_OF_MEMORY = /alloc|memory|OOM|out of bounds|SafeInt/i;
 
 let site, rows, trainer, ort, curve, held, batch, running = false, kept = true, savedAt = 0, keptAt = 0, good, stopped;
 

@@ -166,7 +166,7 @@ await atStep(page, 1);
 await press(page);
 await status(page, 'Paused');
 found.memoryStood = await step(page);
-await fill(page, 'batch', '64');
+await fill(page, 'batch', '40');
 await press(page);
 found.memory = await trouble(page);
 await ready(page);

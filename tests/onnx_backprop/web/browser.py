@@ -81,7 +81,7 @@ def sites(folder: Path) -> dict[str, list[float]]:
     _web(
         pages / "table", table, {"x": numbers, "labels": (numbers[:, 0] > 0).astype(np.int64)}, "softmax_cross_entropy"
     )
-    net = Network("large", seed=0)  # 64 rows of 512 × 512 times 64 channels are 4.3 GB, more than wasm has
+    net = Network("large", seed=0)  # 40 rows of 512 × 512 times 64 channels are 2.7 GB, and wasm has 4
     large = net.model("y", net.conv(net.relu(net.conv(net.input("x", 1), 64, kernel=1)), 1, kernel=1))
     pixels = rng.random((80, 1, 512, 512), np.float32)
     _web(pages / "memory", large, {"x": pixels, "target": pixels}, "mse")
@@ -168,11 +168,11 @@ def complaints(found: dict, losses: dict[str, list[float]], folder: Path) -> lis
         "badRate": r"learningRate: expected 0 or more, got -1\.",
         "diverged": r"The training has stopped: the loss of step \d+ is (NaN|-?Infinity): its weights were not taken\. Lower the "
         rf"learning rate, which is 1e\+30\. It is back at step {found['paused']}, which was kept\.",
-        "secondTab": r"This training is open in another tab, which goes on with it\. It continues here when .*",
+        "secondTab": r"This training is open in another tab\. It continues here when .*",
         "lostWorker": r"The browser has ended what trains here, .* Step \d+ and all before it are kept\. Press “Go on”\.",
         "label": r"The training has stopped: 'labels': expected classes 0 … 9, got 11 at \d+\. Number the classes from 0\. "
         r"Step \d+ is kept\.",
-        "memory": r"This browser has not enough memory for a step of 64 rows\. Step \d+ is kept\. "
+        "memory": r"This browser has not enough memory for a step of 40 rows\. Step \d+ is kept\. "
         r"Take fewer rows a step\.",
         "broken": r"model/forward\.onnx could not be loaded \(404\)\. .*",
     }
