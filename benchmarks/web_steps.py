@@ -17,7 +17,7 @@ from onnx_backprop.web.site import write_site
 from tests.onnx_backprop.web import javascript
 from tests.onnx_backprop.web.javascript import CASES
 
-RATE, STEPS, COMPARED = 1e-3, 250, 20
+RATE, STEPS, COMPARED = 1e-3, 600, 20
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def _losses(model: onnx.ModelProto, graph: ob.TrainingGraph, batches: list[Array
     return losses
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["cnn", "unet_resize"])  # all of them: make browser
 def test_a_step_without_float64_and_indices(name: str) -> None:
     case = CASES[name]
     rows = case.rows(np.random.default_rng(1))
@@ -108,7 +108,7 @@ def test_what_there_is_no_form_for_is_refused() -> None:
         webgpu_step(branches)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 10, 600, 100_000])
+@pytest.mark.parametrize("steps", [1, 600, 100_000])
 def test_the_numbers_of_an_optimizer_keep_their_digits(steps: int) -> None:
     """1 - βᵗ from a series: of 1 - 0.999 float32 alone leaves four digits."""
     model = fix_lengths(CASES["cnn"].build(), {"image": (8, 1, 8, 8)})
