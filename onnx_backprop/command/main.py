@@ -25,6 +25,7 @@ from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.options import NO_LOSS, limits_of, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
+from onnx_backprop.command.web import add_web
 from onnx_backprop.converters import (
     TrainingGraph,
     backward,
@@ -105,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description="Train ONNX models in stock onnxruntime.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_convert, _add_check, _add_explain, add_train):
+    for add in (_add_convert, _add_check, _add_explain, add_train, add_web):
         add(commands)
 
     ops = commands.add_parser("ops", help="list the operators of the domain and the differentiable ONNX operators")

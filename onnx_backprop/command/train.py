@@ -77,13 +77,16 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
     assert data is not None
     graph = training_graph(
         arguments.model,
-        optimizer=_optimizer(arguments),
+        optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
         gradient_norms=arguments.report is not None,
         lengths={} if arguments.memory is None else _lengths(arguments, data),
         **training_options(arguments),
     )
-    loader, measured = _loader(graph, data, arguments, "--data"), _loader(graph, evaluation, arguments, "--evaluation")
+    loader, measured = (
+        loader_of(graph, data, arguments, "--data"),
+        loader_of(graph, evaluation, arguments, "--evaluation"),
+    )
     assert loader is not None
     trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
     if arguments.resume and checkpoint.is_file():
@@ -147,9 +150,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 
 
-def _loader(
+def loader_of(
     graph: TrainingGraph, arrays: Mapping[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
 ) -> Batches | None:
+    """Batches of the arrays that the graph's inputs are fed, checked; None without arrays."""
     if arrays is None:
         return None
     missing = [name for name in graph.inputs if name not in arrays]
@@ -168,7 +172,8 @@ def _loader(
     return loader
 
 
-def _optimizer(arguments: argparse.Namespace) -> Optimizer:
+def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
+    """What --optimizer and its numbers ask for."""
     given = {n: getattr(arguments, n) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
     if arguments.momentum is not None and arguments.optimizer not in ("sgd", "rmsprop"):
         raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")

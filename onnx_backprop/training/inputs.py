@@ -21,7 +21,10 @@ OrtValue = onnxruntime.OrtValue
 
 
 class Inputs:
-    """The inputs of a training graph that every step must be fed, and what fits them."""
+    """The inputs of a training graph that every step must be fed, and what fits them.
+
+    labels: the name of the one that holds classes, None without; classes: how many there are; ignored: a label to skip.
+    """
 
     def __init__(self, graph: TrainingGraph) -> None:
         declared = {value.name: value.type.tensor_type for value in graph.model.graph.input}
@@ -32,13 +35,13 @@ class Inputs:
         }
         loss = graph.settings.get("loss")
         loss = loss if isinstance(loss, dict) and loss.get("name") == SoftmaxCrossEntropy.name else None
-        self._labels = graph.target if loss and graph.target in self.names else None
-        self._ignored = loss.get("ignore_index") if loss else None
-        self._classes = self._most_classes(graph) if self._labels else None
+        self.labels = graph.target if loss and graph.target in self.names else None
+        self.ignored = loss.get("ignore_index") if loss else None
+        self.classes = self._most_classes(graph) if self.labels else None
 
     def _most_classes(self, graph: TrainingGraph) -> int | None:
         """The length of axis 1 of the prediction, the largest where several outputs may be that."""
-        labels = self._shapes[str(self._labels)] or ()
+        labels = self._shapes[str(self.labels)] or ()
         outputs = [_dims(v.type.tensor_type.shape) for v in graph.model.graph.output if v.name in graph.outputs]
         lengths = [shape[1] for shape in outputs if len(shape) == len(labels) + 1 > 1]
         known = [length for length in lengths if isinstance(length, int)]
@@ -60,8 +63,8 @@ class Inputs:
         if isinstance(loader, Batches):
             for batch in loader.samples():
                 self.checked(batch)
-            if self._labels:
-                self._check_classes(loader.arrays[self._labels])
+            if self.labels:
+                self._check_classes(loader.arrays[self.labels])
         elif isinstance(loader, Sequence) and len(loader):
             self.checked(self.named(loader[0]))
 
@@ -88,7 +91,7 @@ class Inputs:
         self._check_shapes({name: _shape(value) for name, value in fed.items()})
         if self.names and not rows(fed[self.names[0]]):
             raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
-        if self._labels and isinstance(labels := fed[self._labels], np.ndarray):
+        if self.labels and isinstance(labels := fed[self.labels], np.ndarray):
             self._check_classes(labels)
         return fed
 
@@ -138,18 +141,18 @@ class Inputs:
 
     def _check_classes(self, labels: np.ndarray) -> None:
         if (
-            self._classes is None
+            self.classes is None
             or labels.dtype.kind not in "iu"
             or not labels.size
-            or (labels.min() >= 0 and labels.max() < self._classes)
+            or (labels.min() >= 0 and labels.max() < self.classes)
         ):
             return
-        bad = (labels < 0) | (labels >= self._classes)
-        if self._ignored is not None:
-            bad &= labels != self._ignored
+        bad = (labels < 0) | (labels >= self.classes)
+        if self.ignored is not None:
+            bad &= labels != self.ignored
         if bad.any():
             raise InvalidArgumentError(
-                f"{self._labels!r}: expected classes 0 … {self._classes - 1}, got {labels[bad][0]} "
+                f"{self.labels!r}: expected classes 0 … {self.classes - 1}, got {labels[bad][0]} "
                 f"at {tuple(map(int, np.argwhere(bad)[0]))}. Number the classes from 0"
             )
 

@@ -1,0 +1,145 @@
+"""The commands `onnx-backprop web`, which writes a page that trains in the browser, and `serve`, which serves it."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.command.options import read_arrays, share, training_options
+from onnx_backprop.command.train import loader_of, optimizer_of
+from onnx_backprop.converters import training_graph
+from onnx_backprop.converters.prepare.files import same_file
+from onnx_backprop.converters.training.optimizers import OPTIMIZERS
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
+
+
+def add_web(commands: Any) -> None:
+    """Add both commands to a parser's sub-commands."""
+    web = commands.add_parser(
+        "web",
+        help="write a page that trains a model in the browser",
+        description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
+        "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
+    )
+    web.add_argument("model", metavar="MODEL", help="the forward ONNX model")
+    web.add_argument("-o", "--output", dest="site", metavar="SITE", required=True, help="the folder to write")
+    web.add_argument("--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs")
+    web.add_argument("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)")
+    share(web, "--loss", required=True)
+    share(web, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
+    share(web, "--limit", "--force", "--quiet")
+    web.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
+    web.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
+    web.add_argument("--learning-rate", type=float, default=1e-3, help="to start with (%(default)s)")
+    web.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
+    web.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+    web.add_argument("--seed", type=int, default=0, help="of the choice of held-out rows (%(default)s)")
+    web.add_argument(
+        "--runtime",
+        metavar="FOLDER",
+        help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
+    )
+    web.add_argument(
+        "--webgpu",
+        action="store_true",
+        help="train on the graphics processor, with batches of one size, in float32 alone",
+    )
+    web.set_defaults(run=_web, precision=None, memory=None, momentum=None, clip_norm=None, accumulate=1, ema=None)
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a page that `web` has written",
+        description="Serves on this machine alone, unless --host says otherwise, until it is interrupted. Sends the "
+        "headers under which a browser lets the page use threads.",
+    )
+    serve.add_argument("site", metavar="SITE", help="the folder that `web` has written")
+    serve.add_argument("--port", type=int, default=8000, help="0: any that is free (%(default)s)")
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)")
+    serve.set_defaults(run=_serve)
+
+
+def _web(arguments: argparse.Namespace) -> int:
+    # not before: it checks with onnxruntime
+    from onnx_backprop.web.site import held_out, title_of, write_site
+    from onnx_backprop.web.webgpu import fix_lengths
+
+    folder = Path(arguments.site)
+    _check(arguments, folder)
+    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    convert = partial(
+        training_graph,
+        optimizer=optimizer_of(arguments),
+        training_mode=arguments.training_mode,
+        **training_options(arguments),
+    )
+    graph = convert(arguments.model, inline=True)
+    loader, measured = (
+        loader_of(graph, data, arguments, "--data"),
+        loader_of(graph, evaluation, arguments, "--evaluation"),
+    )
+    assert loader is not None
+    kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
+    arrays, train = held_out(
+        _typed(loader.arrays, kinds), None if measured is None else _typed(measured.arrays, kinds), arguments.seed
+    )
+    fixed = None
+    if arguments.webgpu:
+        lengths = {name: (loader.size, *array.shape[1:]) for name, array in arrays.items()}
+        fixed = convert(fix_lengths(load(arguments.model), lengths))
+    sizes = write_site(
+        folder,
+        graph,
+        arrays,
+        train=train,
+        title=title_of(arguments.model),
+        batch=loader.size,
+        learning_rate=arguments.learning_rate,
+        fixed=fixed,
+        runtime=None if arguments.runtime is None else Path(arguments.runtime),
+    )
+    if not arguments.quiet:
+        parts = {"graphs and weights": "model/", "data": "data.bin", "runtime": "runtime/"}
+        told = {what: sum(n for name, n in sizes.items() if name.startswith(start)) for what, start in parts.items()}
+        told["page"] = sum(sizes.values()) - sum(told.values())
+        print(", ".join(f"{what}: {size / 1000:,.0f} KB" for what, size in told.items() if size))
+        print(f"rows: {train:,} to train on, {len(next(iter(arrays.values()))) - train:,} held out")
+        print(f"written: {folder}. Look at it with `onnx-backprop serve {folder}`")
+    return 0
+
+
+def _typed(arrays: dict[str, np.ndarray], kinds: dict[str, int]) -> dict[str, np.ndarray]:
+    """In the element types of the inputs."""
+    from onnx import helper
+
+    return {n: a.astype(helper.tensor_dtype_to_np_dtype(kinds[n]), copy=False) for n, a in arrays.items()}
+
+
+def _check(arguments: argparse.Namespace, folder: Path) -> None:
+    """Before any long work."""
+    if arguments.seed < 0 or arguments.batch_size < 1:
+        raise InvalidArgumentError("--seed, --batch-size: expected 0 or more, and 1 or more")
+    if not 0 <= arguments.learning_rate < float("inf"):
+        raise InvalidArgumentError(f"--learning-rate: expected 0 or more, got {arguments.learning_rate}")
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgumentError(f"-o: {folder} is a file. Name a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        is_site = (folder / "site.json").is_file()
+        if not (is_site and arguments.force):
+            also = ", or --force to replace the site in it" if is_site else ""
+            raise InvalidArgumentError(f"-o: {folder} is not empty. Name another folder{also}")
+    for what in ("model", "data", "evaluation"):
+        path = getattr(arguments, what)
+        if path is not None and any(same_file(path, file) for file in folder.rglob("*")):
+            raise InvalidArgumentError(f"{path} lies in {folder}, which is written. Name another folder")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from onnx_backprop.web.serve import server
+
+    with server(arguments.site, port=arguments.port, host=arguments.host) as running:
+        print(f"http://{arguments.host}:{running.server_port}/ (Ctrl-C ends it)", flush=True)
+        running.serve_forever()
+    return 0

@@ -1,0 +1,1 @@
+"""Training graphs in onnxruntime for JavaScript: what a browser or Node needs, a page that trains, a server for it."""

@@ -1,0 +1,104 @@
+"""The Trainer in JavaScript, in Node on onnxruntime-web's wasm, beside the Trainer in Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.web.bundle import bundle
+from onnx_backprop.web.site import write_site
+from tests.onnx_backprop.web import javascript
+from tests.onnx_backprop.web.javascript import CASES
+
+STEPS = 20
+RATE = 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_in_wasm_are_those_of_python(name: str, tmp_path: Path) -> None:
+    """Rows of one seed: on others AdamW, which divides by small gradients, makes 5e-5 of an error of 2e-7 in a pixel."""
+    case = CASES[name]
+    rows = case.rows(np.random.default_rng(1))
+    graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw", inline=True)
+    count = len(rows["image"])
+    write_site(tmp_path, graph, rows, train=count, title=name, batch=case.batch, learning_rate=RATE)
+    found = javascript.steps(tmp_path, STEPS)
+
+    trainer = ob.Trainer(graph, learning_rate=RATE, kernels=None)
+    batches = [{n: a[i : i + case.batch] for n, a in rows.items()} for i in range(0, STEPS * case.batch, case.batch)]
+    losses = [trainer.step(batch) for batch in batches]
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+
+    # what is downloaded is a model of its own, with the weights that the last step has left
+    trained = tmp_path / "trained.onnx"
+    onnx.checker.check_model(onnx.load(trained), full_check=True)
+    weights = {name: value for name, value in trainer.state().items() if name in graph.forward_state}
+    own, ours = (
+        np.asarray(
+            onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
+                None, {"image": batches[0]["image"]}
+            )[0]
+        )
+        for model in (trained, graph.inference_model(weights).SerializeToString())
+    )
+    # AdamW takes a whole step along a gradient that is rounding error alone: weights differ more than losses do
+    np.testing.assert_allclose(np.ravel(found["predicted"]), np.ravel(own), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(own, ours, rtol=1e-2, atol=1e-2)
+    assert found["evaluation"] == pytest.approx(trainer.evaluate(batches[0]), rel=1e-3)
+
+
+def test_a_step_that_is_refused_leaves_everything_as_it_was(tmp_path: Path, rng: np.random.Generator) -> None:
+    case = CASES["cnn"]
+    graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw", inline=True)
+    write_site(tmp_path, graph, case.rows(rng), train=640, title="cnn", batch=8, learning_rate=RATE)
+    said = json.loads(javascript.run("refusals.mjs", javascript.WEB / "trainer.js", javascript.runtime(), tmp_path))
+    assert said["unchanged"] is True
+    assert said["resumed"] == said["gone on"]
+    assert said["label"] == "'labels': expected classes 0 … 9, got 10 at 0. Number the classes from 0"
+    assert said["negative"] == "'labels': expected classes 0 … 9, got -1 at 0. Number the classes from 0"
+    assert said["half"] == "'labels' has type int64, got 0.5. Give it whole numbers"
+    assert said["rows"] == "'labels': expected the shape [N], got [3], axis 0 being 8 long"
+    assert said["channels"] == "'image': expected the shape [N,1,H,W], got [8,2,8,4], axis 1 being 1 long"
+    assert said["name"] == "expected image, labels, got 'picture'. Leave it out"
+    assert said["missing"] == "expected image, labels; 'labels' missing"
+    assert said["rate"] == "learningRate: expected 0 or more, got NaN"
+    assert said["state"] == "the state is of another graph: 'Conv_1.weight' is expected as float32[16,1,3,3]"
+    assert said["diverged"].startswith("the loss of step 2 is NaN: its weights were not taken. Lower the learning rate")
+
+
+def test_a_state_in_every_form(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Statistics of BatchNormalization, masks of Dropout, running means, accumulated gradients: as in Python."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (float[N,6] x) => (float[N,4] y)
+          <float[6,4] w = {1,-2,3,-4,5,-6,7,-8,9,-1,2,-3,4,-5,6,-7,8,-9,1,-2,3,-4,5,-6}, float[4] s = {1,1,1,1},
+           float[4] b = {0,0,0,0}, float[4] m = {0,0,0,0}, float[4] v = {1,1,1,1}, float ratio = {0.25}, bool on = {1}>
+        { h = MatMul (x, w)
+          n, m1, v1 = BatchNormalization <training_mode = 1> (h, s, b, m, v)
+          y, mask = Dropout (n, ratio, on) }""")
+    optimizer = ob.optimizers.AdamW(clip_norm=1.0, accumulate=2, ema=0.9)
+    graph = ob.training_graph(model, loss="mse", optimizer=optimizer, training_mode=True, inline=True)
+    assert {"random_state", "micro_step"} <= set(graph.updates)
+    rows = {n: rng.standard_normal((80, k)).astype(np.float32) for n, k in (("x", 6), ("target", 4))}
+    write_site(tmp_path, graph, rows, train=80, title="every form", batch=8, learning_rate=RATE)
+    found = javascript.steps(tmp_path, 10)
+    trainer = ob.Trainer(graph, learning_rate=RATE, kernels=None)
+    losses = [trainer.step({n: a[i : i + 8] for n, a in rows.items()}) for i in range(0, 80, 8)]
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+
+
+def test_what_javascript_cannot_hold_is_refused() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (float16[N,2] x) => (float16[N,2] y) <float16[2] w = {1,2}> { y = Mul (x, w) }""")
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd", trainable=["w"], inline=True)
+    with pytest.raises(InvalidArgumentError, match="'w' has type float16, which JavaScript has no arrays of"):
+        bundle(graph)
