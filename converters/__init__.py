@@ -4,6 +4,7 @@ from onnx_backprop.converters import rules  # noqa: F401 - registers the gradien
 from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
 from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.reverse.backward import backward
@@ -27,7 +28,9 @@ __all__ = [
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "hessian",
     "hvp",
+    "jacobian",
     "jvp",
     "losses",
     "optimizers",

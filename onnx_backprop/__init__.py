@@ -23,7 +23,9 @@ from onnx_backprop.converters import (
     expand_gradients,
     explain_gradients,
     from_training_info,
+    hessian,
     hvp,
+    jacobian,
     jvp,
     supported_ops,
     to_training_info,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnx_backprop import artifacts
+    from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
     from onnx_backprop.training.trainer import Trainer
 
@@ -95,7 +98,9 @@ __all__ = [
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "hessian",
     "hvp",
+    "jacobian",
     "jvp",
     "limits",
     "losses",
@@ -108,6 +113,7 @@ __all__ = [
     "to_training_info",
     "training_graph",
     "use_kernels",
+    "value_and_grad",
     "vjp",
 ]
 
@@ -123,6 +129,7 @@ _RUNTIME_NAMES = {
     "artifacts": ".artifacts",
     "register_ops": ".ort_ops",
     "session": ".ort_ops",
+    "value_and_grad": ".functions",
 }
 
 

@@ -20,12 +20,18 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
     return found
 
 
-def batch(graph: ir.Graph, op: Builder, seeds: Sequence[ir.Value], results: Sequence[ir.Value]) -> list[ir.Value]:
+def batch(
+    graph: ir.Graph,
+    op: Builder,
+    seeds: Sequence[ir.Value],
+    results: Sequence[ir.Value],
+    stacked: Sequence[ir.Value] | None = None,
+) -> list[ir.Value]:
     """One result for every entry of the seeds along a new axis 0.
 
-    seeds: graph inputs, or values without a producer, which get the leading axis; results: graph outputs that depend
-    on them linearly. What does not depend on the seeds is computed once. Returns what takes the place of the results,
-    among the outputs too, under their names.
+    seeds: graph inputs, which get that axis; results: graph outputs. What does not depend on the seeds is computed
+    once. stacked: values with the axis, in the place of the seeds, which are inputs no more then. Returns what takes the
+    place of the results, among the outputs too, under their names.
     """
     inside = dependents(graph, seeds)
     graph.remove(inside)
@@ -33,9 +39,12 @@ def batch(graph: ir.Graph, op: Builder, seeds: Sequence[ir.Value], results: Sequ
     for seed in seeds:
         row = ir.Value(name=op.unique(f"{seed.name}_row"), type=seed.type, shape=seed.shape)
         seed.replace_all_uses_with(row)
-        seed.shape = None if row.shape is None else ir.Shape([AXIS, *row.shape])
         rows.append(row)
-    made = {value for node in inside for value in node.outputs}
+        if stacked is not None:
+            graph.inputs.remove(seed)
+        elif row.shape is not None:
+            seed.shape = ir.Shape([AXIS, *row.shape])
+    own = {value for node in inside for value in node.outputs}
     places = [list(graph.outputs).index(value) for value in results]
     for value in results:
         graph.outputs.remove(value)
@@ -44,11 +53,11 @@ def batch(graph: ir.Graph, op: Builder, seeds: Sequence[ir.Value], results: Sequ
     body.prefix = op.prefix
     ends: list[ir.Value] = []
     for value in results:
-        ends.append(value if value in made and value not in ends else body.typed(body.Identity(value), value))
+        ends.append(value if value in own and value not in ends else body.typed(body.Identity(value), value))
     step = ir.Graph(rows, ends, nodes=body.nodes, name=op.unique(f"{op.prefix}/row"))
-    stacked = op.emit("Scan", seeds, {"body": step, "num_scan_inputs": len(seeds)}, outputs=len(results))
-    for place, value, new in sorted(zip(places, results, stacked, strict=True), key=lambda one: one[0]):
+    made = op.emit("Scan", stacked or seeds, {"body": step, "num_scan_inputs": len(seeds)}, outputs=len(results))
+    for place, value, new in sorted(zip(places, results, made, strict=True), key=lambda one: one[0]):
         new.type, new.shape = value.type, None if value.shape is None else ir.Shape([AXIS, *value.shape])
         new.name, value.name = value.name, op.unique(f"{value.name}_row")
         graph.outputs.insert(place, new)
-    return list(stacked)
+    return list(made)

@@ -4,7 +4,7 @@ One table of rules serves all three. The gradient Jᵀu is linear in its seed u,
 with v, is J·v: a tangent is the adjoint of the adjoint, and what only Jᵀu needed goes. H·v is the gradient of <∇y, v>.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Unpack
 
 import onnx_ir as ir
@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
+from onnx_backprop.converters.prepare.graphs import subgraphs, used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative
@@ -98,6 +98,13 @@ def hvp(
     return work.done(made)
 
 
+@as_given
+def scalar_gradient(model: Model, wrt: Names = None, of: Names = None, **options: Unpack[Options]) -> ModelProto:
+    """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does."""
+    work = Work(model, Settings(**options))
+    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of)))
+
+
 def gradients_of_scalar(work: Work, wrt: Names, of: Names) -> dict[str, str]:
     """A first stage: {x: its gradient}, outputs, of the one number that a model computes."""
     if of is None:
@@ -133,7 +140,7 @@ def tangents(work: Work, wrt: Names, of: Names) -> Derivative:
     )
     work.drop_outputs(gradients.values())
     _take_shapes_elsewhere(work.graph, shapes)
-    _remove_seeds(work, seeds)
+    _remove_seeds(work, seeds, results.values())
     return Derivative(
         "jvp", {x: second.seeds[g] for x, g in gradients.items()}, {y: results[seed] for y, seed in seeds.items()}
     )
@@ -161,23 +168,31 @@ def _asks_shape(node: ir.Node, index: int) -> bool:
     return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
-def _remove_seeds(work: Work, seeds: Mapping[str, str]) -> None:
+def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) -> None:
     """Take away the inputs that seeded the gradient: the tangent is its derivative by them, and constant in them.
 
-    What still reads one wants a shape, that of y.
+    What still reads one wants a shape, of it or of what is made of it, and y has that too.
     """
-    reached: set[ir.Value] = set(work.inputs(seeds.values()))
-    for node in work.graph:
-        by = {value for n, value in enumerate(node.inputs) if value in reached and not _asks_shape(node, n)}
-        if by or not reached.isdisjoint(values_read(node).difference(node.inputs)):
-            raise unsupported(
-                node, "the tangent would depend on the seed of the gradient: a gradient rule is not linear in it"
-            )
+    wanted = _values_of(work.graph, work.outputs(results))
     outputs = {str(value.name): value for value in work.graph.outputs}
     for y, name in seeds.items():
         (seed,) = work.inputs([name])
+        if seed in wanted:
+            node = next(node for node, index in seed.uses() if not _asks_shape(node, index))
+            raise unsupported(node, f"the tangent of {y!r} cannot be found: a gradient rule is not linear in its seed")
         seed.replace_all_uses_with(outputs[y])
         work.graph.inputs.remove(seed)
+
+
+def _values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
+    """Everything of which the values, not the shapes alone, decide the values of some outputs."""
+    wanted = set(outputs)
+    for node in reversed(list(graph)):
+        if not wanted.isdisjoint(node.outputs):
+            wanted |= {x for n, x in enumerate(node.inputs) if x is not None and not _asks_shape(node, n)}
+            for inner in subgraphs(node):
+                wanted |= _values_of(inner, inner.outputs)
+    return wanted
 
 
 def _batch(work: Work, made: Derivative) -> None:

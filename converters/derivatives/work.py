@@ -58,6 +58,10 @@ class Work:
     def graph(self) -> ir.Graph:
         return self.model.graph
 
+    def plan(self, wrt: Sequence[str] | None, of: Sequence[str] | None) -> Differentiation:
+        """What would be differentiated by what."""
+        return Differentiation(self.model, wrt=wrt, of=of, quiet=True)
+
     def differentiate(self, **arguments: Any) -> tuple[Differentiation, dict[str, str]]:
         """A stage of the reverse mode, and {x: its gradient}."""
         given = {"straight_through": self.settings.straight_through, "strict": self.settings.strict}

@@ -88,6 +88,16 @@ def _third(
     return op.domain.ConvolutionBackwardWeights(*given, weights_shape=shape, **attributes)
 
 
+@gradient("BiasAddBackward", versions=(1,), domain=DOMAIN)
+def bias_add_backward(op: Builder, node: Forward, g: ir.Value) -> Grads:
+    """db = Σ dy over all but the channels  =>  ddy = g along the channels, repeated over the others."""
+    shape = op.shape(node.input(0))
+    if node.string("data_format", "NXC") == "NCX":
+        behind = op.filled(op.Sub(op.Shape(shape), 2), 1)
+        g = op.Reshape(g, op.Concat([-1], behind, axis=0))
+    return op.Expand(g, shape)
+
+
 @gradient("ReLUBackward", versions=(1,), domain=DOMAIN)
 def relu_backward(op: Builder, node: Forward, g: ir.Value) -> Grads:
     """dx = dy where x > 0, else 0  =>  ddy = g where x > 0, else 0. The kink at x = 0 is left out."""

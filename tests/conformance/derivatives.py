@@ -1,0 +1,179 @@
+"""jvp, vjp and hvp of every case of the operator grid.
+
+The tangent along a random v, and <vjp(u), v> for a random u, against differences of the forward along v; the two against
+each other, <jvp(v), u> = <v, vjp(u)>; and <w, hvp(v)> of s = Σ c·y² for random c, v and w against second differences of s
+in float64 by onnx's reference evaluator or, where that does not agree with onnxruntime, differences of the gradient that
+onnxruntime computes. `python -m tests.conformance.derivatives Softmax` prints what is wrong about one operator.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper
+
+import onnx_backprop as ob
+from tests.support.gradient_checks import SEED, Case, Feeds, _as, _forward, build, float64_run, session_run
+
+MODES = ("vjp", "jvp", "hvp", "dot")
+DOT = 1e-6
+TWICE = 1e-4  # step of second differences in float64
+
+
+def directions(feeds: Feeds, wrt: list[str], seed: int) -> Feeds:
+    """Random numbers between -1 and 1 in the place of each variable."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.uniform(-1, 1, feeds[name].shape).astype(np.float32) for name in wrt}
+
+
+def moved(feeds: Feeds, along: Feeds, step: float) -> Feeds:
+    return feeds | {n: np.asarray(feeds[n] + (step * v).astype(feeds[n].dtype)) for n, v in along.items()}
+
+
+def run_named(model: ModelProto, feeds: Feeds) -> Feeds:
+    return dict(zip([value.name for value in model.graph.output], session_run(model)(feeds), strict=True))
+
+
+def dot(a: Feeds, b: Feeds) -> float:
+    return float(sum((a[n].astype(np.float64) * b[n]).sum() for n in b))
+
+
+def size(a: Feeds, b: Feeds) -> float:
+    return float(sum(np.abs(a[n].astype(np.float64) * b[n]).sum() for n in b))
+
+
+def scalar_of(model: ModelProto) -> ModelProto:
+    """s = Σ c·y² behind the model, c being a further input of the shape of y."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    c = graph.input.add()
+    c.CopyFrom(graph.output[0])
+    c.name = "c_of_y"
+    for op, inputs, output in (("Mul", ["y", "y"], "y_y"), ("Mul", ["y_y", "c_of_y"], "c_y_y")):
+        graph.node.append(helper.make_node(op, inputs, [output], name=output))
+    graph.node.append(helper.make_node("ReduceSum", ["c_y_y"], ["s_of_y"], name="s_of_y", keepdims=0))
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("s_of_y", c.type.tensor_type.elem_type, []))
+    return result
+
+
+def first_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) -> dict[str, str]:
+    forward, at = _forward(model, feeds, case.oracle)
+    v = directions(feeds, wrt, SEED)
+    (y,) = session_run(model)(feeds)
+    u = np.random.default_rng(SEED + 1).uniform(0.5, 1.5, y.shape).astype(y.dtype)
+    answers: dict[str, str] = {}
+    steps = [forward(moved(at, v, sign * case.oracle.step))[0].astype(np.float64) for sign in (1, -1)]
+    tangent = (steps[0] - steps[1]) / (2 * case.oracle.step)
+    expected = float((tangent * u).sum())
+    found: dict[str, Feeds] = {}
+    for mode, seeds in (("vjp", {"y_grad": u}), ("jvp", {f"{n}_tangent": a for n, a in v.items()})):
+        try:
+            derived = getattr(ob, mode)(model, wrt, ["y"])
+            onnx.checker.check_model(derived, full_check=True)
+            found[mode] = run_named(derived, feeds | seeds)
+        except ob.UnsupportedError as e:
+            answers[mode] = f"refused: {e}"
+    if "vjp" in found:
+        gradient = {n: found["vjp"][f"{n}_grad"] for n in wrt}
+        scale = max(1.0, float(sum(np.abs(a).sum() for a in v.values())), size(gradient, v), abs(expected))
+        error = abs(dot(gradient, v) - expected) / scale
+        answers["vjp"] = "right" if error <= case.oracle.tolerance else f"off by {error:.2g}"
+    if "jvp" in found:
+        got = found["jvp"]["y_tangent"]
+        scale = max(1.0, float(np.abs(tangent).max(initial=0)), max(float(np.abs(a).sum()) for a in v.values()))
+        error = float(np.abs(got - tangent).max(initial=0)) / scale
+        fits = (got.dtype, got.shape) == (y.dtype, y.shape)
+        answers["jvp"] = "right" if fits and error <= case.oracle.tolerance else f"off by {error:.2g}, {got.shape}"
+    if len(found) == 2:
+        gradient, got = {n: found["vjp"][f"{n}_grad"] for n in wrt}, {"y": found["jvp"]["y_tangent"]}
+        scale = size(got, {"y": u}) + size(gradient, v) + 1e-6
+        error = abs(dot(got, {"y": u}) - dot(gradient, v)) / scale
+        answers["dot"] = "right" if error <= DOT else f"off by {error:.2g}"
+    return answers
+
+
+def second_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) -> str:
+    (y,) = session_run(model)(feeds)
+    scalar = scalar_of(model)
+    feeds = feeds | {"c_of_y": np.random.default_rng(SEED + 2).uniform(0.5, 1.5, y.shape).astype(y.dtype)}
+    v, w = directions(feeds, wrt, SEED), directions(feeds, wrt, SEED + 3)
+    try:
+        derived = ob.hvp(scalar, wrt, ["s_of_y"])
+        onnx.checker.check_model(derived, full_check=True)
+        got = run_named(derived, feeds | {f"{n}_direction": a for n, a in v.items()})
+    except ob.UnsupportedError as e:
+        return f"refused: {e}"
+    product = {n: got[f"{n}_hvp"] for n in wrt}
+    if any(product[n].shape != feeds[n].shape for n in wrt):
+        return f"shapes {[a.shape for a in product.values()]}"
+    if case.oracle.runtime == "reference":
+        run, at, h = float64_run(scalar), _as(np.float64, feeds), TWICE
+
+        def value(a: float, b: float) -> float:
+            return float(run(moved(moved(at, v, a * h), w, b * h))[0])
+
+        expected = (value(1, 1) - value(1, -1) - value(-1, 1) + value(-1, -1)) / (4 * h * h)
+        tolerance, noise = 3e-5, abs(value(0, 0)) * 1e-7
+    else:
+        gradient, h = ob.backward(scalar, wrt=wrt, of=["s_of_y"]), 2.0**-8
+        parts = [run_named(gradient, moved(feeds, v, sign * h)) for sign in (1, -1)]
+        expected = dot(
+            {n: (parts[0][f"{n}_grad"].astype(np.float64) - parts[1][f"{n}_grad"]) / (2 * h) for n in wrt}, w
+        )
+        tolerance, noise = max(10 * case.oracle.tolerance, 1e-3), 1e-3
+    scale = max(1.0, size(product, w), abs(expected))
+    error = abs(dot(product, w) - expected)
+    return (
+        "right"
+        if error <= tolerance * scale + noise
+        else f"off by {error / scale:.2g}: {dot(product, w):.7g}, {expected:.7g}"
+    )
+
+
+def examine(case: Case, form: str) -> dict[str, str]:
+    """{mode: right, refused: …, not run, or what is wrong} of a case."""
+    if form in case.skips:
+        return dict.fromkeys(MODES, "not run")
+    if form in case.refuses:
+        return dict.fromkeys(MODES, "refused: as the gradient is")
+    answers: dict[str, str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ob.OnnxBackpropWarning)
+        model, feeds, wrt = build(case, opset=case.since if form == "static" else case.until, variant=form)
+        for names, part in ((MODES[:2], first_order), (MODES[2:3], second_order)):
+            try:
+                answer = part(case, model, feeds, wrt)
+                answers |= answer if isinstance(answer, dict) else {"hvp": answer}
+            except Exception as e:  # noqa: BLE001 - whatever it is, it is the answer
+                answers |= {name: f"{type(e).__name__}: {e}" for name in names}
+    return answers
+
+
+def verdict(answer: str) -> str:
+    return answer if answer in ("right", "not run") else "refused" if answer.startswith("refused") else "wrong"
+
+
+if __name__ == "__main__":
+    from tests.conformance.operators import FORMS, cases
+
+    chosen = sys.argv[1:]
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    told: Counter[str] = Counter()
+    for number, one in enumerate(cases()):
+        if chosen and one.op not in chosen and not (chosen[0].isdigit() and number % int(chosen[0]) == 0):
+            continue
+        for form in FORMS:
+            for mode, answer in examine(one, form).items():
+                counts[mode][verdict(answer)] += 1
+                if verdict(answer) not in ("right", "not run"):
+                    told[one.op, mode] += 1
+                    if told[one.op, mode] <= 2:
+                        print(one.op, form, mode, answer.replace("\n", " ")[:230], "|", str(one)[:110], flush=True)
+    print({mode: dict(found) for mode, found in counts.items()}, dict(told))
