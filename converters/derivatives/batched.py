@@ -30,7 +30,7 @@ def batch(
     """One result for every entry of the seeds along a new axis 0.
 
     seeds: graph inputs, which get that axis; results: graph outputs. What does not depend on the seeds is computed
-    once. stacked: values with the axis, in the place of the seeds, which are inputs no more then. Returns what takes the
+    once. stacked: values with that axis, in the place of the seeds, which go from the inputs. Returns what takes the
     place of the results, among the outputs too, under their names.
     """
     inside = dependents(graph, seeds)

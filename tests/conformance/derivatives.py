@@ -18,10 +18,13 @@ import onnx
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
+from tests.conformance.operators import FORMS, cases
 from tests.support.gradient_checks import SEED, Case, Feeds, _as, _forward, build, float64_run, session_run
 
-MODES = ("vjp", "jvp", "hvp", "dot")
+MODES = ("vjp", "jvp", "hvp")
+COLUMNS = ("vjp", "jvp", "dot", "hvp")
 DOT = 1e-6
+OFF_TIES = 2.0**-9
 TWICE = 1e-4  # step of second differences in float64
 
 
@@ -93,7 +96,7 @@ def first_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) -> 
         answers["jvp"] = "right" if fits and error <= case.oracle.tolerance else f"off by {error:.2g}, {got.shape}"
     if len(found) == 2:
         gradient, got = {n: found["vjp"][f"{n}_grad"] for n in wrt}, {"y": found["jvp"]["y_tangent"]}
-        scale = size(got, {"y": u}) + size(gradient, v) + 1e-6
+        scale = max(1.0, size(got, {"y": u}) + size(gradient, v))
         error = abs(dot(got, {"y": u}) - dot(gradient, v)) / scale
         answers["dot"] = "right" if error <= DOT else f"off by {error:.2g}"
     return answers
@@ -104,6 +107,8 @@ def second_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) ->
     scalar = scalar_of(model)
     feeds = feeds | {"c_of_y": np.random.default_rng(SEED + 2).uniform(0.5, 1.5, y.shape).astype(y.dtype)}
     v, w = directions(feeds, wrt, SEED), directions(feeds, wrt, SEED + 3)
+    if case.oracle.runtime == "reference":  # off the ties between inputs, which second differences would cross
+        feeds = moved(feeds, directions(feeds, wrt, SEED + 4), OFF_TIES)
     try:
         derived = ob.hvp(scalar, wrt, ["s_of_y"])
         onnx.checker.check_model(derived, full_check=True)
@@ -139,15 +144,16 @@ def second_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) ->
 
 def examine(case: Case, form: str) -> dict[str, str]:
     """{mode: right, refused: …, not run, or what is wrong} of a case."""
-    if form in case.skips:
-        return dict.fromkeys(MODES, "not run")
+    crashes = case.op == "Einsum" and any(0 in array.shape for array in case.inputs.values())
+    if form in case.skips or crashes:  # onnxruntime divides by the length of an axis that is summed over
+        return dict.fromkeys(COLUMNS, "not run")
     if form in case.refuses:
-        return dict.fromkeys(MODES, "refused: as the gradient is")
+        return dict.fromkeys(COLUMNS, "refused: as the gradient is")
     answers: dict[str, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ob.OnnxBackpropWarning)
         model, feeds, wrt = build(case, opset=case.since if form == "static" else case.until, variant=form)
-        for names, part in ((MODES[:2], first_order), (MODES[2:3], second_order)):
+        for names, part in ((MODES[:2], first_order), (MODES[2:], second_order)):
             try:
                 answer = part(case, model, feeds, wrt)
                 answers |= answer if isinstance(answer, dict) else {"hvp": answer}
@@ -156,24 +162,60 @@ def examine(case: Case, form: str) -> dict[str, str]:
     return answers
 
 
+def _each(text: str, number: int) -> bool:
+    """Whether a number is one of every so many."""
+    return text.isdecimal() and number % int(text) == 0
+
+
 def verdict(answer: str) -> str:
     return answer if answer in ("right", "not run") else "refused" if answer.startswith("refused") else "wrong"
 
 
-if __name__ == "__main__":
-    from tests.conformance.operators import FORMS, cases
-
-    chosen = sys.argv[1:]
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    told: Counter[str] = Counter()
-    for number, one in enumerate(cases()):
-        if chosen and one.op not in chosen and not (chosen[0].isdigit() and number % int(chosen[0]) == 0):
-            continue
+def report(chosen: Iterable[Case]) -> tuple[dict[str, dict[tuple[str, str], Counter[str]]], list[str]]:
+    """Counts of verdicts by operator, form and mode, and what is wrong."""
+    counts: defaultdict[str, dict[tuple[str, str], Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    wrong: list[str] = []
+    for one in chosen:
         for form in FORMS:
             for mode, answer in examine(one, form).items():
-                counts[mode][verdict(answer)] += 1
-                if verdict(answer) not in ("right", "not run"):
-                    told[one.op, mode] += 1
-                    if told[one.op, mode] <= 2:
-                        print(one.op, form, mode, answer.replace("\n", " ")[:230], "|", str(one)[:110], flush=True)
-    print({mode: dict(found) for mode, found in counts.items()}, dict(told))
+                counts[one.op][form, mode][verdict(answer)] += 1
+                if verdict(answer) == "wrong":
+                    wrong.append(f"{one}, {form}, {mode}: {' '.join(answer.split())}")
+    return dict(counts), wrong
+
+
+def section(counts: dict[str, dict[tuple[str, str], Counter[str]]]) -> str:
+    """The page's part: one line per operator, a column for each mode."""
+    lines = [
+        "## Derivatives",
+        "",
+        "The same cases as in Operators, each with all dimensions known and with all unknown: `vjp` and `jvp` along random "
+        "seeds against differences of the forward, in float64 by onnx's reference evaluator where that agrees with "
+        f"onnxruntime; <jvp(v), u> = <v, vjp(u)> to {DOT:g}; `hvp` of Σ c·y² against second differences in float64, or "
+        "where there are none, differences of the gradient.",
+        "",
+        "| operator | vjp | jvp | <jvp(v), u> = <v, vjp(u)> | hvp |",
+        "|---|---|---|---|---|",
+    ]
+    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name in sorted(counts):
+        cells: list[str] = []
+        for mode in COLUMNS:
+            found = sum((counts[name][form, mode] for form in FORMS), Counter[str]())
+            total[mode] += found
+            cells.append(_told(found))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append(f"| **all** | {' | '.join(_told(total[mode], '**') for mode in COLUMNS)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(counts: Counter[str], mark: str = "") -> str:
+    return ", ".join(f"{mark}{n}{mark} {what}" for what, n in sorted(counts.items()))
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:]
+    everything = [c for n, c in enumerate(cases()) if not asked or c.op in asked or _each(asked[0], n)]
+    found, bad = report(everything)
+    print(section(found))
+    print("\n".join(f"WRONG: {what[:600]}" for what in bad))
