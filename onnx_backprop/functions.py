@@ -15,6 +15,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnx_backprop.converters.derivatives.products import hvp as hvp_model
 from onnx_backprop.converters.derivatives.products import scalar_gradient
+from onnx_backprop.converters.derivatives.work import Options
 from onnx_backprop.converters.reverse.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
@@ -87,7 +88,7 @@ class ValueAndGrad:
         feeds: Feeds,
         hvp: bool,
         kernels: str,
-        options: dict[str, bool],
+        options: Options,
     ) -> None:
         source = load(model)
         gradients = scalar_gradient(source, wrt, of, **options)

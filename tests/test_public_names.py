@@ -43,6 +43,10 @@ NAMES = [
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
     "limits",
     "losses",
     "optimizers",
@@ -54,6 +58,8 @@ NAMES = [
     "to_training_info",
     "training_graph",
     "use_kernels",
+    "value_and_grad",
+    "vjp",
 ]
 
 

@@ -34,7 +34,7 @@ def vjp(
     Args:
         model, wrt, of, options (kernels, inline, straight_through, strict, progress): as `backward` takes them.
         batched: several seeds in one run: `<y>_grad` has a further axis 0 and so has `<x>_grad`, of the same length,
-            which each run chooses. What does not depend on the seeds is computed once.
+            which each run chooses, 1 at least. What does not depend on the seeds is computed once.
 
     Returns and raises: what `backward` does.
     """

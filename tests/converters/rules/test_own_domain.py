@@ -17,6 +17,7 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.ort_ops.random_calls import MAKERS
 from tests.property.calls import Call
+from tests.support.adjoint import run
 from tests.support.checks import one_node_model
 
 EACH, MOST = 3, 4000  # calls of an operator, elements of one
@@ -106,13 +107,8 @@ def check(call: Call, *, known: bool) -> None:
     for kernels in ("onnx", "numpy", "numba"):
         session = ob.session(second, kernels=kernels)
         accepted = {i.name for i in session.get_inputs()}
-        got = dict(
-            zip(
-                [o.name for o in session.get_outputs()],
-                session.run(None, {n: a for n, a in feeds.items() if n in accepted}),
-                strict=True,
-            )
-        )
+        answers = run(session, {n: a for n, a in feeds.items() if n in accepted})
+        got = dict(zip([o.name for o in session.get_outputs()], answers, strict=True))
         pairs = [(want, made.results, v), (mixed, {n: again.results[n] for n in wrt}, v)]
         # by the seed, the gradient of <w, gradient> is the derivative of the outputs along w
         for expected, found, along in pairs:
