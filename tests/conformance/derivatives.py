@@ -24,6 +24,7 @@ from tests.support.gradient_checks import SEED, Case, Feeds, _as, _forward, buil
 MODES = ("vjp", "jvp", "hvp")
 COLUMNS = ("vjp", "jvp", "dot", "hvp")
 DOT = 1e-6
+COARSE = 1e-2
 OFF_TIES = 2.0**-9
 TWICE = 1e-4  # step of second differences in float64
 
@@ -128,6 +129,7 @@ def second_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) ->
         tolerance, noise = 3e-5, abs(value(0, 0)) * 1e-7
     else:
         gradient, h = ob.backward(scalar, wrt=wrt, of=["s_of_y"]), 2.0**-8
+        h = h if case.oracle.tolerance < COARSE else case.oracle.step  # what rounds has a slope over long steps only
         parts = [run_named(gradient, moved(feeds, v, sign * h)) for sign in (1, -1)]
         expected = dot(
             {n: (parts[0][f"{n}_grad"].astype(np.float64) - parts[1][f"{n}_grad"]) / (2 * h) for n in wrt}, w
@@ -168,6 +170,8 @@ def _each(text: str, number: int) -> bool:
 
 
 def verdict(answer: str) -> str:
+    if "attempting to re-use buffer" in answer:  # of two values that its inference says are of one length
+        return "fails in onnxruntime"
     return answer if answer in ("right", "not run") else "refused" if answer.startswith("refused") else "wrong"
 
 
@@ -192,7 +196,8 @@ def section(counts: dict[str, dict[tuple[str, str], Counter[str]]]) -> str:
         "The same cases as in Operators, each with all dimensions known and with all unknown: `vjp` and `jvp` along random "
         "seeds against differences of the forward, in float64 by onnx's reference evaluator where that agrees with "
         f"onnxruntime; <jvp(v), u> = <v, vjp(u)> to {DOT:g}; `hvp` of Σ c·y² against second differences in float64, or "
-        "where there are none, differences of the gradient.",
+        "where there are none, differences of the gradient. Refused are the operators whose gradient is a Scan; a run "
+        "that fails in onnxruntime does so because its inference of shapes says a wrong length.",
         "",
         "| operator | vjp | jvp | <jvp(v), u> = <v, vjp(u)> | hvp |",
         "|---|---|---|---|---|",

@@ -180,6 +180,7 @@ def test_a_derivative_in_a_training_graph() -> None:
     del gradient.graph.output[:2]
     graph = ob.training_graph(gradient, loss="mse", prediction="x_grad")
     assert list(graph.parameters) == ["w", "v"]
+    assert graph.target is not None
     x, one = drawn(2, 4), np.array(1, np.float32)
     got = answers(
         graph.model, x=x, s_grad=one, **{graph.target: np.zeros((2, 4), np.float32)}, **graph.initial_values()
