@@ -148,9 +148,11 @@ class _Function:
         self._inputs = {value.name for value in session.get_inputs()}
         self._optional = {value.name for value in session.get_overridable_initializers()}
         self._types = [_type_of(name, types[name]) for name in self._outputs]
+        self._floats = {name: _TYPES[text] for name, text in types.items() if text in _TYPES}
         self._of_thread = threading.local()
 
     def __call__(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        """The outputs, in arrays that the next call of this thread overwrites; floats are cast to the model's."""
         missing = sorted(self._inputs - feeds.keys())
         unknown = sorted(feeds.keys() - self._inputs - self._optional)
         if missing or unknown:
@@ -159,11 +161,16 @@ class _Function:
                 if missing
                 else f"feeds: the model has no input {', '.join(map(repr, unknown))}"
             )
+        feeds = {name: self._cast(name, np.asarray(value)) for name, value in feeds.items()}
         bound = self._bound(feeds, shapes)
         for name, value in feeds.items():
             np.copyto(bound.arrays[name], value)
         run_bound(self._session, bound.binding)
         return bound.results
+
+    def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
+        own = self._floats.get(name)
+        return value if own is None or value.dtype.kind != "f" else value.astype(own, copy=False)
 
     def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
         key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())

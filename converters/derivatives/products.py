@@ -147,18 +147,21 @@ def tangents(work: Work, wrt: Names, of: Names) -> Derivative:
 
 
 def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
-    """A gradient has the shape of its value; to ask the value for it lets the gradient go. {gradient: value}."""
+    """A gradient has the shape of its value: where that alone is asked for, the value serves, and the gradient goes.
+
+    shapes: {gradient: value}. So do nodes that only lead to something that is asked for its shape.
+    """
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     values |= {str(v.name): v for node in graph for v in node.outputs}
-    for gradient, name in shapes.items():
-        value = values.get(gradient)
-        if value is None or name not in values:
-            continue
-        for node, index in list(value.uses()):
-            if _asks_shape(node, index):
-                node.replace_input_with(index, values[name])
+    same = {values[g]: values[x] for g, x in shapes.items() if g in values and x in values}
+    wanted = _values_of(graph, graph.outputs)
+    for node in graph:
+        decides = not wanted.isdisjoint(node.outputs)
+        for index, value in enumerate(node.inputs):
+            other = same.get(value) if value is not None else None
+            if other is not None and (_asks_shape(node, index) or (not decides and other.dtype == value.dtype)):
+                node.replace_input_with(index, other)
     drop_dead(graph)
-    graph.sort()
 
 
 def _asks_shape(node: ir.Node, index: int) -> bool:
@@ -182,6 +185,7 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
             raise unsupported(node, f"the tangent of {y!r} cannot be found: a gradient rule is not linear in its seed")
         seed.replace_all_uses_with(outputs[y])
         work.graph.inputs.remove(seed)
+    work.graph.sort()  # shapes are asked of what others make
 
 
 def _values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
