@@ -11,16 +11,15 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import batch
+from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
-from onnx_backprop.converters.prepare.graphs import subgraphs, used_names
+from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.operators.registry import BY_NAME
 
 Names = Sequence[str] | None
 
@@ -154,21 +153,14 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     values |= {str(v.name): v for node in graph for v in node.outputs}
     same = {values[g]: values[x] for g, x in shapes.items() if g in values and x in values}
-    wanted = _values_of(graph, graph.outputs)
+    wanted = values_of(graph, graph.outputs)
     for node in graph:
         decides = not wanted.isdisjoint(node.outputs)
         for index, value in enumerate(node.inputs):
             other = same.get(value) if value is not None else None
-            if other is not None and (_asks_shape(node, index) or (not decides and other.dtype == value.dtype)):
+            if other is not None and (asks_shape(node, index) or (not decides and other.dtype == value.dtype)):
                 node.replace_input_with(index, other)
     drop_dead(graph)
-
-
-def _asks_shape(node: ir.Node, index: int) -> bool:
-    """Whether a node reads nothing but the shape of an input."""
-    if node.domain == DOMAIN:
-        return BY_NAME[node.op_type].inputs[index].shape_only
-    return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
 def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) -> None:
@@ -176,27 +168,16 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
 
     What still reads one wants a shape, of it or of what is made of it, and y has that too.
     """
-    wanted = _values_of(work.graph, work.outputs(results))
+    wanted = values_of(work.graph, work.outputs(results))
     outputs = {str(value.name): value for value in work.graph.outputs}
     for y, name in seeds.items():
         (seed,) = work.inputs([name])
         if seed in wanted:
-            node = next(node for node, index in seed.uses() if not _asks_shape(node, index))
+            node = next(node for node, index in seed.uses() if not asks_shape(node, index))
             raise unsupported(node, f"the tangent of {y!r} cannot be found: a gradient rule is not linear in its seed")
         seed.replace_all_uses_with(outputs[y])
         work.graph.inputs.remove(seed)
     work.graph.sort()  # shapes are asked of what others make
-
-
-def _values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
-    """Everything of which the values, not the shapes alone, decide the values of some outputs."""
-    wanted = set(outputs)
-    for node in reversed(list(graph)):
-        if not wanted.isdisjoint(node.outputs):
-            wanted |= {x for n, x in enumerate(node.inputs) if x is not None and not _asks_shape(node, n)}
-            for inner in subgraphs(node):
-                wanted |= _values_of(inner, inner.outputs)
-    return wanted
 
 
 def _batch(work: Work, made: Derivative) -> None:

@@ -13,6 +13,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from tests.support.adjoint import run
+from tests.support.broken_rules import break_rule
 
 RNG = np.random.default_rng(7)
 TEXT = """<ir_version: 10, opset_import: ["": 21]> net (float[N, 4] x) => (float[N, 3] y, float s)
@@ -250,3 +251,21 @@ def test_in_a_half_type() -> None:
     want = answers(ob.jvp(network(), ["x"], ["y"]), x=x.astype(np.float32), x_tangent=v.astype(np.float32))["y_tangent"]
     assert got.dtype == np.float16
     np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-3)
+
+
+def test_a_rule_that_is_not_linear_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_rule(monkeypatch, "Tanh", lambda op, _node, grads: [None if g is None else op.Mul(g, g) for g in grads])
+    with pytest.raises(ob.UnsupportedError, match="the tangent of 'y' cannot be found: a gradient rule is not linear"):
+        ob.jvp(network(), ["x"], ["y"])
+
+
+def test_through_both_branches() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x, float[2] w, bool c) => (float[N, 2] y) { '
+        "y = If(c) <then_branch = t () => (float[N, 2] a) { a = Mul(x, w) }, else_branch = e () => (float[N, 2] b) { s = Sin(x) b = Sub(s, w) }> }"
+    )
+    made = ob.jvp(model, ["x", "w"])
+    x, w, v, u = drawn(3, 2), drawn(2), drawn(3, 2), drawn(2)
+    for c, expected in ((True, v * w + x * u), (False, np.cos(x) * v - u)):
+        got = answers(made, x=x, w=w, c=np.array(c), x_tangent=v, w_tangent=u)["y_tangent"]
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
