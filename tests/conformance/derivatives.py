@@ -84,6 +84,8 @@ def first_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) -> 
             found[mode] = run_named(derived, feeds | seeds)
         except ob.UnsupportedError as e:
             answers[mode] = f"refused: {e}"
+        except Exception as e:  # noqa: BLE001 - whatever it is, it is the answer
+            answers[mode] = f"{type(e).__name__}: {e}"
     if "vjp" in found:
         gradient = {n: found["vjp"][f"{n}_grad"] for n in wrt}
         scale = max(1.0, float(sum(np.abs(a).sum() for a in v.values())), size(gradient, v), abs(expected))
