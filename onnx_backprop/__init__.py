@@ -14,18 +14,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from onnx_backprop.converters import (
+    Derivative,
     GradientExplanation,
     GradientReport,
     TrainingGraph,
     backward,
+    derivatives,
     expand_gradients,
     explain_gradients,
     from_training_info,
+    hessian,
+    hvp,
+    jacobian,
+    jvp,
     supported_ops,
     to_training_info,
     training_graph,
+    vjp,
 )
 from onnx_backprop.converters import check as _check
+from onnx_backprop.converters.prepare.ir_models import as_given as _as_given
 from onnx_backprop.converters.training import losses, optimizers
 from onnx_backprop.opset import (
     DOMAIN,
@@ -42,8 +50,8 @@ from onnx_backprop.opset import (
     UnsupportedError,
     UnsupportedOpError,
     reference_ops,
-    use_kernels,
 )
+from onnx_backprop.opset import use_kernels as _use_kernels
 from onnx_backprop.opset.core.limits import limits
 from onnx_backprop.opset.core.signals import Deferred as _Deferred
 from onnx_backprop.training import schedules
@@ -54,9 +62,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    import onnx_ir as ir
     from onnx import ModelProto
 
     from onnx_backprop import artifacts
+    from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
     from onnx_backprop.training.trainer import Trainer
 
@@ -65,6 +75,7 @@ __all__ = [
     "OPSET_VERSION",
     "Batches",
     "CheckpointError",
+    "Derivative",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",
@@ -83,9 +94,14 @@ __all__ = [
     "artifacts",
     "backward",
     "check_gradients",
+    "derivatives",
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
     "limits",
     "losses",
     "optimizers",
@@ -97,7 +113,11 @@ __all__ = [
     "to_training_info",
     "training_graph",
     "use_kernels",
+    "value_and_grad",
+    "vjp",
 ]
+
+use_kernels = _as_given(_use_kernels)
 
 try:
     __version__ = version("onnx-backprop")
@@ -109,6 +129,7 @@ _RUNTIME_NAMES = {
     "artifacts": ".artifacts",
     "register_ops": ".ort_ops",
     "session": ".ort_ops",
+    "value_and_grad": ".functions",
 }
 
 
@@ -128,7 +149,7 @@ def __getattr__(name: str) -> Any:
 
 
 def check_gradients(
-    model: ModelProto | str | Path,
+    model: ModelProto | ir.Model | str | Path,
     *,
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
@@ -147,7 +168,7 @@ def check_gradients(
     gradient, or do not settle, every node on the way is checked alone at the values that reach it.
 
     Args:
-        model: a ModelProto or the path of one.
+        model: a ModelProto, an onnx_ir.Model or the path of a file.
         wrt: graph inputs and initializers. Default: every float one that a gradient reaches. Above twelve they are
             checked in twelve groups.
         of: graph outputs. Default: every float output that depends on `wrt`.

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -61,7 +62,7 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
 
 
 def session(
-    model: ModelProto | str | Path,
+    model: ModelProto | ir.Model | str | Path,
     *,
     kernels: str | None = "numba",
     session_options: onnxruntime.SessionOptions | None = None,
@@ -76,6 +77,7 @@ def session(
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
     its sentence; what `use_kernels` raises.
     """
+    model = load(model) if isinstance(model, ir.Model) else model
     path = None if isinstance(model, ModelProto) else existing(model)
     options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
     source: str | bytes

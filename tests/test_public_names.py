@@ -20,6 +20,7 @@ NAMES = [
     "OPSET_VERSION",
     "Batches",
     "CheckpointError",
+    "Derivative",
     "GradientExplanation",
     "GradientReport",
     "InvalidArgumentError",
@@ -38,9 +39,14 @@ NAMES = [
     "artifacts",
     "backward",
     "check_gradients",
+    "derivatives",
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
     "limits",
     "losses",
     "optimizers",
@@ -52,6 +58,8 @@ NAMES = [
     "to_training_info",
     "training_graph",
     "use_kernels",
+    "value_and_grad",
+    "vjp",
 ]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from onnx_backprop.converters.check.check_model import Examination, Examiner, Open, path_between
@@ -27,7 +28,7 @@ CHUNK = 64  # nodes whose inputs are kept at the same time
 
 
 def check(
-    model: ModelProto | str | Path,
+    model: ModelProto | ir.Model | str | Path,
     open_session: Open,
     *,
     wrt: Sequence[str] | None = None,

@@ -96,12 +96,12 @@ class GradientExplanation:
 
 
 def explain_gradients(
-    model: ModelProto | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
+    model: ModelProto | ir.Model | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
     Args:
-        model: a ModelProto or the path of one.
+        model: a ModelProto, an onnx_ir.Model or the path of a file.
         wrt: graph inputs and initializers, of any type. Default: every float one; initializers that are no parameters
             are told with what they are instead, as `exponent of Pow`.
         of: graph outputs. Default: every float output.

@@ -1,8 +1,10 @@
 """Models to and from onnx_ir, which has no type for maps and sequences of them: those are carried beside it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto
@@ -11,6 +13,18 @@ from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.opset.core.errors import InvalidModelError
 
 _TYPE = "onnx_backprop.type"  # what a value's meta holds
+Converter = TypeVar("Converter", bound=Callable[..., Any])
+
+
+def as_given(convert: Converter) -> Converter:
+    """A function from a model, its first argument, to a model: it answers an onnx_ir.Model where it is given one."""
+
+    @wraps(convert)
+    def converted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = convert(model, *args, **kwargs)
+        return to_ir(result) if isinstance(model, ir.Model) else result
+
+    return cast(Converter, converted)
 
 
 def to_ir(proto: ModelProto) -> ir.Model:

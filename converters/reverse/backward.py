@@ -11,9 +11,10 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
-from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
+from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
     Progress,
@@ -33,8 +34,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWa
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
 
 
+@as_given
 def backward(
-    model: ModelProto | str | Path,
+    model: ModelProto | ir.Model | str | Path,
     *,
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
@@ -47,7 +49,8 @@ def backward(
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
 
     Args:
-        model: a ModelProto or the path of one; it is not changed.
+        model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed. It may be a result of this
+            function, to any order.
         wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
             `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and the like
             define the function and are none.
@@ -65,7 +68,8 @@ def backward(
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
     type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of its own shape.
-    Initializers in `wrt` become graph inputs that keep their value as default.
+    Initializers in `wrt` become graph inputs that keep their value as default. A name that is taken gets a number
+    behind it, as `x_grad_2`: `derivatives(result)` tells them. An onnx_ir.Model where one was given.
 
     Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
 
@@ -77,9 +81,11 @@ def backward(
     check_inline(kernels, inline=inline)
     original = prepare(model)
     ir_model = to_ir(original)
-    Differentiation(
+    differentiation = Differentiation(
         ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
-    ).emit()
+    )
+    gradients = differentiation.emit()
+    record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
     return finish(ir_model, original, kernels, inline=inline)
 
 
@@ -105,8 +111,15 @@ class Differentiation:
         straight_through: bool = False,
         strict: bool = False,
         progress: Progress = iter,
+        names: Mapping[str, str] | None = None,
+        seed_all: bool = False,
+        quiet: bool = False,
     ) -> None:
-        """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants."""
+        """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants.
+
+        `names`: other names than `<x>_grad` of the gradient or the seed of a value. `seed_all`: a graph input seeds
+        a one-element output too. `quiet`: no warning of zeros.
+        """
         self.model = model
         self.graph = model.graph
         self.progress = progress
@@ -115,6 +128,10 @@ class Differentiation:
         self.argument = argument
         self.given = wrt is not None
         self.without = without
+        self.chosen_names = names or {}
+        self.seed_all = seed_all
+        self.quiet = quiet
+        self.seeds: dict[str, str] = {}  # name of y -> its seed, where that is a graph input
         self.names = used_names(self.graph)
         self.of = self._targets(of)
         self.wrt, self.path = self._variables(wrt)
@@ -147,10 +164,10 @@ class Differentiation:
                     )
                 raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self.argument)
             reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
-        if zeros or idle:
+        if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
             text = f"{self.argument}: the derivative {what} is zero: {'; '.join(reasons)}"
-            warnings.warn(text, OnnxBackpropWarning, stacklevel=4)
+            warnings.warn(text, OnnxBackpropWarning, stacklevel=5)
         return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
@@ -208,7 +225,7 @@ class Differentiation:
         """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
         op = Builder(self.names)
         op.straight_through = self.straight_through
-        gradient_names = {value: self._gradient_name(value) for value in self.wrt}
+        gradient_names = {value: self._gradient_name(op, value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
         self.gradients = dict(gradients)
@@ -233,21 +250,17 @@ class Differentiation:
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
-    def _gradient_name(self, value: ir.Value) -> str:
-        name = f"{value.name}_grad"
-        if name in self.names:
-            raise InvalidArgumentError(
-                f"the gradient of {value.name!r} would be called {name!r}, a name already used. Rename that one first"
-            )
-        self.names.add(name)
-        return name
+    def _gradient_name(self, op: Builder, value: ir.Value) -> str:
+        name = str(value.name)
+        return op.unique(self.chosen_names.get(name, f"{name}_grad"))
 
     def _seed(self, op: Builder, y: ir.Value) -> ir.Value:
         """1 for a one-element output, else a graph input of the output's shape."""
         shape = known_lengths(y)
-        if shape is not None and set(shape) <= {1}:
+        if shape is not None and set(shape) <= {1} and not self.seed_all:
             return op.constant(np.ones(shape, element_type(y).numpy()))
-        seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
+        seed = ir.Value(name=self._gradient_name(op, y), type=y.type, shape=y.shape)
+        self.seeds[str(y.name)] = str(seed.name)
         self.graph.inputs.append(seed)
         return seed
 

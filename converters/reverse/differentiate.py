@@ -53,7 +53,7 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
         if read and flowing is not None:
             reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
             if not reached:
-                stops[node] = registry.Stop("no gradient flows to that input", zero=False)
+                stops[node] = _wrong_input(node, read)
             read = {value for value in reached if value is not None}
         if not read:
             continue
@@ -73,6 +73,14 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             nodes.append(node)
             active |= read
     return GradientPath(nodes[::-1], active, stops)
+
+
+def _wrong_input(node: ir.Node, read: set[ir.Value]) -> registry.Stop:
+    """It is reached through inputs alone that no gradient flows to."""
+    zero = registry.ZERO_INPUTS[node.domain, node.op_type]
+    if all(n in zero for n, value in enumerate(node.inputs) if value in read):
+        return registry.Stop("its derivative by that input is zero almost everywhere")
+    return registry.Stop("no gradient flows to that input", zero=False)
 
 
 def _wrong_type(node: ir.Node) -> registry.Stop:

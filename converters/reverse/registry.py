@@ -28,10 +28,12 @@ class Rule:
     function: RuleFunction
     all_outputs: bool = False
     broadcasts: bool = False
+    serves: Callable[[ir.Node], bool] | None = None
 
 
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
+ZERO_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # the same -> other inputs, by which the derivative is 0
 ROUNDING = frozenset(
     {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
 )  # their integer outputs carry gradients on, to be divided by a scale
@@ -64,13 +66,15 @@ def gradient(
     all_outputs: bool = False,
     broadcasts: bool = False,
     inputs: Sequence[int] | None = None,
+    serves: Callable[[ir.Node], bool] | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the gradient rule of an operator, for the versions named.
 
     `all_outputs`: the rule takes a list with one gradient or None per output, not just the first's. `broadcasts`: its
     gradients have the shape of the output, and are summed over the axes that each input was broadcast along.
     `inputs`: the indices of the inputs that gradients flow to, where a float input (as Resize's scales) gets none
-    whatever it is. A node reached through another input alone is not on a path.
+    whatever it is. `serves`: the nodes that the rule is
+    for, where the others have a function body to be differentiated through.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -80,12 +84,20 @@ def gradient(
                 raise RegistrationError(f"second gradient rule for {key}", op_type=op_type)
             if (domain, op_type) in NO_GRADIENT:
                 raise RegistrationError("a gradient rule for an operator listed as without gradient", op_type=op_type)
-            RULES[key] = Rule(function, all_outputs, broadcasts)
+            RULES[key] = Rule(function, all_outputs, broadcasts, serves)
         if inputs is not None:
-            FLOWING_INPUTS[domain, op_type] = frozenset(inputs)
+            flows(op_type, domain, inputs)
         return function
 
     return register
+
+
+def flows(op_type: str, domain: str, inputs: Sequence[int], zero: Sequence[int] = ()) -> None:
+    """State the inputs that gradients flow to; a node reached through another alone is not on a path.
+
+    `zero`: others, by which the derivative is 0; by the rest it is not known.
+    """
+    FLOWING_INPUTS[domain, op_type], ZERO_INPUTS[domain, op_type] = frozenset(inputs), frozenset(zero)
 
 
 def no_gradient(reason: str, *op_types: str, domain: str = "", zero: bool = True, refused: bool = False) -> None:
@@ -110,7 +122,8 @@ def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
 def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     """The rule that serves a node, or None."""
     version = version_of(node, opsets)
-    return None if version is None else RULES.get((node.domain, node.op_type, version))
+    rule = None if version is None else RULES.get((node.domain, node.op_type, version))
+    return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
 
 
 def stops(node: ir.Node) -> Stop | None:

@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare import graphs
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
-from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
+from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, near, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
@@ -36,8 +36,9 @@ from onnx_backprop.opset.functions.use_kernels import check_kernels
 _SMALL = 1024  # elements of a seed that is written down
 
 
+@as_given
 def expand_gradients(
-    model: ModelProto | str | Path, *, kernels: str = DEFAULT_KERNELS, inline: bool = False
+    model: ModelProto | ir.Model | str | Path, *, kernels: str = DEFAULT_KERNELS, inline: bool = False
 ) -> ModelProto:
     """A model in which every node of `ai.onnx.preview.training` is something that stock onnxruntime runs.
 
@@ -50,7 +51,7 @@ def expand_gradients(
     their documentation, for float32 and float64.
 
     Args:
-        model: a ModelProto or the path of one; it is not changed.
+        model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the optimizers, into the graph itself, see `backward`.
 

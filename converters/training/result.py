@@ -254,7 +254,7 @@ class TrainingGraph:
         save_model(self.model, path)
 
     @staticmethod
-    def load(model: ModelProto | str | Path) -> TrainingGraph:
+    def load(model: ModelProto | ir.Model | str | Path) -> TrainingGraph:
         """The training graph that a file, or a model, holds, as its graph or its training_info.
 
         Errors: InvalidArgumentError when it holds none, InvalidModelError when what it says about it cannot be true.

@@ -38,7 +38,7 @@ from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 
 def training_graph(
-    model: ModelProto | str | Path,
+    model: ModelProto | ir.Model | str | Path,
     *,
     loss: AnyLoss = None,
     trainable: Patterns | None = None,
@@ -62,7 +62,7 @@ def training_graph(
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
 
     Args:
-        model: a ModelProto or the path of one; it is not changed.
+        model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
         loss: None for a model whose output is its loss already; or a name or object of `losses`: with y the
             prediction and t the target,
             "mse": mean((y - t)²);

@@ -23,12 +23,12 @@ from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
+from onnx_backprop.command.modes import add_modes, differentiated, results
 from onnx_backprop.command.options import NO_LOSS, limits_of, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.command.web import add_web
 from onnx_backprop.converters import (
     TrainingGraph,
-    backward,
     expand_gradients,
     explain_gradients,
     save_model,
@@ -126,13 +126,14 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert = commands.add_parser(
         "convert",
         help="write a model that computes gradients as well",
-        description="Without --loss the result computes d OF / d WRT; with it, a loss and the gradients of the "
-        "parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes of "
-        "ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
+        description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
+        "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
+        "of ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
     )
     convert.add_argument("model", metavar="IN", help="the ONNX model to read")
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
+    add_modes(convert)
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
     share(convert, "--straight-through", "--strict", "--kernels", "--precision", "--memory")
     share(convert, "--limit", "--force", "--quiet")
@@ -158,22 +159,12 @@ def _convert(arguments: argparse.Namespace) -> int:
         expanded = has_training_nodes(model)
         if expanded:
             model = expand_gradients(model, kernels=arguments.kernels, inline=arguments.inline)
-        if arguments.loss is None and expanded and not (arguments.wrt or arguments.of):
+        if arguments.loss is None and expanded and not (arguments.wrt or arguments.of or arguments.mode):
             result = model
             lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
-            result = backward(
-                model,
-                wrt=arguments.wrt,
-                of=arguments.of,
-                kernels=arguments.kernels,
-                inline=arguments.inline,
-                straight_through=arguments.straight_through,
-                strict=arguments.strict,
-                progress=progress,
-            )
-            gradients = _names(result.graph.output)[len(model.graph.output) :]
-            lines = [("inputs", _required(result)), ("gradients", gradients)]
+            result = differentiated(arguments, model, progress)
+            lines = [("inputs", _required(result)), (arguments.mode or "gradients", results(result))]
         else:
             graph = training_graph(
                 model,
@@ -272,7 +263,7 @@ def _required(model: ModelProto) -> list[str]:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
-    without_loss = ("wrt", "of")
+    without_loss = ("wrt", "of", "mode", "batched")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
         hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
@@ -57,7 +58,7 @@ class Trainer:
 
     def __init__(
         self,
-        graph: TrainingGraph | ModelProto | str | Path,
+        graph: TrainingGraph | ModelProto | ir.Model | str | Path,
         *,
         learning_rate: float = 1e-3,
         seed: int = 0,

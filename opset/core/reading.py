@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from onnx import ModelProto, TensorProto, checker
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
@@ -12,12 +13,16 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelEr
 from onnx_backprop.opset.core.sound import sound, tensors
 
 
-def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
     """The model, read from a path where one is given; `sound`, so a copy where texts of it are none.
+
+    Tensors of an onnx_ir.Model that lie in files are read.
 
     Errors: InvalidArgumentError for a path that is none, InvalidModelError for what is no sound model, UnsupportedError
     for one beyond the limits.
     """
+    if isinstance(model, ir.Model):
+        model = _of_ir(model)
     if isinstance(model, ModelProto):
         model = sound(model)
         for tensor in tensors(model):
@@ -40,6 +45,13 @@ def load(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     if not proto.graph.node and not proto.graph.output:
         raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
     return proto
+
+
+def _of_ir(model: ir.Model) -> ModelProto:
+    try:
+        return ir.to_proto(ir.external_data.load_to_model(model.clone()))
+    except Exception as e:  # of each kind of tensor its own
+        raise InvalidModelError(f"the onnx_ir.Model cannot be written as a ModelProto: {e}") from e
 
 
 def _read(path: Path) -> ModelProto:
@@ -80,7 +92,9 @@ def _location(tensor: TensorProto) -> str:
 def existing(model: object) -> Path:
     """The path of a file; InvalidArgumentError for anything else."""
     if not isinstance(model, str | os.PathLike):
-        raise InvalidArgumentError(f"expected a ModelProto or the path of a file, got {type(model).__name__}")
+        raise InvalidArgumentError(
+            f"expected a ModelProto, an onnx_ir.Model or the path of a file, got {type(model).__name__}"
+        )
     path = Path(os.fsdecode(model))
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise InvalidArgumentError(f"no such file: {path}")

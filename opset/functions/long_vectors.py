@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
+from onnx_backprop.opset.functions.einsum_shapes import misread, without_guesses
+
 LONG = 1024  # elements; no tensor has that many axes
 _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
 _FOLLOWED = frozenset(
@@ -21,7 +23,7 @@ _NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
 
 def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
-    """`onnx.shape_inference.infer_shapes` with numbers followed but for those of long vectors.
+    """`onnx.shape_inference.infer_shapes` with numbers followed but for those of long vectors, and Einsum read right.
 
     Nodes that read or hold such a vector, in sub-graphs or in what they are made of, are inferred without numbers.
     """
@@ -30,6 +32,8 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     long, too_long = set(_long(graph, LONG)), set(_long(graph, _TOO_LONG))
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, too_long, opset)} if long else set()
+    guessed = misread(graph)
+    hidden |= guessed
     if not hidden:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
@@ -40,15 +44,16 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     replaced = {n for n in hidden if graph.node[n].op_type in _AS_DIV}
     for n in replaced:
         work.graph.node[n].op_type = "Div"
+    ends = {value.name: value for value in work.graph.output}
     for n in hidden - replaced:
         node = work.graph.node[n]
         node.domain = _HIDDEN
+        certain = without_guesses if n in guessed else _without_names
         for name in node.output:
             if name in known and name not in stated:
-                work.graph.value_info.add().CopyFrom(_without_names(known[name]))
-    for value in work.graph.output:
-        if any(value.name in work.graph.node[n].output for n in hidden - replaced):
-            value.CopyFrom(_without_names(known[value.name]))
+                work.graph.value_info.add().CopyFrom(certain(known[name]))
+            if name in ends:
+                ends[name].CopyFrom(certain(known[name]))
     result = shape_inference.infer_shapes(work, check_type=check_type, data_prop=True)
     for n in hidden:
         result.graph.node[n].CopyFrom(graph.node[n])  # with the types that the first inference found in sub-graphs

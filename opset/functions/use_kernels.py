@@ -8,6 +8,7 @@ the graph stays the same.
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx_ir as ir
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
@@ -29,7 +30,7 @@ MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
 MIN_IR_VERSION = 10  # function overloads
 
 
-def use_kernels(model: ModelProto | str | Path, kernels: str) -> ModelProto:
+def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> ModelProto:
     """Return a copy of the model whose domain nodes run on the given kernels.
 
     kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native

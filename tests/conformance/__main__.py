@@ -20,11 +20,11 @@ from typing import Protocol
 import onnxruntime
 
 from onnx_backprop.opset import KERNELS
-from tests.conformance import backbones, conv, operators, resize
+from tests.conformance import backbones, conv, derivatives, operators, resize
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}
-TITLES = (*GRIDS, "Operators", "Backbones")
+TITLES = (*GRIDS, "Operators", "Derivatives", "Backbones")
 
 HEAD = """# Conformance
 
@@ -88,7 +88,13 @@ def networks() -> tuple[str, list[str]]:
     return backbones.section(outcomes), wrong
 
 
-SINGLE = {"Operators": table_of_operators, "Backbones": networks}
+def table_of_derivatives() -> tuple[str, list[str]]:
+    """The section of the modes and orders, and what is wrong."""
+    counts, wrong = derivatives.report(operators.cases())
+    return derivatives.section(counts), wrong
+
+
+SINGLE = {"Operators": table_of_operators, "Derivatives": table_of_derivatives, "Backbones": networks}
 
 
 def write(sections: Mapping[str, str]) -> None:

@@ -393,7 +393,7 @@ READERS = DOORS | {
 @pytest.mark.parametrize("door", list(READERS))
 @pytest.mark.parametrize("value", GARBAGE, ids=["bytes", "number", "none", "empty", "nul", "long", "folder", "missing"])
 def test_what_is_no_model(value: object, door: str) -> None:
-    with pytest.raises(ob.InvalidArgumentError, match="expected a ModelProto or the path|no such file"):
+    with pytest.raises(ob.InvalidArgumentError, match="or the path of a file, got|no such file"):
         READERS[door](value)
 
 

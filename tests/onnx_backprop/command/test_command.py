@@ -148,7 +148,7 @@ def test_verbose_shows_what_the_converters_report(
         logging.getLogger("onnx_backprop.converters.rules.resize").info("Resize 'up': by InterpolateBackward")
         return parser.parse_model(MODEL)
 
-    monkeypatch.setattr(command, "backward", report)
+    monkeypatch.setattr(command, "differentiated", report)
     for option, shown in (("--verbose", "Resize 'up': by InterpolateBackward\n"), ("--force", "")):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--force", option]) == 0
         assert capsys.readouterr().err == shown
@@ -324,7 +324,7 @@ def test_interruption(
         raise KeyboardInterrupt
 
     if step == "convert":
-        monkeypatch.setattr(command, "backward", interrupt)
+        monkeypatch.setattr(command, "differentiated", interrupt)
     else:
         monkeypatch.setattr(os, "fsync", interrupt)
     assert command.main(["convert", "small.onnx", "-o", "out.onnx"]) == 130
@@ -477,3 +477,45 @@ def test_a_budget_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--lengths: expected NAME=N" in capsys.readouterr().err
     assert command.main([*given, "--force", "--lengths", "N=2", "H=32"]) == 2
     assert "the lengths of W are not known" in capsys.readouterr().err
+
+
+# --- convert --mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "outputs"),
+    [
+        ("vjp", ["x_grad"]),
+        ("jvp", ["y_tangent"]),
+        ("jacobian", ["y_jacobian_x"]),
+        ("hvp", ["x_hvp"]),
+        ("hessian", ["x_hessian_x"]),
+        ("value_and_grad", ["x_grad"]),
+    ],
+)
+def test_convert_to_a_derivative(
+    folder: Path, capsys: pytest.CaptureFixture[str], mode: str, outputs: list[str]
+) -> None:
+    scalar = mode in ("hvp", "hessian", "value_and_grad")
+    text = MODEL.replace("float[N, 2, 4, 4] y", "float y").replace("y = Mul", "z = Mul") if scalar else MODEL
+    text = text.replace("Mul(r, gain)", "Mul(r, gain) q = Mul(z, z) y = ReduceSum<keepdims = 0>(q)") if scalar else text
+    onnx.save(parser.parse_model(text), "model.onnx")
+    assert command.main(["convert", "model.onnx", "-o", "out.onnx", "--mode", mode, "--wrt", "x"]) == 0
+    assert output_names("out.onnx") == ["y", *outputs]
+    assert f"{mode}: {', '.join(outputs)}\n" in capsys.readouterr().out
+    library = getattr(ob, mode, ob.backward) if mode != "value_and_grad" else ob.backward
+    assert onnx.load("out.onnx").graph == library(parser.parse_model(text), wrt=["x"]).graph
+
+
+def test_modes_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["--mode", "jacobian", "--batched"], "--batched: goes with --mode vjp, jvp, hvp, got jacobian"),
+        (["--mode", "jvp", "--loss", "mse"], "--mode: do not go with --loss"),
+        (["--mode", "hvp"], "of: expected an output of one element, 'y' has the shape ['N', 2, 4, 4]"),
+    ):
+        assert command.main(["convert", "small.onnx", "-o", "out.onnx", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--mode", "jvp", "--batched", "--wrt", "x"]) == 0
+    assert [d.dim_param or d.dim_value for d in onnx.load("out.onnx").graph.input[1].type.tensor_type.shape.dim] == [
+        "seeds", "N", 1, 4, 4,
+    ]  # fmt: skip

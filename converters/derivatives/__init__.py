@@ -1,0 +1,1 @@
+"""Derivatives beside the gradient: products with a Jacobian and a Hessian from both sides, and these whole."""

@@ -1,0 +1,63 @@
+"""Several seeds in one run: what depends on them becomes the body of a Scan along a new leading axis."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.graphs import values_read
+from onnx_backprop.converters.reverse.builder import Builder
+
+AXIS = "seeds"  # the symbol of the leading axis
+
+
+def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes that depend on any of the values, in the order of the graph."""
+    reached, found = set(values), []
+    for node in graph:
+        if not reached.isdisjoint(values_read(node)):
+            found.append(node)
+            reached.update(node.outputs)
+    return found
+
+
+def batch(
+    graph: ir.Graph,
+    op: Builder,
+    seeds: Sequence[ir.Value],
+    results: Sequence[ir.Value],
+    stacked: Sequence[ir.Value] | None = None,
+) -> list[ir.Value]:
+    """One result for every entry of the seeds along a new axis 0.
+
+    seeds: graph inputs, which get that axis; results: graph outputs. What does not depend on the seeds is computed
+    once. stacked: values with that axis, in the place of the seeds, which go from the inputs. Returns what takes the
+    place of the results, among the outputs too, under their names.
+    """
+    inside = dependents(graph, seeds)
+    graph.remove(inside)
+    rows: list[ir.Value] = []
+    for seed in seeds:
+        row = ir.Value(name=op.unique(f"{seed.name}_row"), type=seed.type, shape=seed.shape)
+        seed.replace_all_uses_with(row)
+        rows.append(row)
+        if stacked is not None:
+            graph.inputs.remove(seed)
+        elif row.shape is not None:
+            seed.shape = ir.Shape([AXIS, *row.shape])
+    own = {value for node in inside for value in node.outputs}
+    places = [list(graph.outputs).index(value) for value in results]
+    for value in results:
+        graph.outputs.remove(value)
+    body = op.inside()
+    body.nodes.extend(inside)
+    body.prefix = op.prefix
+    ends: list[ir.Value] = []
+    for value in results:
+        ends.append(value if value in own and value not in ends else body.typed(body.Identity(value), value))
+    step = ir.Graph(rows, ends, nodes=body.nodes, name=op.unique(f"{op.prefix}/row"))
+    made = op.emit("Scan", stacked or seeds, {"body": step, "num_scan_inputs": len(seeds)}, outputs=len(results))
+    for place, value, new in sorted(zip(places, results, made, strict=True), key=lambda one: one[0]):
+        new.type, new.shape = value.type, None if value.shape is None else ir.Shape([AXIS, *value.shape])
+        new.name, value.name = value.name, op.unique(f"{value.name}_row")
+        graph.outputs.insert(place, new)
+    return list(made)

@@ -1,0 +1,126 @@
+"""Whole Jacobians and Hessians, for small sizes: products with every unit vector, in one batched run."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Unpack
+
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.converters.derivatives.batched import batch
+from onnx_backprop.converters.derivatives.products import Names, gradients_of_scalar, tangents
+from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work
+from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.ir_models import as_given
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.derivatives import Derivative
+from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+DIRECTIONS = ("auto", "reverse", "forward")
+Table = dict[str, dict[str, str]]
+
+
+@as_given
+def jacobian(
+    model: Model, wrt: Names = None, of: Names = None, *, direction: str = "auto", **options: Unpack[Options]
+) -> ModelProto:
+    """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
+
+    Args:
+        model, wrt, of, options (kernels, inline, straight_through, strict, progress): as `backward` takes them.
+        direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
+            of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
+
+    A block of zeros has a warning. Raises: what `backward` does.
+    """
+    if direction not in DIRECTIONS:
+        allowed = ", ".join(map(repr, DIRECTIONS))
+        raise InvalidArgumentError(f"direction: expected one of {allowed}, got {direction!r}")
+    work = Work(model, Settings(**options))
+    stage = work.plan(wrt, of)
+    xs, ys = ([str(value.name) for value in values] for values in (stage.wrt, stage.of))
+    forward = direction == "forward" or (direction == "auto" and _elements(stage.wrt) < _elements(stage.of))
+    results: Table = {y: {} for y in ys}
+    for name in xs if forward else ys:
+        for y, x, output in _columns(work, name, ys) if forward else _rows(work, name, xs):
+            results[y][x] = _call(work, output, f"{y}_jacobian_{x}")
+    return work.done(Derivative("jacobian", {}, results))
+
+
+@as_given
+def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack[Options]) -> ModelProto:
+    """∂²y/∂x∂z of one number y as further outputs `<x>_hessian_<z>`, of the shape of x followed by that of z.
+
+    Args:
+        model, wrt, options (kernels, inline, straight_through, strict, progress): as `backward` takes them.
+        of: the output, of one element, in a list of one. Default: the only float output.
+
+    There is a block for every pair of names in `wrt`. Raises: what `hvp` does.
+    """
+    work = Work(model, Settings(**options))
+    gradients = gradients_of_scalar(work, wrt, of)
+    results: Table = {x: {} for x in gradients}
+    for x, gradient in gradients.items():
+        for _, z, output in _rows(work, gradient, list(gradients), quiet=True, strict=False):
+            results[x][z] = _call(work, output, f"{x}_hessian_{z}")
+    work.drop_outputs(gradients.values())
+    return work.done(Derivative("hessian", {}, results))
+
+
+def _elements(values: Sequence[ir.Value]) -> float:
+    """How many there are; none where a length is unknown, which compares as neither less nor more."""
+    lengths = [known_lengths(value) for value in values]
+    return sum(prod(one) for one in lengths if one is not None) if None not in lengths else float("nan")
+
+
+def _rows(work: Work, y: str, xs: Sequence[str], **arguments: bool) -> list[tuple[str, str, ir.Value]]:
+    """(y, x, ∂y/∂x) for every x, by the gradients of every element of y."""
+    stage, gradients = work.differentiate(wrt=xs, of=[y], seed_all=True, **arguments)
+    blocks = _unit_products(work, stage.seeds, gradients)
+    return [(y, x, block) for x, block in zip(gradients, blocks, strict=True)]
+
+
+def _columns(work: Work, x: str, ys: Sequence[str]) -> list[tuple[str, str, ir.Value]]:
+    """(y, x, ∂y/∂x) for every y, by the tangents along every element of x."""
+    made = tangents(work, [x], ys)
+    blocks = _unit_products(work, made.seeds, made.results, columns=True)
+    return [(y, x, block) for y, block in zip(made.results, blocks, strict=True)]
+
+
+def _unit_products(
+    work: Work, seeds: Mapping[str, str], results: Mapping[str, str], *, columns: bool = False
+) -> list[ir.Value]:
+    """What each result is for every unit vector as the seed: blocks of the shapes of both, graph outputs."""
+    work.type()
+    ((name, seed_name),) = seeds.items()
+    (seed,), ends = work.inputs([seed_name]), work.outputs(results.values())
+    shapes = [dims(end) for end in ends]
+    op = Builder(used_names(work.graph))
+    op.prefix = f"{name}_unit"
+    known = {str(v.name): v for v in (*work.graph.inputs, *work.graph.outputs, *work.graph.initializers.values())}
+    shape, shape_known = op.shape(known[name]), dims(known[name])
+    count = op.ReduceProd(shape, keepdims=1)
+    unit = op.EyeLike(op.filled(op.Concat(count, count, axis=0), 0, element_type(seed)))
+    unit = op.Reshape(unit, op.Concat(count, shape, axis=0), allowzero=1)
+    blocks: list[ir.Value] = []
+    for end, result, rows in zip(ends, shapes, batch(work.graph, op, [seed], ends, [unit]), strict=True):
+        place = [value is rows for value in work.graph.outputs].index(True)
+        inner, parts = op.Shape(rows, start=1), [shape_known, result]
+        flat = rows
+        if columns:
+            flat = op.Reshape(rows, op.Concat(count, op.ReduceProd(inner, keepdims=1), axis=0), allowzero=1)
+            flat, parts = op.Transpose(flat, perm=[1, 0]), parts[::-1]
+        whole = op.Concat(*((inner, shape) if columns else (shape, inner)), axis=0)
+        block = op.Reshape(flat, whole, allowzero=1)
+        block.type = end.type
+        block.shape = None if None in parts else ir.Shape([length for part in parts for length in part or ()])
+        work.graph.outputs[place] = block
+        blocks.append(block)
+    work.append(op)
+    return blocks
+
+
+def _call(work: Work, output: ir.Value, name: str) -> str:
+    output.name = Builder(used_names(work.graph)).unique(name)
+    return output.name

@@ -1,0 +1,114 @@
+"""One model under differentiation: stages of `Differentiation`, typed again between them, and what is left of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.converters.prepare.inline import check_inline
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
+from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.derivatives import Derivative, record
+from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.opset import DOMAIN, OPSET_VERSION
+from onnx_backprop.opset.functions.use_kernels import check_kernels
+
+Model = ModelProto | ir.Model | str | Path
+
+
+class Options(TypedDict, total=False):
+    """The keywords of every derivative, see `backward`."""
+
+    kernels: str
+    inline: bool
+    straight_through: bool
+    strict: bool
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The same with their defaults."""
+
+    kernels: str = DEFAULT_KERNELS
+    inline: bool = False
+    straight_through: bool = False
+    strict: bool = False
+    progress: Progress = field(default=iter)
+
+
+class Work:
+    """A prepared model to which derivatives are added; values go by their names, which stages keep."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        check_kernels(settings.kernels)
+        check_inline(settings.kernels, inline=settings.inline)
+        self.settings = settings
+        self.original = prepare(model)
+        self.model = to_ir(self.original)
+        self.kept = [str(value.name) for value in self.model.graph.outputs]
+
+    @property
+    def graph(self) -> ir.Graph:
+        return self.model.graph
+
+    def plan(self, wrt: Sequence[str] | None, of: Sequence[str] | None) -> Differentiation:
+        """What would be differentiated by what."""
+        return Differentiation(self.model, wrt=wrt, of=of, quiet=True)
+
+    def differentiate(self, **arguments: Any) -> tuple[Differentiation, dict[str, str]]:
+        """A stage of the reverse mode, and {x: its gradient}."""
+        given = {"straight_through": self.settings.straight_through, "strict": self.settings.strict}
+        stage = Differentiation(self.model, progress=self.settings.progress, **(given | arguments))
+        return stage, stage.emit()
+
+    def type(self) -> None:
+        """Give what a stage has emitted its types and shapes, which the next one wants to know."""
+        self.model = to_ir(infer_large(to_proto(self.model)))
+
+    def inputs(self, names: Iterable[str]) -> list[ir.Value]:
+        return _picked(self.graph.inputs, names)
+
+    def outputs(self, names: Iterable[str]) -> list[ir.Value]:
+        return _picked(self.graph.outputs, names)
+
+    def drop_outputs(self, names: Iterable[str]) -> None:
+        """Take outputs, which another stage needed, away, with the nodes that nothing else reads."""
+        for value in self.outputs(names):
+            self.graph.outputs.remove(value)
+        drop_dead(self.graph)
+
+    def append(self, op: Builder) -> None:
+        """Put what a builder has emitted behind the graph's nodes."""
+        self.graph.extend(op.nodes)
+        if any(node.domain == DOMAIN for node in op.nodes):
+            self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+
+    def done(self, made: Derivative) -> ModelProto:
+        """The model with its outputs in order: its own, then the results."""
+        record(self.model, made)
+        return finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline)
+
+
+def drop_dead(graph: ir.Graph) -> None:
+    """Remove the nodes of a graph that no output of it depends on."""
+    nodes = list(graph)
+    kept = list(nodes)
+    drop_unread(kept, graph.outputs)
+    graph.remove(set(nodes).difference(kept))
+
+
+def named(names: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """{value: <x><suffix>} for {x: value}: what a second stage calls the seed or the gradient of a value."""
+    return {value: f"{x}{suffix}" for x, value in names.items()}
+
+
+def _picked(values: Sequence[ir.Value], names: Iterable[str]) -> list[ir.Value]:
+    known = {str(value.name): value for value in values}
+    return [known[name] for name in names]

@@ -1,0 +1,64 @@
+"""What a model with derivatives says about itself: which of its inputs seed them, and which outputs they are."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.opset.core.reading import load
+
+METADATA = "onnx_backprop.derivatives"  # key of the model's metadata: JSON, a list of derivatives, the newest last
+MODES = ("vjp", "jvp", "hvp", "jacobian", "hessian")
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """One differentiation of a model, by the names of the result's inputs and outputs.
+
+    mode: what was made. seeds: vjp {y: input that is multiplied from the left}, jvp {x: its tangent}, hvp
+    {x: its direction}; nothing for what is seeded by itself. results: vjp {x: its gradient}, jvp {y: its tangent},
+    hvp {x: the product}; of jacobian {y: {x: dy/dx}} and hessian {x: {z: d²y/dxdz}}. batched: seeds and results have a
+    leading axis, one entry for each of several seeds.
+    """
+
+    mode: str
+    seeds: dict[str, str]
+    results: dict[str, Any]
+    batched: bool = False
+
+
+def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, ...]:
+    """What `backward`, `vjp`, `jvp`, `hvp`, `jacobian` and `hessian` have made of a model, the newest last.
+
+    Left out are those whose inputs or outputs the model has no more. Empty for any other model.
+    """
+    proto = load(model)
+    text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA), "")
+    inputs = {value.name for value in proto.graph.input}
+    outputs = {value.name for value in proto.graph.output}
+    return tuple(
+        one for one in _read(text) if inputs.issuperset(_names(one.seeds)) and outputs.issuperset(_names(one.results))
+    )
+
+
+def record(model: ir.Model, made: Derivative) -> None:
+    """Note a derivative in a model's metadata, behind those that it has already."""
+    before = _read(model.metadata_props.get(METADATA, ""))
+    model.metadata_props[METADATA] = json.dumps([vars(one) for one in (*before, made)])
+
+
+def _read(text: str) -> list[Derivative]:
+    """What the metadata holds; a file of a stranger may say anything, and what is no derivative is passed over."""
+    try:
+        found = [Derivative(**entry) for entry in json.loads(text or "[]")]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    return [one for one in found if one.mode in MODES and isinstance(one.seeds, dict) and isinstance(one.results, dict)]
+
+
+def _names(tree: Mapping[str, Any]) -> list[str]:
+    return [name for entry in tree.values() for name in (_names(entry) if isinstance(entry, dict) else [str(entry)])]

@@ -1,0 +1,230 @@
+"""`value_and_grad`: a model as a function of NumPy arrays with its gradient, as optimisers call them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx import ModelProto, helper, numpy_helper
+
+from onnx_backprop.converters.derivatives.products import hvp as hvp_model
+from onnx_backprop.converters.derivatives.products import scalar_gradient
+from onnx_backprop.converters.derivatives.work import Options
+from onnx_backprop.converters.reverse.derivatives import derivatives
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
+from onnx_backprop.ort_ops.sessions import run_bound, session
+
+Feeds = Mapping[str, np.ndarray]
+_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+
+
+def value_and_grad(
+    model: ModelProto | ir.Model | str | Path,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    *,
+    feeds: Feeds | None = None,
+    hvp: bool = False,
+    kernels: str = "numba",
+    strict: bool = False,
+    straight_through: bool = False,
+) -> ValueAndGrad:
+    """A function x -> (y, ∂y/∂x) of one vector x, y being an output of one element, as `scipy.optimize.minimize` wants.
+
+        f = ob.value_and_grad("model.onnx", wrt=["a", "b"], of=["energy"], feeds={"temperature": t}, hvp=True)
+        minimize(f, f.start, jac=True, hessp=f.hvp, method="Newton-CG")
+
+    Args:
+        model, wrt, strict, straight_through: as `backward` takes them.
+        of: the output, in a list of one. Default: the only float output.
+        feeds: values of the other inputs, and where an input of `wrt` has unknown lengths one of it, for its shape.
+        hvp: the Hessian too, for `f.hvp`.
+        kernels: see `use_kernels`.
+
+    Raises: what `hvp` does, InvalidArgumentError where a shape or an input is missing, KernelError without onnxruntime.
+    """
+    return ValueAndGrad(
+        model,
+        wrt,
+        of,
+        feeds=feeds or {},
+        hvp=hvp,
+        kernels=kernels,
+        options={"strict": strict, "straight_through": straight_through},
+    )
+
+
+@dataclass(frozen=True)
+class _Variable:
+    name: str
+    shape: tuple[int, ...]
+    dtype: type[np.generic]
+    part: slice  # of the vector
+
+
+class ValueAndGrad:
+    """`f(x)` is (y, gradient), `f.hvp(x, p)` the Hessian's product with p; both may be called from several threads.
+
+    x, p and the gradient are vectors of float64, the variables one after the other; where there is one variable, x may
+    have its shape instead, and so has the gradient then. The model computes in its own type. A further argument of a
+    call, {input: array}, takes the place of `feeds`.
+
+    start: the vector of the values that the variables have in the model; zeros for those that have none.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto | ir.Model | str | Path,
+        wrt: Sequence[str] | None,
+        of: Sequence[str] | None,
+        *,
+        feeds: Feeds,
+        hvp: bool,
+        kernels: str,
+        options: Options,
+    ) -> None:
+        source = load(model)
+        gradients = scalar_gradient(source, wrt, of, **options)
+        made = derivatives(gradients)[-1]
+        values = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+        self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in made.results}
+        self._variables = _variables(gradients, list(made.results), {**values, **feeds})
+        self._size = self._variables[-1].part.stop
+        self.start = np.zeros(self._size)
+        for one in self._variables:
+            if one.name in values:
+                self.start[one.part] = values[one.name].ravel()
+        y = of[0] if of is not None else _only_float(source)
+        self._gradient = _Function(session(gradients, kernels=kernels), [y, *made.results.values()])
+        self._hessian = None
+        if hvp:
+            products = hvp_model(source, list(made.results), [y], **options)
+            self._directions = derivatives(products)[-1]
+            names = list(self._directions.results.values())
+            self._hessian = _Function(session(products, kernels=kernels), names)
+
+    def __call__(self, x: np.ndarray, feeds: Feeds | None = None) -> tuple[float, np.ndarray]:
+        """(y, ∂y/∂x)."""
+        shape, inputs = np.shape(x), self._split(x)
+        shapes = [(), *(one.shape for one in self._variables)]
+        y, *parts = self._gradient({**self._feeds, **(feeds or {}), **inputs}, shapes)
+        return float(y.item()), np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(shape)
+
+    def hvp(self, x: np.ndarray, p: np.ndarray, feeds: Feeds | None = None) -> np.ndarray:
+        """∂²y/∂x² · p."""
+        if self._hessian is None:
+            raise InvalidArgumentError("hvp: the Hessian was not asked for. Give value_and_grad hvp=True")
+        inputs = self._split(x)
+        inputs |= {self._directions.seeds[name]: part for name, part in self._split(p).items()}
+        parts = self._hessian({**self._feeds, **(feeds or {}), **inputs}, [one.shape for one in self._variables])
+        return np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(np.shape(p))
+
+    def split(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """{variable: array} of a vector, in the types of the model."""
+        return {name: part.copy() for name, part in self._split(x).items()}
+
+    def _split(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        x = np.asarray(x)
+        if x.shape not in [(self._size,), *(one.shape for one in self._variables if len(self._variables) == 1)]:
+            raise InvalidArgumentError(f"expected a vector of {self._size} numbers, got an array of shape {x.shape}")
+        flat = x.reshape(-1)
+        return {one.name: flat[one.part].astype(one.dtype).reshape(one.shape) for one in self._variables}
+
+
+class _Function:
+    """A session with inputs and outputs bound to arrays of each thread."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, outputs: Sequence[str]) -> None:
+        self._session = session
+        self._outputs = list(outputs)
+        types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._optional = {value.name for value in session.get_overridable_initializers()}
+        self._types = [_type_of(name, types[name]) for name in self._outputs]
+        self._floats = {name: _TYPES[text] for name, text in types.items() if text in _TYPES}
+        self._of_thread = threading.local()
+
+    def __call__(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        """The outputs, in arrays that the next call of this thread overwrites; floats are cast to the model's."""
+        missing = sorted(self._inputs - feeds.keys())
+        unknown = sorted(feeds.keys() - self._inputs - self._optional)
+        if missing or unknown:
+            raise InvalidArgumentError(
+                f"feeds: expected values of {', '.join(missing)}"
+                if missing
+                else f"feeds: the model has no input {', '.join(map(repr, unknown))}"
+            )
+        feeds = {name: self._cast(name, np.asarray(value)) for name, value in feeds.items()}
+        bound = self._bound(feeds, shapes)
+        for name, value in feeds.items():
+            np.copyto(bound.arrays[name], value)
+        run_bound(self._session, bound.binding)
+        return bound.results
+
+    def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
+        own = self._floats.get(name)
+        return value if own is None or value.dtype.kind != "f" else value.astype(own, copy=False)
+
+    def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
+        key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())
+        known: dict[object, _Bound] = vars(self._of_thread).setdefault("bound", {})
+        if key not in known:
+            known.clear()  # one shape at a time, as in an optimisation
+            binding = self._session.io_binding()
+            arrays = {name: np.array(value, order="C") for name, value in feeds.items()}
+            results = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self._types, strict=True)]
+            for name, array in arrays.items():
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            for name, array in zip(self._outputs, results, strict=True):
+                shape = self._shape(name) if array.ndim == 0 else array.shape
+                binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+            known[key] = _Bound(binding, arrays, results)
+        return known[key]
+
+    def _shape(self, name: str) -> list[int]:
+        """That of an output of one element."""
+        (value,) = (value for value in self._session.get_outputs() if value.name == name)
+        return [1] * len(value.shape)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    binding: onnxruntime.IOBinding
+    arrays: dict[str, np.ndarray]
+    results: list[np.ndarray]
+
+
+def _variables(model: ModelProto, names: Sequence[str], values: Feeds) -> list[_Variable]:
+    """The variables in their order, with the shapes that the model, or a value, gives them."""
+    declared = {value.name: value.type.tensor_type for value in model.graph.input}
+    result: list[_Variable] = []
+    start = 0
+    for name in names:
+        lengths = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared[name].shape.dim]
+        ranked = declared[name].HasField("shape")
+        known = tuple(n for n in lengths if n is not None) if ranked and None not in lengths else None
+        shape = known if known is not None else np.shape(values[name]) if name in values else None
+        if shape is None:
+            raise InvalidArgumentError(f"wrt: the shape of {name!r} is not known. Give a value of it in feeds")
+        dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type).type
+        result.append(_Variable(name, shape, dtype, slice(start, start + prod(shape))))
+        start += prod(shape)
+    return result
+
+
+def _only_float(model: ModelProto) -> str:
+    floats = [v.name for v in model.graph.output if v.type.tensor_type.elem_type in (1, 10, 11, 16)]
+    return floats[0]
+
+
+def _type_of(name: str, text: str) -> type[np.generic]:
+    if text not in _TYPES:
+        raise InvalidArgumentError(f"{name!r} is a {text}; NumPy has no such type. Cast it in the model")
+    return _TYPES[text]

@@ -1,0 +1,80 @@
+"""Jacobians and Hessians: against products with random vectors, in both directions, of several inputs and outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import onnx_backprop as ob
+from tests.converters.derivatives.test_products import answers, dims, drawn, network
+
+KNOWN = """<ir_version: 10, opset_import: ["": 21]> net (float[2, 4] x, float[5] c) => (float[2, 3] y, float[2, 5] t)
+    { a = MatMul(x, w) d = Add(a, c) t = Sin(d) b = MatMul(t, v) y = Exp(b) }"""
+
+
+@pytest.mark.filterwarnings("ignore:wrt. the derivative (by 'v'|of 't') is zero:onnx_backprop.OnnxBackpropWarning")
+@pytest.mark.parametrize("direction", ["reverse", "forward", "auto"])
+@pytest.mark.parametrize("text", [KNOWN, KNOWN.replace("[2, ", "[N, ")])
+def test_jacobian(direction: str, text: str) -> None:
+    model = network(text)
+    made = ob.jacobian(model, ["x", "c", "v"], ["y", "t"], direction=direction)
+    (one,) = ob.derivatives(made)
+    assert one.mode == "jacobian"
+    assert [list(block) for block in one.results.values()] == [["x", "c", "v"]] * 2
+    x, c = drawn(2, 4), drawn(5)
+    got = answers(made, x=x, c=c)
+    tangents = {"x": drawn(2, 4), "c": drawn(5), "v": drawn(5, 3)}
+    product = answers(
+        ob.jvp(model, ["x", "c", "v"], ["y", "t"]), x=x, c=c, **{f"{n}_tangent": v for n, v in tangents.items()}
+    )
+    for y, blocks in one.results.items():
+        total = np.zeros_like(got[y])
+        for name, block in blocks.items():
+            v = tangents[name]
+            assert got[block].shape == got[y].shape + v.shape
+            assert dims(made, block) == [*dims(model, y), *([5, 3] if name == "v" else dims(model, name))]
+            total += np.tensordot(got[block], v, v.ndim)
+        np.testing.assert_allclose(total, product[f"{y}_tangent"], rtol=1e-4, atol=1e-5)
+    assert not got["t_jacobian_v"].any()
+
+
+def test_the_shorter_way() -> None:
+    """Rows for a short output, columns for a short input: the body of the loop is that of a gradient or a tangent."""
+    wide = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[20] y) { e = Expand(x, s) f = Reshape(e, n) y = Sin(f) }'
+    model = parser.parse_model(
+        wide.replace("=> (float[20] y)", "=> (float[20] y) <int64[2] s = {10, 2}, int64[1] n = {20}>")
+    )
+    reverse, forward, auto = (ob.jacobian(model, ["x"], ["y"], direction=d) for d in ("reverse", "forward", "auto"))
+    assert auto == forward != reverse
+    x = drawn(2)
+    expected = np.zeros((20, 2), np.float32)
+    expected[np.arange(20), np.arange(20) % 2] = np.tile(np.cos(x), 10)
+    for made in (reverse, forward):
+        np.testing.assert_allclose(answers(made, x=x)["y_jacobian_x"], expected, rtol=1e-6)
+    with pytest.raises(ob.InvalidArgumentError, match="direction: expected one of 'auto', 'reverse', 'forward'"):
+        ob.jacobian(model, ["x"], ["y"], direction="sideways")
+
+
+@pytest.mark.parametrize("kernels", ["onnx", "numba"])
+def test_hessian(kernels: str) -> None:
+    made = ob.hessian(network(), ["x", "w"], ["s"], kernels=kernels)
+    (one,) = ob.derivatives(made)
+    assert one.results == {a: {b: f"{a}_hessian_{b}" for b in ("x", "w")} for a in ("x", "w")}
+    x, v, w = drawn(2, 4), drawn(2, 4), drawn(4, 5)
+    got = answers(made, x=x)
+    product = answers(ob.hvp(network(), ["x", "w"], ["s"]), x=x, x_direction=v, w_direction=w)
+    for name in ("x", "w"):
+        total = np.tensordot(got[f"{name}_hessian_x"], v, 2) + np.tensordot(got[f"{name}_hessian_w"], w, 2)
+        np.testing.assert_allclose(total, product[f"{name}_hvp"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got["x_hessian_w"], got["w_hessian_x"].transpose(2, 3, 0, 1), atol=1e-5)
+
+
+def test_a_block_of_zeros_between_variables() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x, float[3] z) => (float s) { a = Sin(x) b = Mul(z, z) c = ReduceSum<keepdims = 0>(a) d = ReduceSum<keepdims = 0>(b) s = Add(c, d) }'
+    x, z = drawn(2), drawn(3)
+    got = answers(ob.hessian(parser.parse_model(text), ["x", "z"]), x=x, z=z)
+    np.testing.assert_allclose(got["x_hessian_x"], -np.diag(np.sin(x)), rtol=1e-5)
+    np.testing.assert_array_equal(got["z_hessian_z"], 2 * np.eye(3, dtype=np.float32))
+    assert got["x_hessian_z"].shape == (2, 3)
+    assert not got["x_hessian_z"].any()

@@ -1,0 +1,87 @@
+"""`value_and_grad`: what SciPy is given, from several threads, and what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from onnx import parser
+from scipy.optimize import check_grad, minimize
+
+import onnx_backprop as ob
+
+# Rosenbrock's valley in float64, through a and b, shifted by c
+VALLEY = """<ir_version: 10, opset_import: ["": 21]> valley (double a, double[1] b, double c) => (double[1] y)
+    <double one = {1.0}, double hundred = {100.0}>
+    { d = Sub(a, c) e = Sub(one, d) f = Mul(e, e) g = Mul(d, d) h = Sub(b, g) i = Mul(h, h) j = Mul(i, hundred) y = Add(f, j) }"""
+ZERO = {"c": np.zeros(())}
+
+
+def test_as_scipy_calls_it() -> None:
+    f = ob.value_and_grad(parser.parse_model(VALLEY), ["a", "b"], ["y"], feeds=ZERO, hvp=True)
+    np.testing.assert_array_equal(f.start, [0, 0])
+    assert check_grad(lambda x: f(x)[0], lambda x: f(x)[1], np.array([0.3, -1.2])) < 1e-5
+    for method, options in (("Newton-CG", {"hessp": f.hvp}), ("BFGS", {}), ("trust-ncg", {"hessp": f.hvp})):
+        found = minimize(f, [-1.2, 1.0], jac=True, method=method, **options)
+        np.testing.assert_allclose(found.x, [1, 1], atol=1e-4, err_msg=method)
+    moved = minimize(f, [-1.2, 1.0], args=({"c": np.array(2.0)},), jac=True, hessp=f.hvp, method="Newton-CG")
+    np.testing.assert_allclose(moved.x, [3, 1], atol=1e-4)
+    assert {n: v.tolist() for n, v in f.split(np.array([3.0, 1.0])).items()} == {"a": 3.0, "b": [1.0]}
+
+
+WEIGHTS = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float s) <float[2, 3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}>
+    { a = MatMul(x, w) b = Sin(a) s = ReduceMean<keepdims = 0>(b) }"""
+
+
+def test_weights_and_the_shape_of_one_variable() -> None:
+    x = np.array([[1, 2], [0.5, -1], [0, 3]], np.float32)
+    f = ob.value_and_grad(parser.parse_model(WEIGHTS), feeds={"x": x})
+    np.testing.assert_array_equal(f.start, np.arange(1, 7))
+    value, gradient = f(f.start.reshape(2, 3))
+    assert (gradient.shape, gradient.dtype) == ((2, 3), np.float64)
+    w = np.arange(1, 7).reshape(2, 3)
+    assert value == pytest.approx(np.sin(x @ w).mean(), rel=1e-5)
+    np.testing.assert_allclose(gradient, x.T @ np.cos(x @ w) / 9, rtol=1e-4, atol=1e-6)
+    flat = f(f.start)[1]
+    np.testing.assert_array_equal(flat, gradient.ravel())
+    longer = f(f.start, {"x": np.concatenate([x, x])})  # another shape, and back
+    assert longer[0] == pytest.approx(value)
+    assert f(f.start)[0] == value
+
+
+def test_from_several_threads() -> None:
+    f = ob.value_and_grad(parser.parse_model(VALLEY), ["a", "b"], feeds=ZERO, hvp=True)
+    points = np.random.default_rng(0).standard_normal((200, 2))
+    expected = [(*f(p), f.hvp(p, p)) for p in points]
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda p: (*f(p), f.hvp(p, p)), points))
+    for a, b in zip(got, expected, strict=True):
+        assert a[0] == b[0]
+        np.testing.assert_array_equal(a[1], b[1])
+        np.testing.assert_array_equal(a[2], b[2])
+
+
+def test_results_are_the_callers() -> None:
+    f = ob.value_and_grad(parser.parse_model(VALLEY), ["a", "b"], feeds=ZERO)
+    first = f(np.array([1.0, 2.0]))[1]
+    kept = first.copy()
+    f(np.array([5.0, 5.0]))
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_what_is_refused() -> None:
+    model = parser.parse_model(VALLEY)
+    f = ob.value_and_grad(model, ["a", "b"])
+    with pytest.raises(ob.InvalidArgumentError, match="feeds: expected values of c"):
+        f(np.zeros(2))
+    with pytest.raises(ob.InvalidArgumentError, match="expected a vector of 2 numbers, got an array of shape \\(3,\\)"):
+        f(np.zeros(3), ZERO)
+    with pytest.raises(ob.InvalidArgumentError, match="the model has no input 'q'"):
+        f(np.zeros(2), {**ZERO, "q": np.zeros(1)})
+    with pytest.raises(ob.InvalidArgumentError, match="Give value_and_grad hvp=True"):
+        f.hvp(np.zeros(2), np.zeros(2))
+    with pytest.raises(ob.InvalidArgumentError, match="the shape of 'x' is not known"):
+        ob.value_and_grad(parser.parse_model(WEIGHTS), ["x"])
+    with pytest.raises(ob.InvalidArgumentError, match="expected an output of one element"):
+        ob.value_and_grad(parser.parse_model(WEIGHTS.replace("(float s)", "(float[N, 3] b, float s)")), ["w"], ["b"])
