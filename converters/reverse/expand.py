@@ -104,11 +104,17 @@ def branch_bodies(node: ir.Node) -> list[Expansion]:
     """Copies of the then-branch and the else-branch of an If."""
     result: list[Expansion] = []
     for name in ("then_branch", "else_branch"):
-        graph = node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
-        outputs: list[ir.Value | None] = list(graph.outputs)
-        graph.outputs.clear()
-        result.append(Expansion(_taken_out(graph), outputs))
+        result.append(graph_copy(node.attributes[name].as_graph())[0])
     return result
+
+
+def graph_copy(graph: ir.Graph) -> tuple[Expansion, list[ir.Value]]:
+    """A copy of a graph in a node, and its inputs."""
+    copy = graph.clone(allow_outer_scope_values=True)
+    inputs, outputs = list(copy.inputs), list[ir.Value | None](copy.outputs)
+    copy.outputs.clear()
+    copy.inputs.clear()
+    return Expansion(_taken_out(copy), outputs), inputs
 
 
 def _alone(

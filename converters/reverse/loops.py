@@ -1,0 +1,427 @@
+"""Scan and Loop: states s and steps (s, y) = f(s, x, c), with slices x, outputs y and captured outer values c.
+
+    ds_k, dx_k = (∂f/∂(s, x))ᵀ (ds_k+1, dy_k),   dc = Σ_k (∂f/∂c)ᵀ (ds_k+1, dy_k)
+
+goes from the last step to the first: a Scan for a Scan, a Loop for a Loop, of as many steps as the forward has made.
+Each step is computed again from the states that it began with, which the forward node puts out as further stacked
+outputs. Rows of an outer value, taken by Gather, have their gradients stacked and scattered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.graphs import CHANGES, values_read
+from onnx_backprop.converters.reverse import registry
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, graph_copy, settle
+from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
+from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
+from onnx_backprop.converters.reverse.widened import HALF
+from onnx_backprop.opset.core.errors import InvalidModelError
+
+Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]
+Active = Callable[[Sequence[ir.Node], Iterable[ir.Value], Iterable[ir.Value]], set[ir.Value]]
+Pairs = list[tuple[ir.Value, ir.Value]]
+
+
+def is_loop(node: ir.Node) -> bool:
+    """Whether a node is a Scan or a Loop."""
+    return node.domain == "" and node.op_type in ("Loop", "Scan")
+
+
+@dataclass
+class Steps:
+    """A Scan or a Loop in one form. The nodes of its body, what they are given and what they make, may be a copy."""
+
+    node: ir.Node
+    nodes: list[ir.Node]
+    given: list[ir.Value]  # iteration and condition of a Loop, then states, then slices
+    made: list[ir.Value]  # the condition of a Loop, then states, then what is stacked
+
+    @property
+    def is_scan(self) -> bool:
+        return self.node.op_type == "Scan"
+
+    @cached_property
+    def counters(self) -> int:
+        """How many values a step is given in front of the states."""
+        return 0 if self.is_scan else 2
+
+    @cached_property
+    def count(self) -> int:
+        """The number of states."""
+        sliced = self.node.attributes["num_scan_inputs"].as_int() if self.is_scan else 0
+        return len(self.node.inputs) - self.counters - sliced
+
+    @property
+    def initial(self) -> list[ir.Value]:
+        """The states before the first step, outside."""
+        found = self.node.inputs[self.counters : self.counters + self.count]
+        return [value for value in found if value is not None]
+
+    @property
+    def final(self) -> list[ir.Value]:
+        """The states after the last step, outside."""
+        return list(self.node.outputs[: self.count])
+
+    @property
+    def before(self) -> list[ir.Value]:
+        """The states that a step begins with."""
+        return self.given[self.counters : self.counters + self.count]
+
+    @property
+    def after(self) -> list[ir.Value]:
+        """The states that a step leaves."""
+        return self.made[self.counters // 2 :][: self.count]
+
+    @property
+    def sliced(self) -> Pairs:
+        """Each scan input, and its slice."""
+        values = self.node.inputs[self.counters + self.count :]
+        slices = self.given[self.counters + self.count :]
+        return [(x, part) for x, part in zip(values, slices, strict=True) if x is not None]
+
+    @property
+    def stacked(self) -> Pairs:
+        """Each scan output, and what a step adds to it."""
+        parts = self.made[self.counters // 2 + self.count :]
+        return list(zip(self.node.outputs[self.count : self.count + len(parts)], parts, strict=True))
+
+    def ways(self, of: str, count: int) -> list[tuple[int, int]]:
+        """The axis and the direction of every scan "input" or "output"."""
+        found: list[list[int]] = []
+        for what in ("axes", "directions"):
+            attribute = self.node.attributes.get(f"scan_{of}_{what}")
+            found.append([0] * count if attribute is None else list(attribute.as_ints()))
+            if len(found[-1]) != count:
+                message = f"attribute scan_{of}_{what}: expected {count} numbers"
+                raise InvalidModelError(message, op_type=self.node.op_type, node=str(self.node.name))
+        return list(zip(*found, strict=True))
+
+    def started(self, read: set[ir.Value], active: Active) -> set[ir.Value]:
+        """What a step is given that depends on values outside; `active`: what lies between two sets of values."""
+        start = {part for x, part in (*zip(self.initial, self.before, strict=True), *self.sliced) if x in read}
+        while True:
+            inside = active(self.nodes, self.made, read | start)
+            more = {b for b, a in zip(self.before, self.after, strict=True) if a in inside} - start
+            if not more:
+                return start
+            start |= more
+
+
+def steps_of(node: ir.Node) -> Steps:
+    """The steps of a node, with its own nodes."""
+    body = _body(node)
+    return _checked(Steps(node, list(body), list(body.inputs), list(body.outputs)))
+
+
+def copy_of(node: ir.Node) -> Steps:
+    """The steps with a copy of the nodes, where states that no step changes are what they are outside."""
+    body, inputs = graph_copy(_body(node))
+    result = _checked(Steps(node, body.nodes, inputs, [value for value in body.outputs if value is not None]))
+    for before, after, outside in zip(result.before, result.after, result.initial, strict=True):
+        if _same(after) is before:
+            before.replace_all_uses_with(outside)
+            result.made = [outside if value is before else value for value in result.made]
+    return result
+
+
+def _same(value: ir.Value) -> ir.Value:
+    """What a value is a copy of."""
+    while (node := value.producer()) is not None and (node.domain, node.op_type) == ("", "Identity"):
+        (source,) = node.inputs
+        if source is None:
+            break
+        value = source
+    return value
+
+
+def _body(node: ir.Node) -> ir.Graph:
+    if "body" not in node.attributes:
+        raise InvalidModelError("expected a body", op_type=node.op_type, node=str(node.name))
+    return node.attributes["body"].as_graph()
+
+
+def _checked(steps: Steps) -> Steps:
+    node = steps.node
+    sliced = len(node.inputs) - steps.counters - steps.count
+    made = len(node.outputs) + steps.counters // 2
+    if steps.count < 0 or len(steps.given) != len(node.inputs) or len(steps.made) != made:
+        raise InvalidModelError(
+            f"a body of {len(steps.given)} inputs and {len(steps.made)} outputs does not fit a node of "
+            f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",
+            op_type=node.op_type,
+            node=str(node.name),
+        )
+    if any(value is None for value in node.inputs[steps.counters :]):
+        raise InvalidModelError("a state or a scan input is missing", op_type=node.op_type, node=str(node.name))
+    steps.ways("input", sliced)
+    steps.ways("output", len(steps.stacked))
+    return steps
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """Which gradients the steps carry from one to the next, and which of the stacked outputs' they read."""
+
+    steps: Steps  # a copy
+    picks: dict[ir.Value, ir.Node]  # rows of outer values: Gather nodes whose gradient is stacked and added up at once
+    start: set[ir.Value]  # what a step is given and the gradient may flow to
+    of: list[ir.Value]  # what a step makes and gradients arrive at
+    carried: list[int]
+    stacked: list[int]
+    unchanged: list[int]
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """Those that gradients may flow through."""
+        picks = set(self.picks.values())
+        return [node for node in self.steps.nodes if node not in picks]
+
+
+def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan:
+    """What has to be done for the gradients that arrive at the active outputs of a node.
+
+    between(nodes, of, wrt): the values on a path.
+    """
+    steps = copy_of(node)
+    read = values_read(node) & active
+    picks = {n.outputs[0]: n for n in steps.nodes if _picks_row(n, read)}
+    nodes = [n for n in steps.nodes if n.outputs[0] not in picks]
+    outer = read | set(picks)
+    rest = Steps(node, nodes, steps.given, steps.made)
+    start = rest.started(outer, between)
+    unchanged = [i for i, (a, x) in enumerate(zip(steps.after, steps.initial, strict=True)) if _same(a) is x]
+    arriving = {i for i, y in enumerate(steps.final) if y in active and i not in unchanged}
+    stacked = [j for j, (y, _) in enumerate(steps.stacked) if y in active]
+    while True:
+        of = [steps.after[i] for i in sorted(arriving)] + [steps.stacked[j][1] for j in stacked]
+        inside = between(nodes, of, outer | start)
+        more = {i for i, b in enumerate(steps.before) if b in inside and b in start and i not in unchanged} - arriving
+        if not more:
+            break
+        arriving |= more
+    unchanged = [i for i in unchanged if steps.final[i] in active]
+    return LoopPlan(steps, picks, start | outer, of, sorted(arriving), stacked, unchanged)
+
+
+def _picks_row(node: ir.Node, outside: set[ir.Value]) -> bool:
+    """Whether a node takes a row of a value from outside, a gradient of the size of a row."""
+    axis = node.attributes.get("axis")
+    plain = node.domain == "" and node.op_type == "Gather" and (axis is None or axis.as_int() == 0)
+    return plain and node.inputs[0] in outside and node.inputs[0] not in node.outputs
+
+
+def loop_gradients(plan: LoopPlan, dys: Sequence[ir.Value | None], op: Builder, walk: Walk) -> Pairs:
+    """Emit the steps back; the gradients of what the node reads."""
+    return _Back(plan, dys, op).emit(walk)
+
+
+class _Back:
+    def __init__(self, plan: LoopPlan, dys: Sequence[ir.Value | None], op: Builder) -> None:
+        self.plan, self.steps, self.op = plan, plan.steps, op
+        self.node = plan.steps.node
+        self.dys = list(dys)
+        self.inner = op.inside()
+        self.inner.prefix = f"{op.prefix}/step"
+        self.ways_in = self.steps.ways("input", len(self.steps.sliced))
+        self.ways_out = self.steps.ways("output", len(self.steps.stacked))
+
+    def emit(self, walk: Walk) -> Pairs:
+        plan, steps, inner, op = self.plan, self.steps, self.inner, self.op
+        states = [self._argument("state", steps.after[i]) for i in plan.carried]
+        rows = [self._argument("row", steps.stacked[j][1]) for j in plan.stacked]
+        inner.nodes.extend(steps.nodes)
+        seeds: dict[ir.Value, list[ir.Value]] = {}
+        for y, dy in zip(plan.of, (*states, *rows), strict=True):
+            seeds.setdefault(y, []).append(dy)
+        grads = walk({y: inner.accumulate(values) for y, values in seeds.items()}, inner)
+
+        outside = values_read(self.node)
+        summed = sorted((c for c in grads if c in outside), key=lambda value: str(value.name))
+        sums = [self._argument("sum", c, wide=True) for c in summed]
+        slices = [n for n, (_, part) in enumerate(steps.sliced) if part in grads]
+        picks = [pick for pick in plan.picks if pick in grads]
+        made = [(grads.get(s := steps.before[i]) or inner.zeros_like(state), s) for i, state in zip(plan.carried, states, strict=True)]
+        made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
+        made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
+        made += [(v, v) for pick in picks for v in (_index(plan.picks[pick]), inner.like(grads[pick], pick))]
+        outputs = [inner.like(inner.Identity(value), like) for value, like in made]
+        settle(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
+        drop_unread(inner.nodes, outputs)
+
+        starts = [self.dys[i] or op.zeros_like(steps.final[i]) for i in plan.carried]
+        starts += [op.zeros_like(c) if is_sequence(c) else op.filled(op.shape(c), 0, _wide(c)) for c in summed]
+        along = [self._along(n) for n in self._read(steps.given)]
+        for n in self._read(rows):
+            j = plan.stacked[n]
+            dy = self.dys[steps.count + j] or op.zeros_like(steps.stacked[j][0])
+            along.append(_Along(dy, rows[n], *self.ways_out[j]))
+        carried = list(zip(starts, [*states, *sums], strict=True))
+        ends = [(self.ways_in[n][0], 1 - self.ways_in[n][1]) for n in slices] + [(0, 1)] * (2 * len(picks))
+        results = self._scan(carried, along, outputs, ends) if steps.is_scan else self._loop(carried, along, outputs)
+
+        targets = [*(steps.initial[i] for i in plan.carried), *summed, *(steps.sliced[n][0] for n in slices)]
+        found = [(x, self._like(dx, x)) for x, dx in zip(targets, results, strict=False)]
+        picked = results[len(targets) :]
+        for pick, index, g in zip(picks, picked[::2], picked[1::2], strict=True):
+            source = plan.picks[pick].inputs[0]
+            assert source is not None
+            found.append((source, _rows_back(op, source, index, g)))
+        found += [(steps.initial[i], dy) for i in plan.unchanged if (dy := self.dys[i]) is not None]
+        left = [x for n, (x, part) in enumerate(steps.sliced) if part in plan.start and n not in slices]
+        return found + [(x, op.zeros_like(x)) for x in left]
+
+    def _argument(self, name: str, like: ir.Value, *, wide: bool = False) -> ir.Value:
+        """An input of the body of the loop back."""
+        result = ir.Value(name=self.inner.unique(f"{self.inner.prefix}/{name}"), type=held_type(like), shape=like.shape)
+        if wide and not is_sequence(like):
+            result.type = ir.TensorType(_wide(like))
+        return result
+
+    def _sum(self, total: ir.Value, g: ir.Value) -> ir.Value:
+        g = g if g.dtype == total.dtype else self.inner.Cast(g, to=element_type(total))
+        return self.inner.typed(self.inner.accumulate([total, g]), total)
+
+    def _like(self, g: ir.Value, x: ir.Value) -> ir.Value:
+        return self.op.like(g if g.dtype == x.dtype else self.op.Cast(g, to=element_type(x)), x)
+
+    def _read(self, values: Sequence[ir.Value]) -> list[int]:
+        """The indices of the values that the steps back read."""
+        read = set[ir.Value]().union(*map(values_read, self.inner.nodes))
+        return [n for n, value in enumerate(values) if value in read]
+
+    def _along(self, n: int) -> _Along:
+        """What gives the n-th value that a step is given, step by step."""
+        steps, given = self.steps, self.steps.given[n]
+        first = steps.counters + steps.count
+        if n >= first:
+            return _Along(steps.sliced[n - first][0], given, *self.ways_in[n - first])
+        return _Along(self._stack(n), given)
+
+    def _stack(self, n: int) -> ir.Value:
+        """What a step is given as its n-th value, of all steps along a first axis: one more output of the node."""
+        node, whole = self.node, steps_of(self.node)
+        given, body = whole.given[n], _body(node)
+        if not isinstance(given.type, ir.TensorType):
+            raise unsupported(
+                node,
+                f"its gradient reads {given.name!r} of every step, a sequence that grows or changes. Read it outside "
+                "of the loop, or carry a tensor",
+            )
+        ways = whole.ways("output", len(whole.stacked))
+        for (y, part), way in zip(whole.stacked, ways, strict=True):
+            if part is not given and _same(part) is given and way == (0, 0) and y.name:
+                return y
+        copy = ir.node("Identity", [given], name=self.op.unique(f"{label(node)}/{given.name}/each"))
+        copy.outputs[0].name = copy.name
+        self.op.typed(copy.outputs[0], given)
+        body.append(copy)
+        body.outputs.append(copy.outputs[0])
+        node.resize_outputs(len(node.outputs) + 1)
+        for m, what in enumerate(("axes", "directions")):
+            name = f"scan_output_{what}"
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [*(way[m] for way in ways), 0])
+        y = node.outputs[-1]
+        y.name, y.type = self.op.unique(f"{label(node)}/{given.name}/all"), given.type
+        y.shape = None if given.shape is None else ir.Shape([None, *given.shape])
+        return y
+
+    def _scan(
+        self,
+        carried: Pairs,
+        along: list[_Along],
+        outputs: Sequence[ir.Value],
+        ends: Sequence[tuple[int, int]],
+    ) -> list[ir.Value]:
+        inner = self.inner
+        for value in outputs:
+            if value.shape is None:
+                raise unsupported(
+                    self.node,
+                    f"the gradient needs the rank of {value.name!r} at conversion, and shape inference does not find "
+                    "it. Give what the body reads a shape, or write the node as a Loop",
+                )
+            if is_sequence(value):
+                raise unsupported(self.node, "it reads a sequence, whose gradient no Scan can carry. Write it as a Loop")
+        along = along or [self._along(self.steps.count)]  # the number of steps
+        self._rename(one.given for one in along)
+        given = [value for _, value in carried] + [one.given for one in along]
+        body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
+        attributes: dict[str, object] = {
+            "body": body,
+            "num_scan_inputs": len(along),
+            "scan_input_axes": [one.axis for one in along],
+            "scan_input_directions": [1 - one.direction for one in along],
+        }
+        if ends:
+            attributes |= {f"scan_output_{w}": [end[n] for end in ends] for n, w in enumerate(("axes", "directions"))}
+        inputs = [*(value for value, _ in carried), *(one.whole for one in along)]
+        return self._noted(self.op.emit("Scan", inputs, attributes, outputs=len(outputs)), outputs, len(carried))
+
+    def _loop(self, carried: Pairs, along: Sequence[_Along], outputs: Sequence[ir.Value]) -> list[ir.Value]:
+        op, inner = self.op, self.inner
+        count = op.Squeeze(op.Shape(self._stack(0), start=0, end=1), [0])
+        backwards = op.Range(op.Sub(count, 1), -1, -1)
+        n, go = (ir.Value(name=inner.unique(f"{inner.prefix}/{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
+                 for name, dtype in (("n", ir.DataType.INT64), ("go", ir.DataType.BOOL)))  # fmt: skip
+        rest, inner.nodes = inner.nodes, []
+        place = inner.Gather(backwards, n)
+        for one in along:
+            one.given.replace_all_uses_with(inner.typed(inner.Gather(one.whole, place), one.given))
+        inner.nodes += rest
+        given = [n, go, *(value for _, value in carried)]
+        results = [inner.Identity(go), *outputs]
+        body = ir.Graph(given, results, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
+        inputs = [count, None, *(value for value, _ in carried)]
+        return self._noted(op.emit("Loop", inputs, {"body": body}, outputs=len(outputs)), outputs, len(carried))
+
+    def _rename(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            value.name = self.inner.unique(f"{self.inner.prefix}/{value.name}")
+
+    def _noted(self, results: Sequence[ir.Value], outputs: Sequence[ir.Value], states: int) -> list[ir.Value]:
+        """The results of the loop back, with their types and, of the states, shapes."""
+        for n, (result, value) in enumerate(zip(results, outputs, strict=True)):
+            result.type, result.shape = value.type, value.shape if n < states else None
+        return list(results)
+
+
+@dataclass(frozen=True)
+class _Along:
+    """What the steps back are given one part of each: of which value, along which axis, in which forward direction."""
+
+    whole: ir.Value
+    given: ir.Value
+    axis: int = 0
+    direction: int = 0
+
+
+def _wide(c: ir.Value) -> ir.DataType:
+    """The type to add up in."""
+    return ir.DataType.FLOAT if c.dtype in HALF else element_type(c)
+
+
+def _index(pick: ir.Node) -> ir.Value:
+    index = pick.inputs[1]
+    assert index is not None
+    return index
+
+
+def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.Value:
+    """The gradient of c where rows of it were taken one after the other, by the rule of Gather."""
+    rule = registry.RULES["", "Gather", 13]
+    taken = ir.Node("", "Gather", [c, indices], name=op.prefix)
+    grads = rule.function(op, Forward(taken, {c}, 13), g)
+    grad = grads if isinstance(grads, ir.Value) else grads[0]
+    assert grad is not None
+    taken.replace_input_with(0, None)
+    taken.replace_input_with(1, None)
+    return op.like(grad, c)
