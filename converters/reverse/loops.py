@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -166,12 +167,19 @@ def _checked(steps: Steps) -> Steps:
     return steps
 
 
+class Pick(NamedTuple):
+    """Rows of an outer value, whose gradients are stacked to be scattered once."""
+
+    source: ir.Value
+    index: ir.Value
+
+
 @dataclass(frozen=True)
 class LoopPlan:
     """Which gradients the steps carry from one to the next, and which of the stacked outputs' they read."""
 
     steps: Steps  # a copy
-    picks: dict[ir.Value, ir.Node]  # rows of outer values: Gather nodes whose gradient is stacked and added up at once
+    picks: dict[ir.Value, Pick]
     start: set[ir.Value]  # what a step is given and the gradient may flow to
     of: list[ir.Value]  # what a step makes and gradients arrive at
     carried: list[int]
@@ -181,8 +189,7 @@ class LoopPlan:
     @property
     def nodes(self) -> list[ir.Node]:
         """Those that gradients may flow through."""
-        picks = set(self.picks.values())
-        return [node for node in self.steps.nodes if node not in picks]
+        return [node for node in self.steps.nodes if node.outputs[0] not in self.picks]
 
 
 def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan:
@@ -192,7 +199,7 @@ def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan
     """
     steps = copy_of(node)
     read = values_read(node) & active
-    picks = {n.outputs[0]: n for n in steps.nodes if _picks_row(n, read)}
+    picks = {n.outputs[0]: pick for n in steps.nodes if (pick := _pick(n, read)) is not None}
     nodes = [n for n in steps.nodes if n.outputs[0] not in picks]
     outer = read | set(picks)
     rest = Steps(node, nodes, steps.given, steps.made)
@@ -211,11 +218,13 @@ def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan
     return LoopPlan(steps, picks, start | outer, of, sorted(arriving), stacked, unchanged)
 
 
-def _picks_row(node: ir.Node, outside: set[ir.Value]) -> bool:
-    """Whether a node takes a row of a value from outside, a gradient of the size of a row."""
+def _pick(node: ir.Node, outside: set[ir.Value]) -> Pick | None:
+    """What a node takes of a value from outside, where a gradient would have the size of the whole."""
     axis = node.attributes.get("axis")
-    plain = node.domain == "" and node.op_type == "Gather" and (axis is None or axis.as_int() == 0)
-    return plain and node.inputs[0] in outside and node.inputs[0] not in node.outputs
+    if (node.domain, node.op_type) != ("", "Gather") or (axis is not None and axis.as_int() != 0):
+        return None
+    source, index = node.inputs
+    return Pick(source, index) if source in outside and source is not None and index is not None else None
 
 
 def loop_gradients(plan: LoopPlan, dys: Sequence[ir.Value | None], op: Builder, walk: Walk) -> Pairs:
@@ -251,7 +260,7 @@ class _Back:
         made = [(grads.get(s := steps.before[i]) or inner.zeros_like(state), s) for i, state in zip(plan.carried, states, strict=True)]
         made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
         made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
-        made += [(v, v) for pick in picks for v in (_index(plan.picks[pick]), inner.like(grads[pick], pick))]
+        made += [(v, v) for pick in picks for v in (plan.picks[pick].index, inner.like(grads[pick], pick))]
         outputs = [inner.like(inner.Identity(value), like) for value, like in made]
         settle(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
         drop_unread(inner.nodes, outputs)
@@ -271,8 +280,7 @@ class _Back:
         found = [(x, self._like(dx, x)) for x, dx in zip(targets, results, strict=False)]
         picked = results[len(targets) :]
         for pick, index, g in zip(picks, picked[::2], picked[1::2], strict=True):
-            source = plan.picks[pick].inputs[0]
-            assert source is not None
+            source = plan.picks[pick].source
             found.append((source, _rows_back(op, source, index, g)))
         found += [(steps.initial[i], dy) for i in plan.unchanged if (dy := self.dys[i]) is not None]
         left = [x for n, (x, part) in enumerate(steps.sliced) if part in plan.start and n not in slices]
@@ -407,12 +415,6 @@ class _Along:
 def _wide(c: ir.Value) -> ir.DataType:
     """The type to add up in."""
     return ir.DataType.FLOAT if c.dtype in HALF else element_type(c)
-
-
-def _index(pick: ir.Node) -> ir.Value:
-    index = pick.inputs[1]
-    assert index is not None
-    return index
 
 
 def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.Value:
