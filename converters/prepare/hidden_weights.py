@@ -1,4 +1,4 @@
-"""Weights that a file keeps in Constant nodes, in the branches of If and the bodies of Loop and Scan, made initializers of the graph.
+"""Weights that a file keeps in Constant nodes, branches and bodies of loops, made initializers of the graph.
 
 Exporters that know no initializers (every older Paddle file), and those that write a model twice, once per branch,
 leave them there. As initializers they have names that a caller can train them by.

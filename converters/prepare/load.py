@@ -21,6 +21,7 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
+from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
@@ -62,7 +63,7 @@ def infer_loops(proto: ModelProto) -> ModelProto:
 def infer(proto: ModelProto) -> ModelProto:
     """Type and shape inference; contradictions raise."""
     try:
-        inferred = infer_shapes(proto)
+        inferred = infer_elements(proto, infer_shapes)
     except OnnxBackpropError:
         raise
     except Exception as e:

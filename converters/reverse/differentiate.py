@@ -27,6 +27,7 @@ from onnx_backprop.converters.reverse.expand import (
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops import LoopPlan, is_loop, loop_gradients, plan_loop, steps_of
+from onnx_backprop.converters.reverse.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 
@@ -235,6 +236,8 @@ def _plan(
 def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
     if (node.domain, node.op_type) == ("", "If"):
         return branch_bodies(node)
+    if (node.domain, node.op_type) == ("", "SequenceMap"):
+        return [map_as_loop(node)]
     body = function_body(node, opsets)
     return [] if body is None else [body]
 

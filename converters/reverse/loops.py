@@ -9,7 +9,7 @@ outputs. Rows of an outer value, taken by Gather, have their gradients stacked a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -265,6 +265,7 @@ class _Back:
         settle(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
         drop_unread(inner.nodes, outputs)
 
+        self._require_same_shapes([*plan.carried, *(n - steps.counters for n in self._read(steps.given))])
         starts = [self.dys[i] or op.zeros_like(steps.final[i]) for i in plan.carried]
         starts += [op.zeros_like(c) if is_sequence(c) else op.filled(op.shape(c), 0, _wide(c)) for c in summed]
         along = [self._along(n) for n in self._read(steps.given)]
@@ -304,6 +305,16 @@ class _Back:
         """The indices of the values that the steps back read."""
         read = set[ir.Value]().union(*map(values_read, self.inner.nodes))
         return [n for n, value in enumerate(values) if value in read]
+
+    def _require_same_shapes(self, states: Collection[int]) -> None:
+        for line in self.node.metadata_props.get(CHANGES, "").splitlines():
+            n, _, how = line.partition(" ")
+            if int(n) in states:
+                raise unsupported(
+                    self.node,
+                    f"the gradient stacks the states of all steps, so each must keep its shape; state {how}. Give it its "
+                    "largest shape from the start, or put out what a step adds as a scan output",
+                )
 
     def _along(self, n: int) -> _Along:
         """What gives the n-th value that a step is given, step by step."""
