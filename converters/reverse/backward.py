@@ -42,6 +42,7 @@ def backward(
     inline: bool = False,
     straight_through: bool = False,
     strict: bool = False,
+    checkpoint: int = 0,
     progress: Progress = iter,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -61,6 +62,8 @@ def backward(
             since the derivative of rounding is zero almost everywhere.
         strict: refuse a name in `wrt` or `of` where the derivative is zero, as through Sign, or where `of` does not
             depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
+        checkpoint: store the states of a Loop or a Scan at every so many steps only and compute those between again,
+            √n being the least memory for n steps. 0: store all.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
@@ -78,7 +81,13 @@ def backward(
     original = prepare(model)
     ir_model = to_ir(original)
     Differentiation(
-        ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
+        ir_model,
+        wrt=wrt,
+        of=of,
+        straight_through=straight_through,
+        strict=strict,
+        checkpoint=checkpoint,
+        progress=progress,
     ).emit()
     return finish(ir_model, original, kernels, inline=inline)
 
@@ -104,6 +113,7 @@ class Differentiation:
         argument: str = "wrt",
         straight_through: bool = False,
         strict: bool = False,
+        checkpoint: int = 0,
         progress: Progress = iter,
     ) -> None:
         """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants."""
@@ -112,6 +122,7 @@ class Differentiation:
         self.progress = progress
         self.straight_through = straight_through
         self.strict = strict
+        self.checkpoint = check_checkpoint(checkpoint)
         self.argument = argument
         self.given = wrt is not None
         self.without = without
@@ -207,7 +218,7 @@ class Differentiation:
     def emit(self) -> dict[str, str]:
         """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
         op = Builder(self.names)
-        op.straight_through = self.straight_through
+        op.straight_through, op.checkpoint = self.straight_through, self.checkpoint
         gradient_names = {value: self._gradient_name(value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
@@ -250,6 +261,13 @@ class Differentiation:
         seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
         self.graph.inputs.append(seed)
         return seed
+
+
+def check_checkpoint(checkpoint: int) -> int:
+    """Raise for what is no number of steps."""
+    if not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 0:
+        raise InvalidArgumentError(f"checkpoint: expected a number of steps, or 0 to store all, got {checkpoint!r}")
+    return checkpoint
 
 
 def _listed(values: Iterable[ir.Value]) -> str:

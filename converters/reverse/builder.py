@@ -38,6 +38,7 @@ class Builder:
         self.nodes: list[ir.Node] = []
         self.prefix = "grad"
         self.straight_through = False  # whether rounding counts as the identity, see rules.quantize
+        self.checkpoint = 0  # how many steps of a loop lie between two states that are stored, 0: all are; see segments
         self.domain = _Domain(self)
         self._names = used_names
         self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
@@ -86,7 +87,7 @@ class Builder:
     def inside(self) -> Builder:
         """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
         inner = Builder(self._names)
-        inner.straight_through = self.straight_through
+        inner.straight_through, inner.checkpoint = self.straight_through, self.checkpoint
         inner._numbers = self._numbers
         return inner
 

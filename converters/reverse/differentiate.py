@@ -27,6 +27,7 @@ from onnx_backprop.converters.reverse.expand import (
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops import LoopPlan, is_loop, loop_gradients, plan_loop, steps_of
+from onnx_backprop.converters.reverse.segments import has_segments, segmented
 from onnx_backprop.converters.reverse.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
@@ -271,7 +272,7 @@ def walk_back(
     wide = Widened(path.nodes, op)
     active = path.active | {wide.of(value) for value in path.active}
     plans = plan(GradientPath(wide.nodes, active, path.stops), opsets)
-    return wide.settle(_walk_back(plans, active, seeds, op, wide, progress))
+    return wide.settle(_walk_back(plans, active, seeds, op, wide, opsets, progress))
 
 
 def _walk_back(
@@ -280,6 +281,7 @@ def _walk_back(
     seeds: Mapping[ir.Value, ir.Value],
     op: Builder,
     wide: Widened,
+    opsets: dict[str, int],
     progress: Progress = iter,
 ) -> dict[ir.Value, ir.Value]:
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
@@ -303,11 +305,11 @@ def _walk_back(
         if one.rule is not None:
             received = _apply(one.rule, op, Forward(node, active, one.version), dys)
         elif one.loop is not None:
-            received = _through_steps(one.parts[0], one.loop, dys, op)
+            received = _through_segments(one, active, dys, op, opsets) or _through_steps(one, dys, op, opsets)
         elif node.op_type == "If":
-            received = _through_branches(one, dys, op)
+            received = _through_branches(one, dys, op, opsets)
         else:
-            received = _through_body(one.parts[0], node, dys, op)
+            received = _through_body(one.parts[0], node, dys, op, opsets)
         for value, grad in received:
             if value is not None and grad is not None and value in active:
                 add(value, grad)
@@ -316,36 +318,52 @@ def _walk_back(
 
 
 def _through_body(
-    part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
+    part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
     start = len(op.nodes)
     op.nodes.extend(part.body.nodes)
     seeds: dict[ir.Value, list[ir.Value]] = defaultdict(list)
-    for y, dy in zip(part.body.outputs, dys, strict=True):
+    for y, dy in zip(part.body.outputs, dys, strict=False):  # a loop may have got more outputs
         if y is not None and dy is not None and y in part.path.active:
             seeds[y].append(dy)
     summed = {y: op.accumulate(values) for y, values in seeds.items()}
-    grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op))
+    grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op), opsets)
     outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
     settle(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
     return result
 
 
+def _through_segments(
+    one: NodePlan, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The gradients through a loop in segments, where that is asked for; [] where it is not, or cannot be."""
+    if not op.checkpoint or not has_segments(one.node):
+        return []
+    body = segmented(one.node, op.checkpoint, op)
+    of = [y for y, outer in zip(body.outputs, one.node.outputs, strict=False) if y and outer in active]
+    inside = find_path(body.nodes, of, values_read(one.node) & active)
+    return _through_body(BodyPlan(body, inside, _plan(inside, opsets, defaultdict(list))), one.node, dys, op, opsets)
+
+
 def _through_steps(
-    part: BodyPlan, loop: LoopPlan, dys: Sequence[ir.Value | None], op: Builder
+    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the steps of a Scan or a Loop in reverse; return the gradients of what the node reads."""
+    part, loop = one.parts[0], one.loop
+    assert loop is not None
 
     def walk(seeds: Mapping[ir.Value, ir.Value], inner: Builder) -> dict[ir.Value, ir.Value]:
         seeds = {y: dy for y, dy in seeds.items() if y in part.path.active}
-        return _walk_back(part.plans, part.path.active, seeds, inner, Widened([], inner))
+        return _walk_back(part.plans, part.path.active, seeds, inner, Widened([], inner), opsets)
 
     return loop_gradients(loop, dys, op, walk)
 
 
-def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
+def _through_branches(
+    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
     """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
 
     A branch that does not let a gradient through to x gives zeros.
@@ -355,7 +373,7 @@ def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder
     found: list[dict[ir.Value, ir.Value]] = []
     for part, child in zip(one.parts, inner, strict=True):
         child.prefix = op.prefix
-        found.append(dict(_through_body(part, node, dys, child)))
+        found.append(dict(_through_body(part, node, dys, child, opsets)))
     reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
     if not reached:
         return []

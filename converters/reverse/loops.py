@@ -28,6 +28,7 @@ from onnx_backprop.opset.core.errors import InvalidModelError
 
 Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]
 Active = Callable[[Sequence[ir.Node], Iterable[ir.Value], Iterable[ir.Value]], set[ir.Value]]
+_STACKS = "onnx_backprop.stacks"  # metadata: how many of its last outputs a node has for its gradient
 Pairs = list[tuple[ir.Value, ir.Value]]
 
 
@@ -58,7 +59,7 @@ class Steps:
     def count(self) -> int:
         """The number of states."""
         sliced = self.node.attributes["num_scan_inputs"].as_int() if self.is_scan else 0
-        return len(self.node.inputs) - self.counters - sliced
+        return max(len(self.node.inputs) - self.counters - sliced, 0)
 
     @property
     def initial(self) -> list[ir.Value]:
@@ -133,6 +134,11 @@ def copy_of(node: ir.Node) -> Steps:
     return result
 
 
+def is_unchanged(steps: Steps, n: int) -> bool:
+    """Whether no step changes a state, of a node's own steps."""
+    return _same(steps.after[n]) is steps.before[n]
+
+
 def _same(value: ir.Value) -> ir.Value:
     """What a value is a copy of."""
     while (node := value.producer()) is not None and (node.domain, node.op_type) == ("", "Identity"):
@@ -151,9 +157,9 @@ def _body(node: ir.Node) -> ir.Graph:
 
 def _checked(steps: Steps) -> Steps:
     node = steps.node
-    sliced = len(node.inputs) - steps.counters - steps.count
-    made = len(node.outputs) + steps.counters // 2
-    if steps.count < 0 or len(steps.given) != len(node.inputs) or len(steps.made) != made:
+    sliced = max(len(node.inputs) - steps.counters - steps.count, 0)
+    given, made = steps.counters + steps.count + sliced, len(node.outputs) + steps.counters // 2
+    if len(node.inputs) < sliced or len(steps.given) != given or len(steps.made) != made:
         raise InvalidModelError(
             f"a body of {len(steps.given)} inputs and {len(steps.made)} outputs does not fit a node of "
             f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",
@@ -322,36 +328,7 @@ class _Back:
         first = steps.counters + steps.count
         if n >= first:
             return _Along(steps.sliced[n - first][0], given, *self.ways_in[n - first])
-        return _Along(self._stack(n), given)
-
-    def _stack(self, n: int) -> ir.Value:
-        """What a step is given as its n-th value, of all steps along a first axis: one more output of the node."""
-        node, whole = self.node, steps_of(self.node)
-        given, body = whole.given[n], _body(node)
-        if not isinstance(given.type, ir.TensorType):
-            raise unsupported(
-                node,
-                f"its gradient reads {given.name!r} of every step, a sequence that grows or changes. Read it outside "
-                "of the loop, or carry a tensor",
-            )
-        ways = whole.ways("output", len(whole.stacked))
-        for (y, part), way in zip(whole.stacked, ways, strict=True):
-            if part is not given and _same(part) is given and way == (0, 0) and y.name:
-                return y
-        copy = ir.node("Identity", [given], name=self.op.unique(f"{label(node)}/{given.name}/each"))
-        copy.outputs[0].name = copy.name
-        self.op.typed(copy.outputs[0], given)
-        body.append(copy)
-        body.outputs.append(copy.outputs[0])
-        node.resize_outputs(len(node.outputs) + 1)
-        for m, what in enumerate(("axes", "directions")):
-            name = f"scan_output_{what}"
-            if name in node.attributes:
-                node.attributes[name] = ir.AttrInt64s(name, [*(way[m] for way in ways), 0])
-        y = node.outputs[-1]
-        y.name, y.type = self.op.unique(f"{label(node)}/{given.name}/all"), given.type
-        y.shape = None if given.shape is None else ir.Shape([None, *given.shape])
-        return y
+        return _Along(stack_of(self.node, n, self.op), given)
 
     def _scan(
         self,
@@ -387,7 +364,7 @@ class _Back:
 
     def _loop(self, carried: Pairs, along: Sequence[_Along], outputs: Sequence[ir.Value]) -> list[ir.Value]:
         op, inner = self.op, self.inner
-        count = op.Squeeze(op.Shape(self._stack(0), start=0, end=1), [0])
+        count = op.Squeeze(op.Shape(stack_of(self.node, 0, op), start=0, end=1), [0])
         backwards = op.Range(op.Sub(count, 1), -1, -1)
         n, go = (ir.Value(name=inner.unique(f"{inner.prefix}/{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
                  for name, dtype in (("n", ir.DataType.INT64), ("go", ir.DataType.BOOL)))  # fmt: skip
@@ -428,6 +405,37 @@ def _wide(c: ir.Value) -> ir.DataType:
     return ir.DataType.FLOAT if c.dtype in HALF else element_type(c)
 
 
+def stack_of(node: ir.Node, n: int, op: Builder) -> ir.Value:
+    """What a step is given as its n-th value, of all steps along a first axis: one more output of the node."""
+    whole = steps_of(node)
+    given, body = whole.given[n], _body(node)
+    if not isinstance(given.type, ir.TensorType):
+        raise unsupported(
+            node,
+            f"its gradient reads {given.name!r} of every step, a sequence that grows or changes. Read it outside "
+            "of the loop, or carry a tensor",
+        )
+    ways = whole.ways("output", len(whole.stacked))
+    for (y, part), way in zip(whole.stacked, ways, strict=True):
+        if part is not given and _same(part) is given and way == (0, 0) and y.name:
+            return y
+    copy = ir.node("Identity", [given], name=op.unique(f"{label(node)}/{given.name}/each"))
+    copy.outputs[0].name = copy.name
+    op.typed(copy.outputs[0], given)
+    body.append(copy)
+    body.outputs.append(copy.outputs[0])
+    node.resize_outputs(len(node.outputs) + 1)
+    for m, what in enumerate(("axes", "directions")):
+        name = f"scan_output_{what}"
+        if name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, [*(way[m] for way in ways), 0])
+    node.metadata_props[_STACKS] = str(int(node.metadata_props.get(_STACKS, "0")) + 1)
+    y = node.outputs[-1]
+    y.name, y.type = op.unique(f"{label(node)}/{given.name}/all"), given.type
+    y.shape = None if given.shape is None else ir.Shape([None, *given.shape])
+    return y
+
+
 def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.Value:
     """The gradient of c where rows of it were taken one after the other, by the rule of Gather."""
     rule = registry.RULES["", "Gather", 13]
@@ -438,3 +446,21 @@ def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.V
     taken.replace_input_with(0, None)
     taken.replace_input_with(1, None)
     return op.like(grad, c)
+
+
+def drop_stacks(graph: ir.Graph) -> None:
+    """Take the outputs away that Loops and Scans have for a gradient that is not there any more."""
+    for node in graph:
+        count = int(node.metadata_props.get(_STACKS, "0"))
+        added = node.outputs[len(node.outputs) - count :]
+        if not count or any(value.uses() or value.is_graph_output() for value in added):
+            continue
+        body = _body(node)
+        copies = [value.producer() for value in body.outputs[len(body.outputs) - count :]]
+        del body.outputs[len(body.outputs) - count :]
+        body.remove([copy for copy in copies if copy is not None], safe=True)
+        node.resize_outputs(len(node.outputs) - count)
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, list(node.attributes[name].as_ints())[:-count])
+        del node.metadata_props[_STACKS]
