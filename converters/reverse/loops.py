@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import CHANGES, values_read
@@ -376,7 +377,7 @@ class _Back:
         given = [n, go, *(value for _, value in carried)]
         results = [inner.Identity(go), *outputs]
         body = ir.Graph(given, results, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
-        inputs = [count, None, *(value for value, _ in carried)]
+        inputs = [count, op.constant(np.array(True)), *(value for value, _ in carried)]
         return self._noted(op.emit("Loop", inputs, {"body": body}, outputs=len(outputs)), outputs, len(carried))
 
     def _rename(self, values: Iterable[ir.Value]) -> None:

@@ -149,7 +149,7 @@ class _Segments:
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         outputs = [inner.typed(inner.Identity(value), value) for value in made]
         body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
-        results = list(op.emit("Loop", [count, None, *initial], {"body": body}, outputs=len(made) - 1))
+        results = list(op.emit("Loop", [count, op.constant(np.array(True)), *initial], {"body": body}, outputs=len(made) - 1))
         op.nodes[-1].metadata_props[_SEGMENT] = ""
         for n, (result, value) in enumerate(zip(results, outputs[1:], strict=True)):
             state = n < len(initial)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
@@ -118,7 +119,7 @@ def _run(
     for made, like in zip(after[1:], before, strict=True):
         made.type = like.type
     body = ir.Graph([n, go, *before], after, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
-    results = op.emit("Loop", [count, None, *states], {"body": body}, outputs=len(states))
+    results = op.emit("Loop", [count, op.constant(np.array(True)), *states], {"body": body}, outputs=len(states))
     for result, state in zip(results, states, strict=True):
         result.type = state.type
     return list(results)
