@@ -258,17 +258,24 @@ class _Back:
         for y, dy in zip(plan.of, (*states, *rows), strict=True):
             seeds.setdefault(y, []).append(dy)
         grads = walk({y: inner.accumulate(values) for y, values in seeds.items()}, inner)
+        inner.prefix = f"{op.prefix}/step"
 
         outside = values_read(self.node)
         summed = sorted((c for c in grads if c in outside), key=lambda value: str(value.name))
         sums = [self._argument("sum", c, wide=True) for c in summed]
         slices = [n for n, (_, part) in enumerate(steps.sliced) if part in grads]
         picks = [pick for pick in plan.picks if pick in grads]
+        copied = set(steps.nodes)
         made = [(grads.get(s := steps.before[i]) or inner.zeros_like(state), s) for i, state in zip(plan.carried, states, strict=True)]
         made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
         made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
         made += [(v, v) for pick in picks for v in (plan.picks[pick].index, inner.like(grads[pick], pick))]
-        outputs = [inner.like(inner.Identity(value), like) for value, like in made]
+        emitted = set(inner.nodes)
+        outputs: list[ir.Value] = []
+        for value, like in made:
+            node = value.producer()
+            own = node in emitted and node not in copied and value not in outputs
+            outputs.append(inner.like(value if own else inner.Identity(value), like))
         settle(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
         drop_unread(inner.nodes, outputs)
 
