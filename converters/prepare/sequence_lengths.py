@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, subgraphs, without_imports
+from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, scoped_graphs, subgraphs, without_imports
+from onnx_backprop.opset.functions.long_vectors import NAMELESS
 
 Infer = Callable[[ModelProto], ModelProto]
 _HIDDEN = "onnx_backprop.element"
@@ -43,6 +44,11 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
     for node in all_nodes(result):
         if node.domain == _HIDDEN:
             node.domain = ""
+    for graph, _ in scoped_graphs(result.graph):
+        for info in (*graph.value_info, *graph.output):
+            for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
+                if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
+                    dim.Clear()
     without_imports(result, _HIDDEN)
     return result
 
@@ -57,6 +63,10 @@ def _nodes(graph: GraphProto) -> Iterator[tuple[NodeProto, GraphProto]]:
 
 def _info(graph: GraphProto, name: str) -> ValueInfoProto | None:
     return next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
+
+
+def _is_sequence(type_: TypeProto) -> bool:
+    return type_.WhichOneof("value") == "sequence_type"
 
 
 def _is_held(type_: TypeProto) -> bool:

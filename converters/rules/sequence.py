@@ -62,7 +62,7 @@ def optional(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.like(op.Identity(dy), node.input(0))
 
 
-@gradient("OptionalGetElement", versions=(15, 18))
+@gradient("OptionalGetElement", versions=(18,))
 def optional_get_element(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = what x holds  =>  dx = dy."""
     return op.like(op.Identity(dy), node.input(0))
