@@ -134,7 +134,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
-    share(convert, "--straight-through", "--strict", "--kernels", "--precision", "--memory")
+    share(convert, "--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory")
     share(convert, "--limit", "--force", "--quiet")
     convert.add_argument(
         "--lengths",
@@ -170,6 +170,7 @@ def _convert(arguments: argparse.Namespace) -> int:
                 inline=arguments.inline,
                 straight_through=arguments.straight_through,
                 strict=arguments.strict,
+                checkpoint=arguments.checkpoint,
                 progress=progress,
             )
             gradients = _names(result.graph.output)[len(model.graph.output) :]
