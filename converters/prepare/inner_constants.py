@@ -6,7 +6,17 @@ unsqueezed or reshaped there.
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign, made_in, reads, rename, subgraphs, unique, used_names
+from onnx_backprop.converters.prepare.graphs import (
+    DEFAULT_DOMAINS,
+    all_nodes,
+    assign,
+    made_in,
+    reads,
+    rename,
+    subgraphs,
+    unique,
+    used_names,
+)
 from onnx_backprop.opset.functions.scope import Scope
 
 _LOOPS = ("Loop", "Scan")

@@ -148,7 +148,9 @@ class Builder:
         """Zeros of the type and shape of a value: a gradient of nothing. A sequence of them for a sequence."""
         if sequences.is_optional(value):
             value = self.like(self.OptionalGetElement(value), value)
-        return sequences.zeros_like(self, value) if sequences.is_sequence(value) else self.zeros(self.shape(value), value)
+        return (
+            sequences.zeros_like(self, value) if sequences.is_sequence(value) else self.zeros(self.shape(value), value)
+        )
 
     def filled(self, shape: ir.Value, value: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
         """A tensor of one value, of a given shape."""

@@ -109,10 +109,7 @@ def has_body(schema: defs.OpSchema) -> bool:
 
 def branch_bodies(node: ir.Node) -> list[Expansion]:
     """Copies of the then-branch and the else-branch of an If."""
-    result: list[Expansion] = []
-    for name in ("then_branch", "else_branch"):
-        result.append(graph_copy(node.attributes[name].as_graph())[0])
-    return result
+    return [graph_copy(node.attributes[name].as_graph())[0] for name in ("then_branch", "else_branch")]
 
 
 def graph_copy(graph: ir.Graph) -> tuple[Expansion, list[ir.Value]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,158 +19,14 @@ import onnx_ir as ir
 from onnx_backprop.converters.prepare.graphs import CHANGES, values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, graph_copy, settle
-from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
+from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
+from onnx_backprop.converters.reverse.forward import Forward, unsupported
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
+from onnx_backprop.converters.reverse.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.widened import HALF
-from onnx_backprop.opset.core.errors import InvalidModelError
 
 Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]
-Active = Callable[[Sequence[ir.Node], Iterable[ir.Value], Iterable[ir.Value]], set[ir.Value]]
-_STACKS = "onnx_backprop.stacks"  # metadata: how many of its last outputs a node has for its gradient
-Pairs = list[tuple[ir.Value, ir.Value]]
-
-
-def is_loop(node: ir.Node) -> bool:
-    """Whether a node is a Scan or a Loop."""
-    return node.domain == "" and node.op_type in ("Loop", "Scan")
-
-
-@dataclass
-class Steps:
-    """A Scan or a Loop in one form. The nodes of its body, what they are given and what they make, may be a copy."""
-
-    node: ir.Node
-    nodes: list[ir.Node]
-    given: list[ir.Value]  # iteration and condition of a Loop, then states, then slices
-    made: list[ir.Value]  # the condition of a Loop, then states, then what is stacked
-
-    @property
-    def is_scan(self) -> bool:
-        return self.node.op_type == "Scan"
-
-    @cached_property
-    def counters(self) -> int:
-        """How many values a step is given in front of the states."""
-        return 0 if self.is_scan else 2
-
-    @cached_property
-    def count(self) -> int:
-        """The number of states."""
-        sliced = self.node.attributes["num_scan_inputs"].as_int() if self.is_scan else 0
-        return max(len(self.node.inputs) - self.counters - sliced, 0)
-
-    @property
-    def initial(self) -> list[ir.Value]:
-        """The states before the first step, outside."""
-        found = self.node.inputs[self.counters : self.counters + self.count]
-        return [value for value in found if value is not None]
-
-    @property
-    def final(self) -> list[ir.Value]:
-        """The states after the last step, outside."""
-        return list(self.node.outputs[: self.count])
-
-    @property
-    def before(self) -> list[ir.Value]:
-        """The states that a step begins with."""
-        return self.given[self.counters : self.counters + self.count]
-
-    @property
-    def after(self) -> list[ir.Value]:
-        """The states that a step leaves."""
-        return self.made[self.counters // 2 :][: self.count]
-
-    @property
-    def sliced(self) -> Pairs:
-        """Each scan input, and its slice."""
-        values = self.node.inputs[self.counters + self.count :]
-        slices = self.given[self.counters + self.count :]
-        return [(x, part) for x, part in zip(values, slices, strict=True) if x is not None]
-
-    @property
-    def stacked(self) -> Pairs:
-        """Each scan output, and what a step adds to it."""
-        parts = self.made[self.counters // 2 + self.count :]
-        return list(zip(self.node.outputs[self.count : self.count + len(parts)], parts, strict=True))
-
-    def ways(self, of: str, count: int) -> list[tuple[int, int]]:
-        """The axis and the direction of every scan "input" or "output"."""
-        found: list[list[int]] = []
-        for what in ("axes", "directions"):
-            attribute = self.node.attributes.get(f"scan_{of}_{what}")
-            found.append([0] * count if attribute is None else list(attribute.as_ints()))
-            if len(found[-1]) != count:
-                message = f"attribute scan_{of}_{what}: expected {count} numbers"
-                raise InvalidModelError(message, op_type=self.node.op_type, node=str(self.node.name))
-        return list(zip(*found, strict=True))
-
-    def started(self, read: set[ir.Value], active: Active) -> set[ir.Value]:
-        """What a step is given that depends on values outside; `active`: what lies between two sets of values."""
-        start = {part for x, part in (*zip(self.initial, self.before, strict=True), *self.sliced) if x in read}
-        while True:
-            inside = active(self.nodes, self.made, read | start)
-            more = {b for b, a in zip(self.before, self.after, strict=True) if a in inside} - start
-            if not more:
-                return start
-            start |= more
-
-
-def steps_of(node: ir.Node) -> Steps:
-    """The steps of a node, with its own nodes."""
-    body = _body(node)
-    return _checked(Steps(node, list(body), list(body.inputs), list(body.outputs)))
-
-
-def copy_of(node: ir.Node) -> Steps:
-    """The steps with a copy of the nodes, where states that no step changes are what they are outside."""
-    body, inputs = graph_copy(_body(node))
-    result = _checked(Steps(node, body.nodes, inputs, [value for value in body.outputs if value is not None]))
-    for before, after, outside in zip(result.before, result.after, result.initial, strict=True):
-        if _same(after) is before:
-            before.replace_all_uses_with(outside)
-            result.made = [outside if value is before else value for value in result.made]
-    return result
-
-
-def is_unchanged(steps: Steps, n: int) -> bool:
-    """Whether no step changes a state, of a node's own steps."""
-    return _same(steps.after[n]) is steps.before[n]
-
-
-def _same(value: ir.Value) -> ir.Value:
-    """What a value is a copy of."""
-    while (node := value.producer()) is not None and (node.domain, node.op_type) == ("", "Identity"):
-        (source,) = node.inputs
-        if source is None:
-            break
-        value = source
-    return value
-
-
-def _body(node: ir.Node) -> ir.Graph:
-    if "body" not in node.attributes:
-        raise InvalidModelError("expected a body", op_type=node.op_type, node=str(node.name))
-    return node.attributes["body"].as_graph()
-
-
-def _checked(steps: Steps) -> Steps:
-    node = steps.node
-    sliced = max(len(node.inputs) - steps.counters - steps.count, 0)
-    given, made = steps.counters + steps.count + sliced, len(node.outputs) + steps.counters // 2
-    if len(node.inputs) < sliced or len(steps.given) != given or len(steps.made) != made:
-        raise InvalidModelError(
-            f"a body of {len(steps.given)} inputs and {len(steps.made)} outputs does not fit a node of "
-            f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",
-            op_type=node.op_type,
-            node=str(node.name),
-        )
-    if any(value is None for value in node.inputs[steps.counters :]):
-        raise InvalidModelError("a state or a scan input is missing", op_type=node.op_type, node=str(node.name))
-    steps.ways("input", sliced)
-    steps.ways("output", len(steps.stacked))
-    return steps
 
 
 class Pick(NamedTuple):
@@ -211,7 +66,7 @@ def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan
     outer = read | set(picks)
     rest = Steps(node, nodes, steps.given, steps.made)
     start = rest.started(outer, between)
-    unchanged = [i for i, (a, x) in enumerate(zip(steps.after, steps.initial, strict=True)) if _same(a) is x]
+    unchanged = [i for i, (a, x) in enumerate(zip(steps.after, steps.initial, strict=True)) if source_of(a) is x]
     arriving = {i for i, y in enumerate(steps.final) if y in active and i not in unchanged}
     stacked = [j for j, (y, _) in enumerate(steps.stacked) if y in active]
     while True:
@@ -266,7 +121,10 @@ class _Back:
         slices = [n for n, (_, part) in enumerate(steps.sliced) if part in grads]
         picks = [pick for pick in plan.picks if pick in grads]
         copied = set(steps.nodes)
-        made = [(grads.get(s := steps.before[i]) or inner.zeros_like(state), s) for i, state in zip(plan.carried, states, strict=True)]
+        made = [
+            (grads.get(s := steps.before[i]) or inner.zeros_like(state), s)
+            for i, state in zip(plan.carried, states, strict=True)
+        ]
         made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
         made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
         made += [(v, v) for pick in picks for v in (plan.picks[pick].index, inner.like(grads[pick], pick))]
@@ -326,8 +184,8 @@ class _Back:
             if int(n) in states:
                 raise unsupported(
                     self.node,
-                    f"the gradient stacks the states of all steps, so each must keep its shape; state {how}. Give it its "
-                    "largest shape from the start, or put out what a step adds as a scan output",
+                    f"the gradient stacks the states of all steps, so each must keep its shape; state {how}. Give it "
+                    "its largest shape from the start, or put out what a step adds as a scan output",
                 )
 
     def _along(self, n: int) -> _Along:
@@ -339,11 +197,7 @@ class _Back:
         return _Along(stack_of(self.node, n, self.op), given)
 
     def _scan(
-        self,
-        carried: Pairs,
-        along: list[_Along],
-        outputs: Sequence[ir.Value],
-        ends: Sequence[tuple[int, int]],
+        self, carried: Pairs, along: list[_Along], outputs: Sequence[ir.Value], ends: Sequence[tuple[int, int]]
     ) -> list[ir.Value]:
         inner = self.inner
         for value in outputs:
@@ -354,7 +208,9 @@ class _Back:
                     "it. Give what the body reads a shape, or write the node as a Loop",
                 )
             if is_sequence(value):
-                raise unsupported(self.node, "it reads a sequence, whose gradient no Scan can carry. Write it as a Loop")
+                raise unsupported(
+                    self.node, "it reads a sequence, whose gradient no Scan can carry. Write it as a Loop"
+                )
         along = along or [self._along(self.steps.count)]  # the number of steps
         self._rename(one.given for one in along)
         given = [value for _, value in carried] + [one.given for one in along]
@@ -413,37 +269,6 @@ def _wide(c: ir.Value) -> ir.DataType:
     return ir.DataType.FLOAT if c.dtype in HALF else element_type(c)
 
 
-def stack_of(node: ir.Node, n: int, op: Builder) -> ir.Value:
-    """What a step is given as its n-th value, of all steps along a first axis: one more output of the node."""
-    whole = steps_of(node)
-    given, body = whole.given[n], _body(node)
-    if not isinstance(given.type, ir.TensorType):
-        raise unsupported(
-            node,
-            f"its gradient reads {given.name!r} of every step, a sequence that grows or changes. Read it outside "
-            "of the loop, or carry a tensor",
-        )
-    ways = whole.ways("output", len(whole.stacked))
-    for (y, part), way in zip(whole.stacked, ways, strict=True):
-        if part is not given and _same(part) is given and way == (0, 0) and y.name:
-            return y
-    copy = ir.node("Identity", [given], name=op.unique(f"{label(node)}/{given.name}/each"))
-    copy.outputs[0].name = copy.name
-    op.typed(copy.outputs[0], given)
-    body.append(copy)
-    body.outputs.append(copy.outputs[0])
-    node.resize_outputs(len(node.outputs) + 1)
-    for m, what in enumerate(("axes", "directions")):
-        name = f"scan_output_{what}"
-        if name in node.attributes:
-            node.attributes[name] = ir.AttrInt64s(name, [*(way[m] for way in ways), 0])
-    node.metadata_props[_STACKS] = str(int(node.metadata_props.get(_STACKS, "0")) + 1)
-    y = node.outputs[-1]
-    y.name, y.type = op.unique(f"{label(node)}/{given.name}/all"), given.type
-    y.shape = None if given.shape is None else ir.Shape([None, *given.shape])
-    return y
-
-
 def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.Value:
     """The gradient of c where rows of it were taken one after the other, by the rule of Gather."""
     rule = registry.RULES["", "Gather", 13]
@@ -454,21 +279,3 @@ def _rows_back(op: Builder, c: ir.Value, indices: ir.Value, g: ir.Value) -> ir.V
     taken.replace_input_with(0, None)
     taken.replace_input_with(1, None)
     return op.like(grad, c)
-
-
-def drop_stacks(graph: ir.Graph) -> None:
-    """Take the outputs away that Loops and Scans have for a gradient that is not there any more."""
-    for node in graph:
-        count = int(node.metadata_props.get(_STACKS, "0"))
-        added = node.outputs[len(node.outputs) - count :]
-        if not count or any(value.uses() or value.is_graph_output() for value in added):
-            continue
-        body = _body(node)
-        copies = [value.producer() for value in body.outputs[len(body.outputs) - count :]]
-        del body.outputs[len(body.outputs) - count :]
-        body.remove([copy for copy in copies if copy is not None], safe=True)
-        node.resize_outputs(len(node.outputs) - count)
-        for name in ("scan_output_axes", "scan_output_directions"):
-            if name in node.attributes:
-                node.attributes[name] = ir.AttrInt64s(name, list(node.attributes[name].as_ints())[:-count])
-        del node.metadata_props[_STACKS]

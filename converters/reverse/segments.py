@@ -17,8 +17,8 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion
 from onnx_backprop.converters.reverse.known import dims
-from onnx_backprop.converters.reverse.loops import Steps, copy_of, is_unchanged, stack_of, steps_of
 from onnx_backprop.converters.reverse.sequences import is_sequence
+from onnx_backprop.converters.reverse.steps import Steps, copy_of, is_unchanged, stack_of, steps_of
 
 _SEGMENT = "onnx_backprop.segment"  # on a Loop that is one of these already
 
@@ -59,9 +59,7 @@ class _Segments:
         initial = [steps.initial[i] for i in self.states]
         states, first = self._over_segments(whole, initial, rows)
         rest = op.Range(covered, count, 1)
-        states, second = self._run(
-            op, op.Sub(count, covered), covered, states, [op.Gather(x, rest) for x in rows]
-        )
+        states, second = self._run(op, op.Sub(count, covered), covered, states, [op.Gather(x, rest) for x in rows])
         outputs: list[ir.Value | None] = [None] * len(self.node.outputs)
         for i, value in zip(self.states, states, strict=True):
             outputs[i] = op.like(op.Identity(value), steps.final[i])
@@ -88,9 +86,7 @@ class _Segments:
         at = axis if shape is None else axis % len(shape)
         lengths = op.Concat(op.Slice(lengths, [0], [at]), op.Slice(lengths, [at + 1], [2**31]), axis=0)
         parts = [(a, covered), (b, op.Sub(count, covered))]
-        shaped = [
-            op.Reshape(part, op.Concat(op.Reshape(n, [1]), lengths, axis=0), allowzero=1) for part, n in parts
-        ]
+        shaped = [op.Reshape(part, op.Concat(op.Reshape(n, [1]), lengths, axis=0), allowzero=1) for part, n in parts]
         joined = op.Concat(*shaped, axis=0)
         if direction:
             joined = op.Gather(joined, op.Range(op.Sub(count, 1), -1, -1))
@@ -112,12 +108,7 @@ class _Segments:
         return self._loop(self.op, inner, count, initial, [n, go, *before], [go, *after, *made])
 
     def _run(
-        self,
-        op: Builder,
-        count: ir.Value,
-        base: ir.Value,
-        initial: Sequence[ir.Value],
-        rows: Sequence[ir.Value],
+        self, op: Builder, count: ir.Value, base: ir.Value, initial: Sequence[ir.Value], rows: Sequence[ir.Value]
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         """Some steps from the step `base` on; the states behind them, and what they stack."""
         copy: Steps = copy_of(self.node)
@@ -149,7 +140,9 @@ class _Segments:
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         outputs = [inner.typed(inner.Identity(value), value) for value in made]
         body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
-        results = list(op.emit("Loop", [count, op.constant(np.array(True)), *initial], {"body": body}, outputs=len(made) - 1))
+        results = list(
+            op.emit("Loop", [count, op.constant(np.array(True)), *initial], {"body": body}, outputs=len(made) - 1)
+        )
         op.nodes[-1].metadata_props[_SEGMENT] = ""
         for n, (result, value) in enumerate(zip(results, outputs[1:], strict=True)):
             state = n < len(initial)

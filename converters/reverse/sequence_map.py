@@ -45,7 +45,11 @@ def _value(name: str, type_: ir.TypeProtocol, shape: list[int] | None = None) ->
 
 
 def _node(
-    op_type: str, inputs: list[ir.Value], type_: ir.TypeProtocol | None, shape: ir.Shape | None = None, **attributes: int
+    op_type: str,
+    inputs: list[ir.Value],
+    type_: ir.TypeProtocol | None,
+    shape: ir.Shape | None = None,
+    **attributes: int,
 ) -> ir.Node:
     node = ir.node(op_type, inputs, attributes)
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = op_type, type_, shape

@@ -15,7 +15,7 @@ def detach(node: ir.Node) -> None:
 
 
 def without_unread_rows(node: ir.Node, needed: set[ir.Value]) -> ir.Node:
-    """The node, or one in its place without the scan outputs that no node reads; as it is where it makes what is `needed`."""
+    """The node, or one in its place without scan outputs that no node reads; as it is where it makes what is needed."""
     if node.domain or node.op_type not in ("Loop", "Scan") or not needed.isdisjoint(node.outputs):
         return node
     body = node.attributes["body"].as_graph()

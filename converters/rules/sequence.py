@@ -3,7 +3,6 @@
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse import sequences
-from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 
 

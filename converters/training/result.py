@@ -19,8 +19,8 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, near
 from onnx_backprop.converters.recompute.memory import told
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.loops import drop_stacks
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
+from onnx_backprop.converters.reverse.steps import drop_stacks
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.converters.training.modes import infer_mode

@@ -42,9 +42,7 @@ def loop_errors(
     values = dict(zip(names, forward(dict(feeds)), strict=True))
     asked = {value.name for value in graph.graph.input}
     seeds = {f"{name}_grad": rng.uniform(-1, 1, y.shape) for name, y in values.items() if f"{name}_grad" in asked}
-    weights = {
-        name: seeds.get(f"{name}_grad", np.ones_like(y)) for name, y in values.items() if y.dtype == np.float64
-    }
+    weights = {name: seeds.get(f"{name}_grad", np.ones_like(y)) for name, y in values.items() if y.dtype == np.float64}
     answers = dict(zip([value.name for value in graph.graph.output], run({**feeds, **seeds}), strict=True))
     errors = [f"{name} is not what it was" for name, y in values.items() if not np.array_equal(answers[name], y)]
     for name in wrt:

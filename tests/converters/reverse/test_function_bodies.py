@@ -183,7 +183,7 @@ def test_operators_that_onnxruntime_does_not_know(opset: int, inputs: str, outpu
 def test_a_body_with_a_loop() -> None:
     """onnxruntime has no LinearAttention yet: its body, written out in opset 23, stands for it."""
     text = (
-        ' g (float[1,4,6] q, float[1,4,6] k, float[1,4,6] v) => (float[1,4,6] y, float[1,2,3,3] s) '
+        " g (float[1,4,6] q, float[1,4,6] k, float[1,4,6] v) => (float[1,4,6] y, float[1,2,3,3] s) "
         '{ y, s = LinearAttention <q_num_heads = 2, kv_num_heads = 2, update_rule = "linear"> (q, k, v) }'
     )
     model = parser.parse_model('<ir_version: 10, opset_import: ["" : 27]>' + text)
@@ -200,7 +200,9 @@ def test_a_body_with_a_loop() -> None:
     answers = dict(zip(names, session_run(backward)(feeds | {"y_grad": dy, "s_grad": ds}), strict=True))
     for name in feeds:
         v = rng.uniform(-1, 1, (1, 4, 6)).astype(np.float32)
-        above, below = (session_run(forward)(feeds | {name: feeds[name] + h * v}) for h in np.float32([0.01, -0.01]))
+        above, below = (
+            session_run(forward)(feeds | {name: feeds[name] + h * v}) for h in (np.float32(0.01), np.float32(-0.01))
+        )
         want = sum(float((d * (a - b)).sum()) / 0.02 for d, a, b in zip((dy, ds), above, below, strict=True))
         assert abs(float((answers[f"{name}_grad"] * v).sum()) - want) < 2e-3, f"{name}, seed 11"
 
