@@ -138,7 +138,7 @@ class _Back:
         drop_unread(inner.nodes, outputs)
 
         self._require_same_shapes([*plan.carried, *(n - steps.counters for n in self._read(steps.given))])
-        starts = [self.dys[i] or op.zeros_like(steps.final[i]) for i in plan.carried]
+        starts = [self.dys[i] or op.zeros_like(self._final(i)) for i in plan.carried]
         starts += [op.zeros_like(c) if is_sequence(c) else op.filled(op.shape(c), 0, _wide(c)) for c in summed]
         along = [self._along(n) for n in self._read(steps.given)]
         for n in self._read(rows):
@@ -158,6 +158,10 @@ class _Back:
         found += [(steps.initial[i], dy) for i in plan.unchanged if (dy := self.dys[i]) is not None]
         left = [x for n, (x, part) in enumerate(steps.sliced) if part in plan.start and n not in slices]
         return found + [(x, op.zeros_like(x)) for x in left]
+
+    def _final(self, i: int) -> ir.Value:
+        """The last value of a state; where the node leaves it out, the first, which has its shape."""
+        return self.steps.final[i] if self.steps.final[i].name else self.steps.initial[i]
 
     def _argument(self, name: str, like: ir.Value, *, wide: bool = False) -> ir.Value:
         """An input of the body of the loop back."""

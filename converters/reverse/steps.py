@@ -89,7 +89,7 @@ class Steps:
             found.append([0] * count if attribute is None else list(attribute.as_ints()))
             if len(found[-1]) != count:
                 message = f"attribute scan_{of}_{what}: expected {count} numbers"
-                raise InvalidModelError(message, op_type=self.node.op_type, node=str(self.node.name))
+                raise InvalidModelError(message, op_type=self.node.op_type, node=label(self.node))
         return list(zip(*found, strict=True))
 
     def started(self, read: set[ir.Value], active: Active) -> set[ir.Value]:
@@ -137,7 +137,7 @@ def source_of(value: ir.Value) -> ir.Value:
 
 def body_of(node: ir.Node) -> ir.Graph:
     if "body" not in node.attributes:
-        raise InvalidModelError("expected a body", op_type=node.op_type, node=str(node.name))
+        raise InvalidModelError("expected a body", op_type=node.op_type, node=label(node))
     return node.attributes["body"].as_graph()
 
 
@@ -145,15 +145,19 @@ def _checked(steps: Steps) -> Steps:
     node = steps.node
     sliced = max(len(node.inputs) - steps.counters - steps.count, 0)
     given, made = steps.counters + steps.count + sliced, len(node.outputs) + steps.counters // 2
-    if len(node.inputs) < sliced or len(steps.given) != given or len(steps.made) != made:
+    scanned = node.attributes["num_scan_inputs"].as_int() if steps.is_scan else 0
+    if scanned not in range(steps.is_scan, len(node.inputs) + 1):
+        message = f"attribute num_scan_inputs: expected 1 to {len(node.inputs)}, got {scanned}"
+        raise InvalidModelError(message, op_type=node.op_type, node=label(node))
+    if len(steps.given) != given or len(steps.made) != made:
         raise InvalidModelError(
             f"a body of {len(steps.given)} inputs and {len(steps.made)} outputs does not fit a node of "
             f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",
             op_type=node.op_type,
-            node=str(node.name),
+            node=label(node),
         )
     if any(value is None for value in node.inputs[steps.counters :]):
-        raise InvalidModelError("a state or a scan input is missing", op_type=node.op_type, node=str(node.name))
+        raise InvalidModelError("a state or a scan input is missing", op_type=node.op_type, node=label(node))
     steps.ways("input", sliced)
     steps.ways("output", len(steps.stacked))
     return steps
