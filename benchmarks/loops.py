@@ -130,7 +130,7 @@ def beside() -> list[str]:
         shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
         feeds = {x: rng.uniform(low, high, shape).astype(np.float32) for x, shape in shapes.items()}
         forward = session(model)
-        dy = rng.uniform(-1, 1, np.shape(forward.run(["y"], feeds)[0])).astype(np.float32)
+        dy = rng.uniform(-1, 1, np.asarray(forward.run(["y"], feeds)[0]).shape).astype(np.float32)
         ours, theirs = ob.backward(model, wrt=names), other.reverse(model, layout="onnx")
         mine, their = session(ours), session(theirs)
         calls = (
@@ -139,7 +139,9 @@ def beside() -> list[str]:
             lambda s=their, x=feeds, d=dy, n=names: s.run([f"adj_{one}" for one in n], {**x, "adj_y": d[..., None]}),
         )
         for a, b in zip(calls[1](), calls[2](), strict=True):
-            np.testing.assert_allclose(a, b.reshape(a.shape), rtol=1e-3, atol=1e-5 * max(1.0, float(np.abs(a).max())))
+            want, got = np.asarray(a), np.asarray(b)
+            limit = 1e-5 * max(1.0, float(np.abs(want).max()))
+            np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-3, atol=limit)
         sizes = [f"{proto.ByteSize() / 1000:.1f}" for proto in (ours, theirs)]
         rows.append([name, *(f"{ms:.1f}" for ms in fastest(*calls)), *sizes])
     header = ["model", "forward ms", "ours ms", "onnx-ad ms", "ours kB", "onnx-ad kB"]

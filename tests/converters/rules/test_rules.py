@@ -250,7 +250,7 @@ def test_a_value_captured_by_a_subgraph_is_not_overlooked() -> None:
     session = ob.session(ob.backward(model, wrt=["a"]))
     s, a = np.float32([1, 2, 3]), np.float32([0.5, 1, 2])
     feeds = {"n": np.array(3), "k": np.array(True), "s": s, "a": a, "y_grad": np.ones(3, np.float32)}
-    np.testing.assert_allclose(session.run(["a_grad"], feeds)[0], 3 * s * a**2)
+    np.testing.assert_allclose(np.asarray(session.run(["a_grad"], feeds)[0]), 3 * s * a**2)
 
 
 def test_the_gradient_of_pow_is_finite_where_the_true_one_is() -> None:
