@@ -28,6 +28,7 @@ from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.parameters import constants
+from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
@@ -256,9 +257,9 @@ class Differentiation:
     def _seed(self, op: Builder, y: ir.Value) -> ir.Value:
         """1 for a one-element output, else a graph input of the output's shape."""
         shape = known_lengths(y)
-        if shape is not None and set(shape) <= {1}:
+        if shape is not None and set(shape) <= {1} and not is_sequence(y):
             return op.constant(np.ones(shape, element_type(y).numpy()))
-        seed = ir.Value(name=self._gradient_name(y), type=y.type, shape=y.shape)
+        seed = ir.Value(name=self._gradient_name(y), type=held_type(y), shape=y.shape)
         self.graph.inputs.append(seed)
         return seed
 
@@ -281,7 +282,7 @@ def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken:
         op.prefix = name
         gradient = op.Identity(gradient)
     gradient.name = name
-    return op.typed(gradient, like)
+    return op.like(gradient, like)
 
 
 def pick_floats(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
