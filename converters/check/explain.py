@@ -230,7 +230,9 @@ def _served_by(node_plan: NodePlan) -> str:
         function = node_plan.rule.function
         return f"{'.'.join(function.__module__.split('.')[-2:])}.{function.__name__}"
     inner = dict.fromkeys(_served_by(other) for part in node_plan.parts for other in part.plans)
-    what = "its branches" if node_plan.node.op_type == "If" else "its function body"
+    what = {"If": "its branches", "Loop": "its steps", "Scan": "its steps"}.get(
+        node_plan.node.op_type, "its function body"
+    )
     return f"{what}: {', '.join(inner)}" if inner else what
 
 

@@ -28,7 +28,7 @@ def jacobian(
     """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
 
     Args:
-        model, wrt, of, options (kernels, inline, straight_through, strict, progress): as `backward` takes them.
+        model, wrt, of, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
             of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
 
@@ -53,7 +53,7 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
     """∂²y/∂x∂z of one number y as further outputs `<x>_hessian_<z>`, of the shape of x followed by that of z.
 
     Args:
-        model, wrt, options (kernels, inline, straight_through, strict, progress): as `backward` takes them.
+        model, wrt, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
         of: the output, of one element, in a list of one. Default: the only float output.
 
     There is a block for every pair of names in `wrt`. Raises: what `hvp` does.

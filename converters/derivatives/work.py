@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     inline: bool
     straight_through: bool
     strict: bool
+    checkpoint: int
     progress: Progress
 
 
@@ -40,6 +41,7 @@ class Settings:
     inline: bool = False
     straight_through: bool = False
     strict: bool = False
+    checkpoint: int = 0
     progress: Progress = field(default=iter)
 
 
@@ -64,7 +66,7 @@ class Work:
 
     def differentiate(self, **arguments: Any) -> tuple[Differentiation, dict[str, str]]:
         """A stage of the reverse mode, and {x: its gradient}."""
-        given = {"straight_through": self.settings.straight_through, "strict": self.settings.strict}
+        given = {name: getattr(self.settings, name) for name in ("straight_through", "strict", "checkpoint")}
         stage = Differentiation(self.model, progress=self.settings.progress, **(given | arguments))
         return stage, stage.emit()
 

@@ -19,7 +19,7 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
     """Drop the declared types and lengths of everything but graph inputs; what was declared in the main graph.
 
     An output that is an input or an initializer has its shape. Bodies of Loop are never without a counter and a
-    condition, which onnxruntime wants to know the shapes of.
+    condition, which onnxruntime wants to know the shapes of; of what Loop and Scan stack it wants the rank.
     """
     declared = {v.name: copied(v.type) for v in (*proto.graph.value_info, *proto.graph.output)}
     inputs = {v.name: v for v in proto.graph.input}
@@ -37,14 +37,20 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
         kept = 2 if node.op_type == "Loop" else 0
         for graph in subgraphs(node):
             del graph.value_info[:]
-            for value in (*graph.output, *list(graph.input)[kept:]):
+            for value in list(graph.input)[kept:]:
                 _forget_shape(value)
+            for value in graph.output:
+                _forget_shape(value, rank=node.op_type not in ("Loop", "Scan"))
     return declared
 
 
-def _forget_shape(value: ValueInfoProto) -> None:
-    if value.type.HasField("tensor_type"):
+def _forget_shape(value: ValueInfoProto, *, rank: bool = True) -> None:
+    if not value.type.HasField("tensor_type"):
+        return
+    if rank:
         value.type.tensor_type.ClearField("shape")
+    for dim in value.type.tensor_type.shape.dim if value.type.tensor_type.HasField("shape") else ():
+        dim.Clear()
 
 
 def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:

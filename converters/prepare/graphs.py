@@ -12,6 +12,8 @@ Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, Typ
 DEFAULT_DOMAINS = ("", "ai.onnx")
 DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 
+CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
+
 
 @overload
 def subgraphs(node: NodeProto) -> list[GraphProto]: ...

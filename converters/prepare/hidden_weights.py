@@ -1,4 +1,4 @@
-"""Weights that a file keeps in Constant nodes and in the branches of If, made initializers of the graph.
+"""Weights that a file keeps in Constant nodes, branches and bodies of loops, made initializers of the graph.
 
 Exporters that know no initializers (every older Paddle file), and those that write a model twice, once per branch,
 leave them there. As initializers they have names that a caller can train them by.
@@ -33,9 +33,9 @@ def mark_constants(functions: Iterable[FunctionProto]) -> None:
 
 
 def lift_weights(proto: ModelProto) -> None:
-    """Turn float Constants into initializers, those of If branches, with the branches' own, into the main graph's.
+    """Turn float Constants into initializers, those of branches and bodies, with their own, into the main graph's.
 
-    They keep their names; where two branches use one name, the second gets a number. Copies of one Constant of a
+    They keep their names; where two graphs use one name, the second gets a number. Copies of one Constant of a
     function are one weight.
     """
     graphs = list(_graphs(proto.graph))
@@ -61,12 +61,12 @@ def lift_weights(proto: ModelProto) -> None:
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and the branches in it."""
+    """A graph, and the branches and the bodies of loops in it."""
     yield graph
     for node in graph.node:
-        if node.op_type == "If" and node.domain in DEFAULT_DOMAINS:
-            for branch in subgraphs(node):
-                yield from _graphs(branch)
+        if node.op_type in ("If", "Loop", "Scan") and node.domain in DEFAULT_DOMAINS:
+            for inner in subgraphs(node):
+                yield from _graphs(inner)
 
 
 def _take(graph: GraphProto, *, main: bool) -> list[tuple[TensorProto, str]]:

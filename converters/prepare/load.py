@@ -16,9 +16,12 @@ from onnx_backprop.converters.prepare.declared import forget_declared, infer_dec
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
+from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
+from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.op import DOMAIN
@@ -43,18 +46,24 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)
+    copy_constants(proto)
     proto = upgrade(proto)
     expand_fused(proto, declared)
     proto = infer_without_misread_scales(
-        proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer))
+        proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
     )
     return weights.put_back(proto)
+
+
+def infer_loops(proto: ModelProto) -> ModelProto:
+    """`infer`, of the states of Loops too."""
+    return infer_with_states(proto, infer)
 
 
 def infer(proto: ModelProto) -> ModelProto:
     """Type and shape inference; contradictions raise."""
     try:
-        inferred = infer_shapes(proto)
+        inferred = infer_elements(proto, infer_shapes)
     except OnnxBackpropError:
         raise
     except Exception as e:

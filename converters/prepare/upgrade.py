@@ -46,6 +46,13 @@ def upgrade(proto: ModelProto) -> ModelProto:
     version = default_opset(proto)
     if version >= MIN_OPSET:
         return proto
+    scans = [called(n) for n in all_nodes(proto.graph) if n.op_type == "Scan" and n.domain in DEFAULT_DOMAINS]
+    if version < 9 and scans:
+        raise UnsupportedError(
+            f"a Scan of opset {version} has a batch axis, which onnx does not convert. Export it in opset 9 or later",
+            op_type="Scan",
+            node=scans[0],
+        )
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
     legacy = version < 11 and _set_aside(proto)

@@ -29,6 +29,7 @@ from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.parameters import constants
+from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
@@ -44,6 +45,7 @@ def backward(
     inline: bool = False,
     straight_through: bool = False,
     strict: bool = False,
+    checkpoint: int = 0,
     progress: Progress = iter,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -64,6 +66,8 @@ def backward(
             since the derivative of rounding is zero almost everywhere.
         strict: refuse a name in `wrt` or `of` where the derivative is zero, as through Sign, or where `of` does not
             depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
+        checkpoint: store the states of a Loop or a Scan at every so many steps only and compute those between again,
+            √n being the least memory for n steps. 0: store all.
         progress: wraps the list of nodes while they are walked, for a progress bar.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
@@ -82,7 +86,13 @@ def backward(
     original = prepare(model)
     ir_model = to_ir(original)
     differentiation = Differentiation(
-        ir_model, wrt=wrt, of=of, straight_through=straight_through, strict=strict, progress=progress
+        ir_model,
+        wrt=wrt,
+        of=of,
+        straight_through=straight_through,
+        strict=strict,
+        checkpoint=checkpoint,
+        progress=progress,
     )
     gradients = differentiation.emit()
     record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
@@ -110,6 +120,7 @@ class Differentiation:
         argument: str = "wrt",
         straight_through: bool = False,
         strict: bool = False,
+        checkpoint: int = 0,
         progress: Progress = iter,
         names: Mapping[str, str] | None = None,
         seed_all: bool = False,
@@ -125,6 +136,7 @@ class Differentiation:
         self.progress = progress
         self.straight_through = straight_through
         self.strict = strict
+        self.checkpoint = check_checkpoint(checkpoint)
         self.argument = argument
         self.given = wrt is not None
         self.without = without
@@ -224,7 +236,7 @@ class Differentiation:
     def emit(self) -> dict[str, str]:
         """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
         op = Builder(self.names)
-        op.straight_through = self.straight_through
+        op.straight_through, op.checkpoint = self.straight_through, self.checkpoint
         gradient_names = {value: self._gradient_name(op, value) for value in self.wrt}
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
@@ -257,12 +269,19 @@ class Differentiation:
     def _seed(self, op: Builder, y: ir.Value) -> ir.Value:
         """1 for a one-element output, else a graph input of the output's shape."""
         shape = known_lengths(y)
-        if shape is not None and set(shape) <= {1} and not self.seed_all:
+        if shape is not None and set(shape) <= {1} and not (self.seed_all or is_sequence(y)):
             return op.constant(np.ones(shape, element_type(y).numpy()))
-        seed = ir.Value(name=self._gradient_name(op, y), type=y.type, shape=y.shape)
+        seed = ir.Value(name=self._gradient_name(op, y), type=held_type(y), shape=y.shape)
         self.seeds[str(y.name)] = str(seed.name)
         self.graph.inputs.append(seed)
         return seed
+
+
+def check_checkpoint(checkpoint: int) -> int:
+    """Raise for what is no number of steps."""
+    if not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 0:
+        raise InvalidArgumentError(f"checkpoint: expected a number of steps, or 0 to store all, got {checkpoint!r}")
+    return checkpoint
 
 
 def _listed(values: Iterable[ir.Value]) -> str:
@@ -276,7 +295,7 @@ def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken:
         op.prefix = name
         gradient = op.Identity(gradient)
     gradient.name = name
-    return op.typed(gradient, like)
+    return op.like(gradient, like)
 
 
 def pick_floats(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:

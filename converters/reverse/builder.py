@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse import sequences
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
@@ -37,6 +38,7 @@ class Builder:
         self.nodes: list[ir.Node] = []
         self.prefix = "grad"
         self.straight_through = False  # whether rounding counts as the identity, see rules.quantize
+        self.checkpoint = 0  # how many steps of a loop lie between two states that are stored, 0: all are; see segments
         self.domain = _Domain(self)
         self._names = used_names
         self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
@@ -85,7 +87,7 @@ class Builder:
     def inside(self) -> Builder:
         """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
         inner = Builder(self._names)
-        inner.straight_through = self.straight_through
+        inner.straight_through, inner.checkpoint = self.straight_through, self.checkpoint
         inner._numbers = self._numbers
         return inner
 
@@ -142,6 +144,14 @@ class Builder:
         """Zeros of a given shape and of the type of `like`."""
         return self.filled(shape, 0, element_type(like))
 
+    def zeros_like(self, value: ir.Value) -> ir.Value:
+        """Zeros of the type and shape of a value: a gradient of nothing. A sequence of them for a sequence."""
+        if sequences.is_optional(value):
+            value = self.like(self.OptionalGetElement(value), value)
+        return (
+            sequences.zeros_like(self, value) if sequences.is_sequence(value) else self.zeros(self.shape(value), value)
+        )
+
     def filled(self, shape: ir.Value, value: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
         """A tensor of one value, of a given shape."""
         return self.ConstantOfShape(shape, value=ir.tensor(np.array([value]).astype(dtype.numpy())))
@@ -149,6 +159,11 @@ class Builder:
     def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """The value, noted to have the type and shape of `like`."""
         value.type, value.shape = like.type, like.shape
+        return value
+
+    def like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """The value, noted to have the type and shape of `like`, of what it holds where that is an optional value."""
+        value.type, value.shape = sequences.held_type(like), like.shape
         return value
 
     def choose(
@@ -161,16 +176,16 @@ class Builder:
         graphs: dict[str, ir.Graph] = {}
         for name, (inner, values) in zip(("then", "else"), branches, strict=True):
             inner.prefix = f"{self.prefix}/{name}"
-            outputs = [inner.typed(inner.Identity(value), like) for value, like in zip(values, likes, strict=True)]
+            outputs = [inner.like(inner.Identity(value), like) for value, like in zip(values, likes, strict=True)]
             graphs[f"{name}_branch"] = ir.Graph([], outputs, nodes=inner.nodes, name=inner.unique(inner.prefix))
         results = self.emit("If", [condition], graphs, outputs=len(likes))
-        return [self.typed(result, like) for result, like in zip(results, likes, strict=True)]
+        return [self.like(result, like) for result, like in zip(results, likes, strict=True)]
 
     def accumulate(self, values: Sequence[ir.Value]) -> ir.Value:
         """The sum of one or more gradients of the same value."""
         total = values[0]
         for value in values[1:]:
-            total = self.Add(total, value)
+            total = sequences.add(self, total, value) if sequences.is_sequence(total) else self.Add(total, value)
         return total
 
     def unbroadcast(self, g: ir.Value, like: ir.Value, out: ir.Value) -> ir.Value:

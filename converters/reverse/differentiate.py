@@ -26,6 +26,10 @@ from onnx_backprop.converters.reverse.expand import (
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.loops import LoopPlan, loop_gradients, plan_loop
+from onnx_backprop.converters.reverse.segments import has_segments, segmented
+from onnx_backprop.converters.reverse.sequence_map import map_as_loop
+from onnx_backprop.converters.reverse.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 
@@ -61,6 +65,8 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
         made = set() if stop is not None else _carry(node, read)
         if made and (node.domain, node.op_type) == ("", "If"):
             made, read, stop = _through_if(node, read, made)
+        elif made and is_loop(node):
+            made, read, stop = _through_loop(node, read, made)
         if not made:
             stops[node] = stop or _wrong_type(node)
             continue
@@ -103,9 +109,33 @@ def _through_if(
     inside = [find_path(branch, branch.outputs, read) for branch in branches]
     led = {y for path, branch in zip(inside, branches, strict=True) for y in _led(node, branch, path)}
     stops = {inner: stop for path in inside for inner, stop in path.stops.items()}
-    reason = told_stops(stops) or "no output of its branches depends on it"
     flowing = {value for value in read if any(value in path.active for path in inside)}
-    return made & led, flowing, registry.Stop(reason, zero=all(stop.zero for stop in stops.values()))
+    return made & led, flowing, _stopped_inside(stops)
+
+
+def _through_loop(
+    node: ir.Node, read: set[ir.Value], made: set[ir.Value]
+) -> tuple[set[ir.Value], set[ir.Value], registry.Stop]:
+    """The same for the steps of a Scan or a Loop. A state leads to its last value, if there is no step at all."""
+    steps = steps_of(node)
+    start = steps.started(read, _between)
+    path = find_path(steps.nodes, steps.made, read | start)
+    states = list(zip(steps.initial, steps.final, steps.after, strict=True))
+    led = {y for x, y, after in states if x in read or after in path.active}
+    led |= {y for y, part in steps.stacked if part in path.active}
+    flowing = {value for value in read if value in path.active} | {x for x, _, _ in states if x in read}
+    flowing |= {x for x, part in steps.sliced if x in read and part in path.active}
+    return made & led, flowing, _stopped_inside(path.stops)
+
+
+def _between(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
+    return find_path(nodes, of, wrt).active
+
+
+def _stopped_inside(stops: Mapping[ir.Node, registry.Stop]) -> registry.Stop:
+    """Why no output of a node with graphs inside lets a gradient through."""
+    reason = told_stops(stops) or "no output of the graphs inside depends on it"
+    return registry.Stop(reason, zero=all(stop.zero for stop in stops.values()))
 
 
 def _led(node: ir.Node, branch: ir.Graph, path: GradientPath) -> Iterator[ir.Value]:
@@ -153,12 +183,13 @@ class BodyPlan:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """How one node of a path is differentiated: by its rule, through its function body, or through both branches."""
+    """How one node of a path is differentiated: by its rule, or through its function body, branches or steps."""
 
     node: ir.Node
     rule: registry.Rule | None
     version: int
     parts: tuple[BodyPlan, ...] = ()
+    loop: LoopPlan | None = None
 
 
 def plan(path: GradientPath, opsets: dict[str, int]) -> list[NodePlan]:
@@ -187,7 +218,14 @@ def _plan(
     for node in path.nodes:
         rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
         parts: list[BodyPlan] = []
-        if rule is None or version is None:
+        loop: LoopPlan | None = None
+        if version is not None and is_loop(node):
+            loop = plan_loop(node, path.active, _between)
+            inside = find_path(loop.nodes, loop.of, loop.start)
+            refuse_rounding(loop.nodes, loop.of, inside)
+            body = Expansion(loop.steps.nodes, [])
+            parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, within)))
+        elif rule is None or version is None:
             bodies = _bodies(node, opsets)
             if not bodies or version is None:
                 missing[_describe(node, opsets)].append(f"'{label(node)}'{within}")
@@ -201,13 +239,15 @@ def _plan(
         if node.op_type not in registry.CARRYING and any(_is_rounded(x) for x in values_read(node) & path.active):
             known = ", ".join(sorted(registry.CARRYING))
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
-        plans.append(NodePlan(node, rule, version, tuple(parts)))
+        plans.append(NodePlan(node, rule, version, tuple(parts), loop))
     return plans
 
 
 def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
     if (node.domain, node.op_type) == ("", "If"):
         return branch_bodies(node)
+    if (node.domain, node.op_type) == ("", "SequenceMap"):
+        return [map_as_loop(node)]
     body = function_body(node, opsets)
     return [] if body is None else [body]
 
@@ -222,8 +262,6 @@ def _describe(node: ir.Node, opsets: dict[str, int]) -> str:
         return f"{qualified} (not an operator onnx knows)"
     if served:
         return f"{qualified} version {version} (there are rules for version {', '.join(map(str, served))})"
-    if node.domain == "" and node.op_type in ("Loop", "Scan"):
-        return f"{qualified} (of the operators with sub-graphs only If is differentiated)"
     return qualified
 
 
@@ -243,7 +281,7 @@ def walk_back(
     wide = Widened(path.nodes, op)
     active = path.active | {wide.of(value) for value in path.active}
     plans = plan(GradientPath(wide.nodes, active, path.stops), opsets)
-    return wide.settle(_walk_back(plans, active, seeds, op, wide, progress))
+    return wide.settle(_walk_back(plans, active, seeds, op, wide, opsets, progress))
 
 
 def _walk_back(
@@ -252,6 +290,7 @@ def _walk_back(
     seeds: Mapping[ir.Value, ir.Value],
     op: Builder,
     wide: Widened,
+    opsets: dict[str, int],
     progress: Progress = iter,
 ) -> dict[ir.Value, ir.Value]:
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
@@ -274,10 +313,12 @@ def _walk_back(
         dys = [wide.cast(summed[y], y) if y in summed else None for y in node.outputs]
         if one.rule is not None:
             received = _apply(one.rule, op, Forward(node, active, one.version), dys)
+        elif one.loop is not None:
+            received = _through_segments(one, active, dys, op, opsets) or _through_steps(one, dys, op, opsets)
         elif node.op_type == "If":
-            received = _through_branches(one, dys, op)
+            received = _through_branches(one, dys, op, opsets)
         else:
-            received = _through_body(one.parts[0], node, dys, op)
+            received = _through_body(one.parts[0], node, dys, op, opsets)
         for value, grad in received:
             if value is not None and grad is not None and value in active:
                 add(value, grad)
@@ -286,24 +327,52 @@ def _walk_back(
 
 
 def _through_body(
-    part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder
+    part: BodyPlan, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the copy and its gradient behind it; return the gradients of what the copy reads from outside."""
     start = len(op.nodes)
     op.nodes.extend(part.body.nodes)
     seeds: dict[ir.Value, list[ir.Value]] = defaultdict(list)
-    for y, dy in zip(part.body.outputs, dys, strict=True):
+    for y, dy in zip(part.body.outputs, dys, strict=False):  # a loop may have got more outputs
         if y is not None and dy is not None and y in part.path.active:
             seeds[y].append(dy)
     summed = {y: op.accumulate(values) for y, values in seeds.items()}
-    grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op))
+    grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op), opsets)
     outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
     settle(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
     return result
 
 
-def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder) -> list[tuple[ir.Value, ir.Value]]:
+def _through_segments(
+    one: NodePlan, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The gradients through a loop in segments, where that is asked for; [] where it is not, or cannot be."""
+    if not op.checkpoint or not has_segments(one.node):
+        return []
+    body = segmented(one.node, op.checkpoint, op)
+    of = [y for y, outer in zip(body.outputs, one.node.outputs, strict=False) if y and outer in active]
+    inside = find_path(body.nodes, of, values_read(one.node) & active)
+    return _through_body(BodyPlan(body, inside, _plan(inside, opsets, defaultdict(list))), one.node, dys, op, opsets)
+
+
+def _through_steps(
+    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Emit the steps of a Scan or a Loop in reverse; return the gradients of what the node reads."""
+    part, loop = one.parts[0], one.loop
+    assert loop is not None
+
+    def walk(seeds: Mapping[ir.Value, ir.Value], inner: Builder) -> dict[ir.Value, ir.Value]:
+        seeds = {y: dy for y, dy in seeds.items() if y in part.path.active}
+        return _walk_back(part.plans, part.path.active, seeds, inner, Widened([], inner), opsets)
+
+    return loop_gradients(loop, dys, op, walk)
+
+
+def _through_branches(
+    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
     """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
 
     A branch that does not let a gradient through to x gives zeros.
@@ -313,13 +382,13 @@ def _through_branches(one: NodePlan, dys: Sequence[ir.Value | None], op: Builder
     found: list[dict[ir.Value, ir.Value]] = []
     for part, child in zip(one.parts, inner, strict=True):
         child.prefix = op.prefix
-        found.append(dict(_through_body(part, node, dys, child)))
+        found.append(dict(_through_body(part, node, dys, child, opsets)))
     reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
     if not reached:
         return []
     branches: list[tuple[Builder, list[ir.Value]]] = []
     for child, grads in zip(inner, found, strict=True):
-        values = [grads[x] if x in grads else child.zeros(child.shape(x), x) for x in reached]
+        values = [grads[x] if x in grads else child.zeros_like(x) for x in reached]
         drop_unread(child.nodes, values)
         branches.append((child, values))
     (condition,) = node.inputs

@@ -15,9 +15,12 @@ import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
+from onnx_backprop.converters.prepare.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value, dims
+from onnx_backprop.converters.reverse.unread import detach, without_unread_rows
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Arg, Attributes
@@ -75,8 +78,12 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
         inlined = inliner.inline_local_functions(model)
         _check_nodes(inlined)
         _constants_are_known(inlined, given)
+        copy_constants(inlined)
         short = not any(is_long(value) for value in inlined.graph.input)
-        inlined = shape_inference.infer_shapes(inlined, check_type=True, strict_mode=True, data_prop=short)
+        inlined = infer_with_states(
+            inlined,
+            lambda model: shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=short),
+        )
     except OnnxBackpropError:
         raise
     except Exception as e:
@@ -102,13 +109,16 @@ def has_body(schema: defs.OpSchema) -> bool:
 
 def branch_bodies(node: ir.Node) -> list[Expansion]:
     """Copies of the then-branch and the else-branch of an If."""
-    result: list[Expansion] = []
-    for name in ("then_branch", "else_branch"):
-        graph = node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
-        outputs: list[ir.Value | None] = list(graph.outputs)
-        graph.outputs.clear()
-        result.append(Expansion(_taken_out(graph), outputs))
-    return result
+    return [graph_copy(node.attributes[name].as_graph())[0] for name in ("then_branch", "else_branch")]
+
+
+def graph_copy(graph: ir.Graph) -> tuple[Expansion, list[ir.Value]]:
+    """A copy of a graph in a node, and its inputs."""
+    copy = graph.clone(allow_outer_scope_values=True)
+    inputs, outputs = list(copy.inputs), list[ir.Value | None](copy.outputs)
+    copy.outputs.clear()
+    copy.inputs.clear()
+    return Expansion(_taken_out(copy), outputs), inputs
 
 
 def _alone(
@@ -254,12 +264,15 @@ def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Nod
             needed |= values_read(one)
     unread = {copy for copy in body.nodes if needed.isdisjoint(copy.outputs)}
     op.nodes[:] = [n for n in op.nodes if n not in unread]
-    for copy in body.nodes:
+    for copy in reversed(body.nodes):
         if copy in unread:
-            _detach(copy)
+            detach(copy)
         else:
             _require_repeatable(copy, node)
-            _rename(copy, f"{label(node)}_again", op.unique)
+            kept = without_unread_rows(copy, set(grads))
+            if kept is not copy:
+                op.nodes[op.nodes.index(copy)] = kept
+            _rename(kept, f"{label(node)}_again", op.unique)
 
 
 def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:
@@ -268,16 +281,8 @@ def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:
     for node in reversed(nodes):
         if not any(value.uses() or value in needed for value in node.outputs):
             unread.add(node)
-            _detach(node)
+            detach(node)
     nodes[:] = [node for node in nodes if node not in unread]
-
-
-def _detach(node: ir.Node) -> None:
-    for inner in all_nodes([node]):
-        for index in range(len(inner.inputs)):
-            inner.replace_input_with(index, None)
-        for graph in subgraphs(inner):
-            graph.outputs.clear()
 
 
 def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:

@@ -20,6 +20,7 @@ from onnx_backprop.converters.prepare.load import infer_large, near
 from onnx_backprop.converters.recompute.memory import told
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
+from onnx_backprop.converters.reverse.steps import drop_stacks
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.converters.training.modes import infer_mode
@@ -186,6 +187,7 @@ class TrainingGraph:
         _prune(graph)
         in_float32(graph)
         infer_mode(graph)
+        drop_stacks(graph)
         _prune(graph)
         needed = {value for value in graph.outputs if value.producer() is None}
         for value in list(graph.inputs):

@@ -52,6 +52,7 @@ def training_graph(
     carry_state: bool = False,
     straight_through: bool = False,
     strict: bool = False,
+    checkpoint: int = 0,
     tie: Ties = (),
     untie: bool = False,
     precision: str | None = None,
@@ -88,6 +89,7 @@ def training_graph(
         carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         strict: refuse a name in `trainable` that the loss does not depend on, see `backward`.
+        checkpoint: store the states of a Loop or a Scan at every so many steps only, see `backward`.
         tie: pairs of initializers that hold the same numbers, one perhaps transposed, and are to stay equal: the first
             takes the second's place.
         untie: give every place that reads a tensor of equal numbers one of its own. Exporters merge biases that are
@@ -162,6 +164,7 @@ def training_graph(
         argument="trainable",
         straight_through=straight_through,
         strict=strict,
+        checkpoint=checkpoint,
         progress=progress,
     )
     scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half, budget=budget is not None)

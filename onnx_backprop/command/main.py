@@ -135,7 +135,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
     add_modes(convert)
     share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
-    share(convert, "--straight-through", "--strict", "--kernels", "--precision", "--memory")
+    share(convert, "--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory")
     share(convert, "--limit", "--force", "--quiet")
     convert.add_argument(
         "--lengths",

@@ -47,6 +47,7 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto, progress: P
         inline=arguments.inline,
         straight_through=arguments.straight_through,
         strict=arguments.strict,
+        checkpoint=arguments.checkpoint,
         progress=progress,
         **more,
     )

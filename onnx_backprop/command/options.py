@@ -25,6 +25,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
     "--frozen": _NAMES | {"help": "parameters to leave; globs too"},
+    "--checkpoint": {
+        "type": int,
+        "default": 0,
+        "metavar": "STEPS",
+        "help": "store the states of Loop and Scan at every so many steps, compute those between again; default: all",
+    },
     "--straight-through": {"action": "store_true", "help": "differentiate quantisation as if it did not round"},
     "--strict": {"action": "store_true", "help": "refuse names whose gradient is zero or that nothing depends on"},
     "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
@@ -57,7 +63,8 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for pair in pairs:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
-    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "untie", "precision", "memory")
+    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
+    names += ("untie", "precision", "memory")
     given = {name: getattr(arguments, name) for name in names}
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 

@@ -40,6 +40,7 @@ def add_train(commands: Any) -> None:
     train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
+    share(train, "--checkpoint")
     share(train, "--precision", "--memory", "--limit", "--force", "--quiet")
     train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")

@@ -19,7 +19,7 @@ _AS_DIV = frozenset(
     {"Add", "Mul", "Sub"}
 )  # whose results have the type and the shape of a quotient's, which is not followed
 _HIDDEN = "onnx_backprop.hidden"
-_NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
+NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
 
 def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
@@ -107,6 +107,6 @@ def _without_names(value: ValueInfoProto) -> ValueInfoProto:
     result = ValueInfoProto()
     result.CopyFrom(value)
     for dim in result.type.tensor_type.shape.dim:
-        if dim.dim_param.startswith(_NAMELESS):
+        if dim.dim_param.startswith(NAMELESS):
             dim.Clear()
     return result

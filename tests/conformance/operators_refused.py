@@ -8,7 +8,6 @@ from __future__ import annotations
 Graphs = dict[str, list[tuple[str, int]]]
 
 _DYNAMIC = "q, s, z = DynamicQuantizeLinear(x)"
-_ZERO = "zero = Constant <value_int = 0> ()"
 
 STOPS: Graphs = {
     **{op: [(f"y = {op}(x)", 18), (f"y = {op}(x)", 26)] for op in ("Ceil", "Floor", "Round", "Sign", "Hardmax")},
@@ -48,35 +47,7 @@ STOPS: Graphs = {
     "OptionalHasElement": [("z = OptionalHasElement(x) y = Cast <to = 1> (z)", 18)],
 }
 
-_BODY = "(int64 i, bool go, float[3,4] s) => (bool on, float[3,4] t) { on = Identity(go) t = Mul(s, s) }"
-
 REFUSED: Graphs = {
-    "Loop": [
-        (
-            f"n = Constant <value_int = 2> () go = Constant <value = bool {{1}}> () y = Loop (n, go, x) <body: graph = b {_BODY}>",
-            opset,
-        )
-        for opset in (18, 26)
-    ],
-    "Scan": [
-        ("y = Scan (x) <num_scan_inputs = 1, body: graph = b (float[4] s) => (float[4] t) { t = Mul(s, s) }>", opset)
-        for opset in (18, 26)
-    ],
-    "SequenceConstruct": [(f"{_ZERO} s = SequenceConstruct(x, x) y = SequenceAt(s, zero)", 18)],
-    "SequenceAt": [(f"{_ZERO} s = SequenceConstruct(x, x) y = SequenceAt(s, zero)", 18)],
-    "SequenceInsert": [(f"{_ZERO} e = SequenceEmpty() s = SequenceInsert(e, x) y = SequenceAt(s, zero)", 18)],
-    "SequenceErase": [(f"{_ZERO} s = SequenceConstruct(x, x) t = SequenceErase(s) y = SequenceAt(t, zero)", 18)],
-    "ConcatFromSequence": [("s = SequenceConstruct(x, x) y = ConcatFromSequence <axis = 0> (s)", 18)],
-    "SplitToSequence": [(f"{_ZERO} s = SplitToSequence <axis = 0> (x) y = SequenceAt(s, zero)", 18)],
-    "SequenceMap": [
-        (
-            f"{_ZERO} s = SequenceConstruct(x, x) "
-            "t = SequenceMap (s) <body: graph = b (float[3,4] a) => (float[3,4] c) { c = Mul(a, a) }> y = SequenceAt(t, zero)",
-            18,
-        )
-    ],
-    "Optional": [("o = Optional(x) y = OptionalGetElement(o)", 18)],
-    "OptionalGetElement": [("z = OptionalGetElement(x) y = Mul(z, x)", 18)],
     "QuantizeLinear": [("s = Constant <value_float = 0.1> () q = QuantizeLinear(x, s) y = DequantizeLinear(q, s)", 18)],
     "QLinearMatMul": [
         (

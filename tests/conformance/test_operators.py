@@ -57,8 +57,9 @@ def test_there_are_cases_enough() -> None:
     assert {one.op for one in every} <= operators.operators().keys()
 
 
-# Differentiated through the function body that ONNX gives them, or through their branches
+# Differentiated through the function body that ONNX gives them, or through their branches or steps
 WITHOUT_A_RULE = {"Attention", "If", "NegativeLogLikelihoodLoss", "ReduceLogSum", "RotaryEmbedding"}
+WITHOUT_A_RULE |= {"Loop", "Scan", "SequenceMap"}
 # Refused unless straight_through opens them
 ROUNDING = {"ConvInteger", "MatMulInteger", "QuantizeLinear"}
 # For models of an opset that onnxruntime does not run yet

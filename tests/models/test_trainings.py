@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnx_backprop as ob
-from models import deblurring, digits, segmentation
+from models import deblurring, digits, predators, segmentation
 from models.photographs import load
 
 
@@ -79,3 +79,13 @@ def test_gradient_by_the_input() -> None:
     h = 1e-2
     slope = (cost(image + h * direction) - cost(image - h * direction)) / (2 * h)
     assert np.vdot(gradient, direction) == pytest.approx(slope, rel=1e-2)
+
+
+def test_the_rates_of_an_equation_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predators.main(["--steps", "200", "--output", str(tmp_path)]) == 0, capsys.readouterr().out
+    exported = onnx.load(tmp_path / "predators.onnx")
+    assert [len(node.output) for node in exported.graph.node if node.op_type == "Scan"] == [2], "as it came"
+
+
+def test_without_a_fit_the_rates_are_not_found(tmp_path: Path) -> None:
+    assert predators.main(["--points", "5", "--steps", "1", "--output", str(tmp_path)]) == 1

@@ -110,20 +110,19 @@ def refusal(model: ModelProto, x: str, y: str) -> str:
 
 def test_no_rule_and_refused() -> None:
     model = model_of("""
-        g (float[2, 3] x, float[4] w) => (float[2, 3] y, float[4] z)
-        { trips = Constant<value_int = 2>()  on = Constant<value = bool {1}>()
-          [turns] y = Loop<body = b (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] u)
-                           { d = Identity(c)  u = Tanh(v) }>(trips, on, x)
+        g (float[1, 1, 4, 4] x, float[4] w) => (float[1, 1, 2, 2] y, float[4] z)
+        { rois = Constant<value = float[1, 5] {0, 0, 0, 3, 2}>()
+          [pool] y = MaxRoiPool<pooled_shape = [2, 2]>(x, rois)
           half = Constant<value = float {0.5}>()  train = Constant<value = bool {1}>()
           [drop] z = Dropout(w, half, train) }
     """)
     explanation = ob.explain_gradients(model)
     nodes = {node.node: node for node in explanation.nodes}
-    for name, x, y, status in (("turns", "x", "y", "no rule"), ("drop", "w", "z", "refused")):
+    for name, x, y, status in (("pool", "x", "y", "no rule"), ("drop", "w", "z", "refused")):
         message = refusal(model, x, y)
         assert nodes[name].status == (status if message else "served")
         assert nodes[name].why.split(" ")[0] in message
-    assert nodes["turns"].op == "Loop-21"
+    assert nodes["pool"].op == "MaxRoiPool-22"
     assert explanation.ok == all(node.status == "served" for node in explanation.nodes)
 
 

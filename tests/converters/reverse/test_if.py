@@ -188,14 +188,6 @@ def test_missing_rules_in_branches_are_reported_with_the_others(monkeypatch: pyt
 LOOP = """(int64 n, bool k, float[3] a) => (float[3] y) {
     [again] y = Loop (n, k, a) < body = b (int64 i, bool c, float[3] s) => (bool d, float[3] t)
                                { d = Identity(c)  t = Mul(s, a) } > }"""
-SCAN = """(float[4,3] a) => (float[4,3] y) {
-    [again] y = Scan <num_scan_inputs = 1, body = b (float[3] s) => (float[3] t) { t = Mul(s, s) }> (a) }"""
-
-
-@pytest.mark.parametrize(("op", "text"), [("Loop", LOOP), ("Scan", SCAN)])
-def test_loop_and_scan_are_refused_by_name(op: str, text: str) -> None:
-    with pytest.raises(ob.UnsupportedOpError, match=f"{op} .*only If is differentiated.*: 'again'"):
-        ob.backward(model_of(text), wrt=["a"])
 
 
 def test_a_loop_off_the_path_does_not_matter() -> None:
