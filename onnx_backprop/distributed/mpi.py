@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -122,23 +121,30 @@ def _patience(environment: Mapping[str, str], expected: int) -> float:
         raise InvalidArgumentError(f"{START_SECONDS}: expected a number of seconds, got {text!r}") from e
 
 
+# The end of its input means that the other process has gone on, or has ended.
+_WATCH = """
+import os, select, sys
+if not select.select([0], [], [], float(sys.argv[1]))[0]:
+    os.write(2, sys.argv[2].encode())
+    os.kill(int(sys.argv[3]), 9)
+"""
+
+
 class _Patience:
-    """A block that ends the process when it takes too long: inside MPI nothing else can."""
+    """A block that ends this process when it takes too long.
+
+    By another one: no thread of Python runs while MPI starts, which holds the interpreter's lock.
+    """
 
     def __init__(self, seconds: float, ranks: int) -> None:
-        self._seconds, self._ranks, self._over = seconds, ranks, threading.Event()
+        message = (
+            f"onnx-backprop: error: not all of {ranks} ranks have started within {seconds:g} s "
+            f"({START_SECONDS} sets another time)\n"
+        )
+        self._command = [sys.executable, "-I", "-S", "-c", _WATCH, str(seconds), message, str(os.getpid())]
 
     def __enter__(self) -> None:
-        threading.Thread(target=self._watch, args=(time.monotonic() + self._seconds,), daemon=True).start()
+        self._watcher = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-
-    def _watch(self, end: float) -> None:
-        if not self._over.wait(max(0.0, end - time.monotonic())):
-            os.write(
-                2,
-                f"onnx-backprop: error: not all of {self._ranks} ranks have started within {self._seconds:g} s "
-                f"({START_SECONDS} sets another time)\n".encode(),
-            )
-            os._exit(1)
+        self._watcher.communicate()

@@ -281,9 +281,7 @@ def test_fit_evaluates_and_writes_once(rng: np.random.Generator, tmp_path: Any) 
             evaluation=ob.Batches(data, 3),
             checkpoint=folder / "c.safetensors",
             log=folder / "log.csv",
-            callbacks=[
-                lambda trainer, record: communicator is not None and communicator.rank == 1 and record.step == 4
-            ],
+            callbacks=[lambda _, record: communicator is not None and communicator.rank == 1 and record.step == 4],
         )
         trainer.export(folder / "m.onnx")
         return [r.loss for r in records], [r.evaluation for r in records]
