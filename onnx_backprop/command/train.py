@@ -57,6 +57,9 @@ def add_train(commands: Any) -> None:
     train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
     train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
     train.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+    train.add_argument(
+        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    )
     train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
     train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
     train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
@@ -110,7 +113,13 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         loader_of(graph, evaluation, arguments, "--evaluation"),
     )
     assert loader is not None
-    trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed, communicator=communicator)
+    trainer = Trainer(
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        communicator=communicator,
+        sync_batch_norm=arguments.sync_batch_norm,
+    )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
         _say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")

@@ -9,6 +9,7 @@ summed in the last step of an update only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 
 import numpy as np
@@ -19,12 +20,16 @@ from onnx_backprop.converters import TrainingGraph
 from onnx_backprop.converters.training.modes import RANDOM_STATE
 from onnx_backprop.converters.training.split import Split
 from onnx_backprop.converters.training.step import MICRO_STEP
-from onnx_backprop.distributed.communicator import Communicator
+from onnx_backprop.distributed.batch_norm import synchronise
+from onnx_backprop.distributed.communicator import Communicator, gathered
 from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
+from onnx_backprop.ort_ops.numpy_route import SUM, summing
 
 OrtValue = onnxruntime.OrtValue
 Run = Callable[[onnxruntime.InferenceSession, onnxruntime.IOBinding], None]
+_NEXT_TO_NOTHING = 2.0**-40  # a share below all rounding, whose inverse float32 still has room for
+_MOST_AXES = 16  # of an input
 _ALIGNED = 64  # bytes: tensors begin with a cache line
 _SALT = 0x9E3779B97F4A7C15  # odd: ranks have different seeds, rank 0 the one that was given
 
@@ -38,13 +43,17 @@ class Replica:
         parts: Split,
         communicator: Communicator,
         open_session: Callable[[ModelProto], onnxruntime.InferenceSession],
+        *,
+        sync_batch_norm: bool,
     ) -> None:
-        """Errors: UnsupportedError for gradients in bfloat16."""
+        """Errors: UnsupportedError for gradients in bfloat16, and what `synchronise` raises."""
+        self._synchronised = sync_batch_norm and synchronise(parts.gradients) > 0
         self._communicator, self._graph = communicator, graph
         self._passed, self._statistics = parts.passed, parts.statistics
         self._weights = Weights(graph)
         self._accumulate = int((graph.settings.get("optimizer") or {}).get("accumulate", 1))
         self._scaled = any(name.startswith("loss_scale") for name in graph.fill)
+        self._inputs = list(parts.gradients.graph.input)
         self._session = open_session(parts.gradients)
         self._read = [value.name for value in self._session.get_inputs() if value.name in graph.updates]
         self._buffer = _Buffer(parts)
@@ -78,18 +87,63 @@ class Replica:
             raise InvalidArgumentError(
                 "expected a batch of 1 row or more on all ranks together, got none. Leave it out"
             )
-        if rows and (weight or not total[0]):  # a loss of ignored labels alone is NaN, on one rank as on all
+        counted = weight / total[0] if total[0] else 0.0
+        share = 1.0 if self._weights.summed and rows else counted
+        counts = rows > 0 and (weight > 0 or not total[0])  # a loss of ignored labels alone is NaN, as on one rank
+        if self._synchronised:
+            fed = self._with_a_row(shard, fed)
+            if rows and not counts:  # its rows are in the statistics, through which the loss of others depends on them
+                fed = {**fed, **{n: OrtValue.ortvalue_from_numpy(v) for n, v in self._weights.stand_in(shard).items()}}
+                share, counts = _NEXT_TO_NOTHING, True
+            with self._summing(share, rows):
+                run(self._session, self._bound(fed, state))
+        elif counts:
             run(self._session, self._bound(fed, state))
+        if counts:
             buffer.take()
         else:
             buffer.clear()
-        counted = weight / total[0] if total[0] else 0.0
-        buffer.scale(1.0 if self._weights.summed else counted, counted)
+        buffer.scale(share, counted)
         if self._accumulate == 1:
             buffer.sum(self._communicator)
         else:
             self._accumulated_step(state)
         return {self._passed[name]: value for name, value in buffer.values()}
+
+    @contextmanager
+    def _summing(self, share: float, rows: int) -> Iterator[None]:
+        """A block in whose runs statistics are summed over all ranks, of which those without rows have none."""
+
+        def by(name: str, array: np.ndarray) -> None:
+            weight = float(rows > 0) if name == SUM else share
+            array[...] = array * weight if weight else 0
+            self._communicator.sum(array)
+            array /= weight if weight else 1
+
+        summing.by, summing.error = by, None
+        try:
+            yield
+        finally:
+            del summing.by
+        if summing.error is not None:
+            raise summing.error
+
+    def _with_a_row(self, shard: Shard, fed: Mapping[str, OrtValue]) -> Mapping[str, OrtValue]:
+        """What is fed, or where that has no rows one of zeros, so that the sums of all ranks take place everywhere."""
+        declared = {v.name: v.type.tensor_type for v in self._inputs if v.name in self._graph.inputs}
+        shapes = np.zeros((len(declared), _MOST_AXES), np.int64)
+        for row, name in zip(shapes, declared, strict=True):
+            if shard.rows:
+                row[: np.ndim(shard[name])] = np.shape(shard[name])
+        known = gathered(self._communicator, shapes).max(axis=0)
+        if shard.rows:
+            return fed
+        return {
+            name: OrtValue.ortvalue_from_numpy(
+                np.zeros((1, *row[1 : len(kind.shape.dim)]), helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            )
+            for row, (name, kind) in zip(known, declared.items(), strict=True)
+        }
 
     def _bound(self, fed: Mapping[str, OrtValue], state: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()

@@ -64,6 +64,8 @@ class Weights:
         loss = loss if isinstance(loss, dict) else {}
         self.summed = loss.get("reduction") == "sum"
         self._labels: str | None = None
+        self._ignored: int | None = None
+        self._classes: np.ndarray | None = None
         ignored, classes = loss.get("ignore_index"), loss.get("weight")
         if not self.summed and graph.target is not None and (ignored is not None or classes is not None):
             self._labels, self._ignored = graph.target, ignored
@@ -76,3 +78,11 @@ class Weights:
         labels = np.asarray(shard[self._labels])
         kept = np.ones(labels.shape, bool) if self._ignored is None else labels != self._ignored
         return float(kept.sum() if self._classes is None else self._classes[labels[kept]].sum())
+
+    def stand_in(self, shard: Shard) -> dict[str, np.ndarray]:
+        """Labels that count, for a shard all of whose labels do not."""
+        if self._labels is None:
+            return {}
+        classes = [0, 1] if self._classes is None else np.flatnonzero(self._classes).tolist()
+        counts = next(label for label in classes if label != self._ignored)
+        return {self._labels: np.full(np.shape(shard[self._labels]), counts, np.int64)}

@@ -50,7 +50,7 @@ class Trained(Protocol):
 class Ranks:
     """The rank of a trainer among others. update: the model that it runs behind the summed gradients."""
 
-    def __init__(self, trainer: Trained, model: ModelProto, verify_every: int) -> None:
+    def __init__(self, trainer: Trained, model: ModelProto, verify_every: int, *, sync_batch_norm: bool) -> None:
         """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
         self._trainer, self._every, self._communicator = trainer, verify_every, trainer.communicator
         end_all_on_uncaught(self._communicator)
@@ -58,11 +58,11 @@ class Ranks:
         check_equal(
             self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
         )
-        graph = [model.SerializeToString(deterministic=True), str(trainer.kernels).encode()]
+        graph = [model.SerializeToString(deterministic=True), f"{trainer.kernels} {sync_batch_norm}".encode()]
         check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
         parts = split(trainer.graph, model)
         self.update = parts.update
-        self._replica = Replica(trainer.graph, parts, self._communicator, self._open)
+        self._replica = Replica(trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm)
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "numba":

@@ -67,6 +67,7 @@ class Trainer:
         kernels: str | None = "numba",
         session_options: onnxruntime.SessionOptions | None = None,
         communicator: Any = None,
+        sync_batch_norm: bool = False,
         verify_every: int = 100,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
@@ -80,6 +81,8 @@ class Trainer:
         communicator: one of mpi4py, as MPI.COMM_WORLD, or a `distributed.Communicator`, whose ranks all make this
         trainer and call the same methods. A step then takes the whole batch on every rank, of which each has its
         share of the rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
+        sync_batch_norm: standardise by the statistics of the whole batch, not those of a rank's rows: two messages for
+        each BatchNormalization forward and one backward.
         verify_every: the number of steps after which ranks compare their states, 0 for never.
 
         Errors: InvalidArgumentError for a graph without an optimizer; ReplicaError for ranks with another graph,
@@ -109,7 +112,7 @@ class Trainer:
         self._in_place: frozenset[str] = frozenset()
         self._ranks: Ranks | None = None
         if self.communicator.size > 1:
-            self._ranks = Ranks(self, model, verify_every)
+            self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm)
             model = self._ranks.update
         if self.kernels == "numba":
             own_convolutions(model)
