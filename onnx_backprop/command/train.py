@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.command.files import checkpoint_beside
-from onnx_backprop.command.options import compilation_shown, read_arrays, share, training_options
+from onnx_backprop.command.options import compilation_shown, read_rows, share, training_options
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
@@ -31,17 +31,16 @@ def add_train(commands: Any) -> None:
     """Add the command to a parser's sub-commands."""
     train = commands.add_parser(
         "train",
-        help="train a model on arrays in an .npz file",
-        description="DATA.npz holds an array for every input of the model and for the target: `target`, or `labels` "
-        "for softmax_cross_entropy; rows are examples. A checkpoint lies beside OUT while the training runs and "
+        help="train a model on arrays in an .npz file or a folder",
+        description="DATA is an .npz file that holds an array for every input of the model and for the target: `target`, "
+        "or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, may be "
+        "larger than memory. A checkpoint lies beside OUT while the training runs and "
         "afterwards; --resume goes on from it. Lists of names end at the next option.",
     )
     train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
     train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
-    train.add_argument(
-        "--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs"
-    )
-    train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
+    train.add_argument("--data", metavar="DATA", required=True, help="arrays to train on, by the names of the inputs")
+    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
     share(train, "--precision", "--memory", "--limit", "--force", "--quiet")
@@ -98,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, communicator: Communicator) -> int:
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
-    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    data, evaluation = (read_rows(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     assert data is not None
     graph = training_graph(
         arguments.model,
@@ -161,7 +160,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     return 0
 
 
-def _lengths(arguments: argparse.Namespace, data: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in a step."""
     found: dict[str, int] = {}
     for value in load(arguments.model).graph.input:
@@ -184,7 +183,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def loader_of(
-    graph: TrainingGraph, arrays: Mapping[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
+    graph: TrainingGraph, arrays: Mapping[str, Any] | None, arguments: argparse.Namespace, option: str
 ) -> Batches | None:
     """Batches of the arrays that the graph's inputs are fed, checked; None without arrays."""
     if arrays is None:

@@ -1,4 +1,4 @@
-"""Batches of arrays that lie in memory, in an order that is a function of a seed and the epoch."""
+"""Batches of arrays that lie in memory or in files, in an order that is a function of a seed and the epoch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -9,6 +9,7 @@ import numpy as np
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.stored import StoredRows
 
 
 class Batches:
@@ -19,10 +20,18 @@ class Batches:
     """
 
     def __init__(
-        self, arrays: Mapping[str, np.ndarray], size: int, *, seed: int = 0, shuffle: bool = True, whole: bool = False
+        self,
+        arrays: Mapping[str, np.ndarray | StoredRows],
+        size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        whole: bool = False,
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = {
+            name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
+        }
         lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
         if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
@@ -43,7 +52,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """The batches of one epoch."""
-        return map(self._take, self._chosen())
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of one epoch from one on; those before are not read."""
+        return map(self._take, islice(self._chosen(), batch, None))
 
     def shards(self, rank: int, size: int) -> "Shards":
         """The same batches, of which this rank's rows alone are read."""
@@ -85,7 +98,11 @@ class Shards:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Shard]:
-        for rows in self._batches._chosen():
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[Shard]:
+        """See `Batches.since`."""
+        for rows in islice(self._batches._chosen(), batch, None):
             start, end = bounds(len(rows), self._rank, self._size)
             yield Shard(self._batches._take(rows[start:end]))
 

@@ -18,7 +18,7 @@ from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.data import own_rows_of
+from onnx_backprop.training.data import Batches, Shards, own_rows_of
 from onnx_backprop.training.history import Log, Record, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
@@ -139,7 +139,8 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
         epoch = trainer.epoch
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        batches = itertools.islice(loader, trainer.batch, None)
+        own = isinstance(loader, Batches | Shards)
+        batches = loader.since(trainer.batch) if own else itertools.islice(loader, trainer.batch, None)
         batch = next(batches, None)
         if batch is None and not trainer.batch:
             raise InvalidArgumentError(f"the loader is empty in epoch {epoch}; expected at least one batch")

@@ -64,8 +64,9 @@ class Inputs:
         if isinstance(loader, Batches):
             for batch in loader.samples():
                 self.checked(batch)
-            if self.labels:
-                self._check_classes(loader.arrays[self.labels])
+            labels = loader.arrays[self.labels] if self.labels else None
+            if isinstance(labels, np.ndarray):  # those in files are checked when they are read
+                self._check_classes(labels)
         elif isinstance(loader, Sequence) and len(loader):
             first = self.named(loader[0])
             if not isinstance(first, Shard) or first.rows:

@@ -48,7 +48,7 @@ def main() -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if way == "full" and own == rank:
-        checkpoint.replacing = full  # pyright: ignore[reportAttributeAccessIssue]
+        checkpoint.replacing = full
     Trainer.step = failing
     from onnx_backprop_command import main as command
 

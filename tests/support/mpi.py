@@ -64,7 +64,8 @@ def ranks(output: Path) -> dict[int, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
-            told = dict(entry.partition(b"=")[::2] for entry in (folder / "environ").read_bytes().split(b"\0"))
+            entries = (folder / "environ").read_bytes().split(b"\0")
+            told = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
         except OSError:
             continue
         rank = told.get(b"OMPI_COMM_WORLD_RANK") or told.get(b"PMI_RANK")
