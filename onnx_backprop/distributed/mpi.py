@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _ON_ONE_MACHINE, _ON_SEVERAL = 8.0, 300.0  # its defaults
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MOST_CORES = 2**14  # of a machine
+_UNTIL_FORWARDED = 0.3  # seconds that a launcher has to pass on what is written: openmpi's drops it when ranks end
 _PIECE = 2**28  # bytes of one message: counts of MPI are 32 bits
 
 
@@ -66,6 +68,7 @@ class Mpi:
         sys.stdout.flush()
         sys.stderr.write(message)
         sys.stderr.flush()
+        time.sleep(_UNTIL_FORWARDED)
         self._communicator.Abort(code)
 
 
@@ -123,9 +126,10 @@ def _patience(environment: Mapping[str, str], expected: int) -> float:
 
 # The end of its input means that the other process has gone on, or has ended.
 _WATCH = """
-import os, select, sys
+import os, select, sys, time
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
     os.write(2, sys.argv[2].encode())
+    time.sleep(float(sys.argv[4]))
     os.kill(int(sys.argv[3]), 9)
 """
 
@@ -141,7 +145,17 @@ class _Patience:
             f"onnx-backprop: error: not all of {ranks} ranks have started within {seconds:g} s "
             f"({START_SECONDS} sets another time)\n"
         )
-        self._command = [sys.executable, "-I", "-S", "-c", _WATCH, str(seconds), message, str(os.getpid())]
+        self._command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _WATCH,
+            str(seconds),
+            message,
+            str(os.getpid()),
+            str(_UNTIL_FORWARDED),
+        ]
 
     def __enter__(self) -> None:
         self._watcher = subprocess.Popen(self._command, stdin=subprocess.PIPE)
