@@ -74,10 +74,10 @@ def ranks(output: Path) -> dict[int, int]:
     return found
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
+def finished(process: subprocess.Popen[str], *, seconds: float = 120) -> tuple[str, str]:
     """What a process that succeeds has written."""
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err[-2000:]
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == 0, out[-2000:] + err[-2000:]
     return out, err
 
 

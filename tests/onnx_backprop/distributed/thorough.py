@@ -28,6 +28,13 @@ def test_what_ends_one_rank_ends_all(tmp_path: Path, way: str, rank: int) -> Non
     check_ended(tmp_path, way, rank)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_networks(count: int) -> None:
+    """One gradient, and the weights after 20 steps of SGD, batches of which some have fewer rows than ranks."""
+    out, _ = finished(on_ranks(count, "-m", "tests.support.rank_equality"), seconds=600)
+    print(out)
+
+
 def test_resumption(tmp_path: Path) -> None:
     """On as many ranks bit for bit, on others within rounding."""
     train = (*made_training(tmp_path), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
