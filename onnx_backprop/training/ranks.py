@@ -22,6 +22,7 @@ from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
@@ -67,7 +68,7 @@ class Ranks:
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "numba":
             own_convolutions(model)
-            fuse_chains(model)
+            make_again(fuse_chains(model), self._trainer.graph.loss)
         return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
