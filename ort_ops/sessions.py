@@ -166,15 +166,17 @@ def native_kernels_work() -> bool:
 
 
 @cache
-def default_options(*, python_operators: bool, lean: bool = False) -> onnxruntime.SessionOptions:
+def default_options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> onnxruntime.SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
     Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
     can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
     busily between nodes, would take the cores from NumPy's (measured: half the speed). lean: see `be_lean`.
+    threads: of an operator; 0 for one on each core.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     options.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes)
     )

@@ -19,7 +19,7 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    of_a_session, of_a_trainer = {}, {"lean": True}
+    of_a_session, of_a_trainer = {}, {"lean": True, "threads": 0}
     for more in (of_a_session, of_a_trainer):
         default_options(python_operators=False, **more).add_session_config_entry("session.intra_op.allow_spinning", "0")
 

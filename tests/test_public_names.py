@@ -29,6 +29,7 @@ NAMES = [
     "OnnxBackpropError",
     "OnnxBackpropWarning",
     "RegistrationError",
+    "ReplicaError",
     "ShapeError",
     "Trainer",
     "TrainingGraph",

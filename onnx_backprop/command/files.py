@@ -12,6 +12,7 @@ from onnx_backprop.training.history import read_log
 # Arguments of any command that name files, and what a person calls them.
 _READ = {"model": "the model", "data": "--data", "evaluation": "--evaluation", "feeds": "--feeds"}
 _WRITTEN = {"output": "-o", "save_repro": "--save-repro", "log": "--log", "report": "--report"}
+_FOLDERS = ("--data", "--evaluation")  # which `train` reads by rows
 _MODELS = ("output", "save_repro")
 
 
@@ -30,7 +31,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     read = [(what, Path(given[name])) for name, what in _READ.items() if name in given]
     written = _written(given)
     for what, path in read:
-        if os.path.isdir(path):
+        if os.path.isdir(path) and what not in _FOLDERS:
             raise InvalidArgumentError(f"{path} is a folder. Name {'an ONNX' if what == _READ['model'] else 'a'} file")
     if any(path.exists() for _, path in written):  # else there is nothing that could be lost
         read += [("the weights of the model", path) for path in external_files(given["model"])]

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _parser()
         arguments, arguments.rest = parser.parse_known_args(argv)
+        arguments.argv = sys.argv[1:] if argv is None else list(argv)
         if arguments.rest and arguments.run is not _demo:
             parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
         with warnings.catch_warnings(), limits_of(arguments):

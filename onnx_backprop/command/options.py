@@ -2,8 +2,9 @@
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +16,7 @@ from onnx_backprop.converters.training.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import Limits, limits
+from onnx_backprop.training.stored import read_folder
 
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
@@ -77,6 +79,11 @@ def loss_of(arguments: argparse.Namespace) -> str | None:
 def read_arrays(path: str | None, option: str) -> NpzArrays | None:
     """The arrays of an .npz file, to be read one by one; None without one."""
     return None if path is None else NpzArrays(path, what=option)
+
+
+def read_rows(path: str | None, option: str) -> Mapping[str, Any] | None:
+    """The arrays of an .npz file, or those of a folder of files, whose rows are read when they are needed."""
+    return read_folder(path, what=option) if path and os.path.isdir(path) else read_arrays(path, option)
 
 
 def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:

@@ -3,15 +3,19 @@
 import argparse
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnx_backprop.command.files import checkpoint_beside
-from onnx_backprop.command.options import compilation_shown, read_arrays, share, training_options
+from onnx_backprop.command.options import compilation_shown, read_rows, share, training_options
+from onnx_backprop.command.supervise import supervise
 from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
+from onnx_backprop.distributed.communicator import Communicator, anywhere
+from onnx_backprop.distributed.failures import ending_all
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.checkpoint import held
@@ -27,17 +31,16 @@ def add_train(commands: Any) -> None:
     """Add the command to a parser's sub-commands."""
     train = commands.add_parser(
         "train",
-        help="train a model on arrays in an .npz file",
-        description="DATA.npz holds an array for every input of the model and for the target: `target`, or `labels` "
-        "for softmax_cross_entropy; rows are examples. A checkpoint lies beside OUT while the training runs and "
-        "afterwards; --resume goes on from it. Lists of names end at the next option.",
+        help="train a model on arrays in an .npz file or a folder",
+        description="DATA is an .npz file that holds an array for every input of the model and for the target: "
+        "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
+        "may be larger than memory. A checkpoint lies beside OUT while the training runs and afterwards; --resume goes "
+        "on from it. Lists of names end at the next option.",
     )
     train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
     train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
-    train.add_argument(
-        "--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs"
-    )
-    train.add_argument("--evaluation", metavar="DATA.npz", help="arrays to measure the loss on after every epoch")
+    train.add_argument("--data", metavar="DATA", required=True, help="arrays to train on, by the names of the inputs")
+    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
     share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
     share(train, "--checkpoint")
@@ -54,9 +57,22 @@ def add_train(commands: Any) -> None:
     train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
     train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
     train.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+    train.add_argument(
+        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    )
     train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
     train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
     train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
+    train.add_argument(
+        "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
+    )
+    train.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="TIMES",
+        help="start it again from the checkpoint, this often at most, where it was killed or has crashed (%(default)s)",
+    )
     train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
     train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
     train.set_defaults(run=run)
@@ -67,14 +83,22 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.output)
     checkpoint = checkpoint_beside(target)
     _check(arguments)
-    with held(checkpoint):  # what is resumed from is nobody else's
-        return _train(arguments, target, checkpoint)
+    if arguments.launch or arguments.restarts:
+        return supervise(arguments, checkpoint)
+    from onnx_backprop.distributed.mpi import world  # not before: it asks what is known of the machine
+
+    communicator = world()
+    arguments.quiet |= communicator.rank > 0
+    with ending_all(communicator), ExitStack() as stack:
+        if communicator.rank == 0:
+            stack.enter_context(held(checkpoint))  # what is resumed from is nobody else's
+        return _train(arguments, target, checkpoint, communicator)
 
 
-def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int:
+def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, communicator: Communicator) -> int:
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
-    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    data, evaluation = (read_rows(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     assert data is not None
     graph = training_graph(
         arguments.model,
@@ -89,8 +113,14 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
         loader_of(graph, evaluation, arguments, "--evaluation"),
     )
     assert loader is not None
-    trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
-    if arguments.resume and checkpoint.is_file():
+    trainer = Trainer(
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        communicator=communicator,
+        sync_batch_norm=arguments.sync_batch_norm,
+    )
+    if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
         _say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
     _say(arguments, graph.summary())
@@ -123,7 +153,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
             raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
         raise
     facts = _facts(arguments, records, seconds, trainer.steps)
-    if arguments.report:
+    if arguments.report and communicator.rank == 0:
         _report(arguments, trainer, loader, facts, records, norms)
     for name, value in facts.items():
         _say(arguments, f"{name}: {value}")
@@ -131,7 +161,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path) -> int
     return 0
 
 
-def _lengths(arguments: argparse.Namespace, data: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in a step."""
     found: dict[str, int] = {}
     for value in load(arguments.model).graph.input:
@@ -147,12 +177,14 @@ def _check(arguments: argparse.Namespace) -> None:
     """Before any long work."""
     if arguments.seed < 0 or arguments.epochs < 1:
         raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
+    if arguments.restarts < 0:
+        raise InvalidArgumentError(f"--restarts: expected 0 or more, got {arguments.restarts}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 
 
 def loader_of(
-    graph: TrainingGraph, arrays: Mapping[str, np.ndarray] | None, arguments: argparse.Namespace, option: str
+    graph: TrainingGraph, arrays: Mapping[str, Any] | None, arguments: argparse.Namespace, option: str
 ) -> Batches | None:
     """Batches of the arrays that the graph's inputs are fed, checked; None without arrays."""
     if arrays is None:

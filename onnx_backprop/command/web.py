@@ -1,6 +1,7 @@
 """The commands `onnx-backprop web`, which writes a page that trains in the browser, and `serve`, which serves it."""
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _web(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _typed(arrays: dict[str, np.ndarray], kinds: dict[str, int]) -> dict[str, np.ndarray]:
+def _typed(arrays: Mapping[str, Any], kinds: dict[str, int]) -> dict[str, np.ndarray]:
     """In the element types of the inputs."""
     from onnx import helper
 

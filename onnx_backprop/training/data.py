@@ -1,10 +1,15 @@
-"""Batches of arrays that lie in memory, in an order that is a function of a seed and the epoch."""
+"""Batches of arrays that lie in memory or in files, in an order that is a function of a seed and the epoch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
+from onnx_backprop.distributed import Communicator
+from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.stored import StoredRows
 
 
 class Batches:
@@ -15,10 +20,18 @@ class Batches:
     """
 
     def __init__(
-        self, arrays: Mapping[str, np.ndarray], size: int, *, seed: int = 0, shuffle: bool = True, whole: bool = False
+        self,
+        arrays: Mapping[str, np.ndarray | StoredRows],
+        size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        whole: bool = False,
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = {
+            name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
+        }
         lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
         if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
@@ -39,15 +52,63 @@ class Batches:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """The batches of one epoch."""
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of one epoch from one on; those before are not read."""
+        return map(self._take, islice(self._chosen(), batch, None))
+
+    def shards(self, rank: int, size: int) -> "Shards":
+        """The same batches, of which this rank's rows alone are read."""
+        return Shards(self, rank, size)
+
+    def every(self, rank: int, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Batches rank, rank + size, … of an epoch; the others are not read."""
+        return map(self._take, islice(self._chosen(), rank, None, size))
+
+    def _chosen(self) -> Iterator[np.ndarray]:
+        """The numbers of the rows of each batch."""
         order = np.arange(self.rows)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self._epoch]).permutation(self.rows)
         for start in range(0, len(self) * self.size, self.size):
-            rows = order[start : start + self.size]
-            yield {name: array[rows] for name, array in self.arrays.items()}
+            yield order[start : start + self.size]
+
+    def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[rows] for name, array in self.arrays.items()}
 
     def samples(self) -> Iterator[dict[str, np.ndarray]]:
         """A batch of every size that there is, of the first rows."""
         rest = 0 if self.whole else self.rows % self.size
         for size in dict.fromkeys((self.size, rest or self.size)):
             yield {name: array[:size] for name, array in self.arrays.items()}
+
+
+class Shards:
+    """One rank's rows of each of some `Batches`."""
+
+    def __init__(self, batches: Batches, rank: int, size: int) -> None:
+        self._batches, self._rank, self._size = batches, rank, size
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Batches.set_epoch`."""
+        self._batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[Shard]:
+        """See `Batches.since`."""
+        for rows in islice(self._batches._chosen(), batch, None):
+            start, end = bounds(len(rows), self._rank, self._size)
+            yield Shard(self._batches._take(rows[start:end]))
+
+
+def own_rows_of(loader: Iterable[Any], communicator: Communicator) -> Iterable[Any]:
+    """A loader of which this rank's rows alone are read, where that can be."""
+    if communicator.size == 1 or not isinstance(loader, Batches):
+        return loader
+    return loader.shards(communicator.rank, communicator.size)

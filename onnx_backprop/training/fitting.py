@@ -14,8 +14,11 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.distributed import Communicator
+from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
+from onnx_backprop.training.data import Batches, Shards, own_rows_of
 from onnx_backprop.training.history import Log, Record, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
@@ -30,6 +33,7 @@ class Trained(Protocol):
     batch: int
     schedule: Schedule | None
     inputs: Inputs
+    communicator: Communicator
 
     @property
     def steps(self) -> int: ...
@@ -71,13 +75,16 @@ def fit(
         epochs: how many in all.
         schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
-            returns True ends the training.
+            returns True ends the training, of all ranks. As many on every rank.
         evaluation: batches whose loss in inference mode is measured after every epoch.
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
         log: a file that gets a line for every step: .csv or .jsonl.
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching.
+
+    Of several ranks all call this, each with the whole batches, of which `Batches` reads a rank's rows alone, or with
+    `distributed.Shard`s; rank 0 writes the files.
 
     Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number, or the state that is
     to be saved holds one that was finite at the start; the last checkpoint is of a step before that.
@@ -95,15 +102,17 @@ def fit(
     if schedule is not None:
         trainer.schedule = schedule
     callbacks, records = tuple(callbacks), []
+    writes = trainer.communicator.rank == 0
+    log, plot, progress = (log, plot, progress) if writes else (None, None, False)
     with ExitStack() as stack:
-        if checkpoint is not None:
+        if checkpoint is not None and writes:
             stack.enter_context(held(checkpoint))
         file = None
         if log is not None:
             file = Log(log, start=trainer.steps)
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
-        for record in _steps(trainer, loader, epochs, evaluation):
+        for record in _steps(trainer, own_rows_of(loader, trainer.communicator), epochs, evaluation):
             records.append(record)
             if file is not None:
                 file.write(record)
@@ -112,7 +121,7 @@ def fit(
             # behind the callbacks: a killed process goes through a step once more rather than past one
             if checkpoint is not None and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
                 trainer.save(checkpoint)
-            if any(stop):
+            if callbacks and anywhere(trainer.communicator, any(stop)):
                 break
         if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
             trainer.save(checkpoint)
@@ -130,7 +139,8 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
         epoch = trainer.epoch
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        batches = itertools.islice(loader, trainer.batch, None)
+        own = isinstance(loader, Batches | Shards)
+        batches = loader.since(trainer.batch) if own else itertools.islice(loader, trainer.batch, None)
         batch = next(batches, None)
         if batch is None and not trainer.batch:
             raise InvalidArgumentError(f"the loader is empty in epoch {epoch}; expected at least one batch")

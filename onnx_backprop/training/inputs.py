@@ -13,6 +13,7 @@ from onnx import TensorProto, TensorShapeProto, helper
 from onnx_backprop.converters import TrainingGraph
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.losses import SoftmaxCrossEntropy, describe
+from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.training.data import Batches
@@ -50,7 +51,7 @@ class Inputs:
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""
         if isinstance(batch, Mapping):
-            return dict(batch)
+            return batch if isinstance(batch, Shard) else dict(batch)
         if not isinstance(batch, (tuple, list)) or len(batch) != len(self.names):
             raise InvalidArgumentError(
                 f"a batch must be a mapping or a sequence of {len(self.names)} arrays "
@@ -63,10 +64,13 @@ class Inputs:
         if isinstance(loader, Batches):
             for batch in loader.samples():
                 self.checked(batch)
-            if self.labels:
-                self._check_classes(loader.arrays[self.labels])
+            labels = loader.arrays[self.labels] if self.labels else None
+            if isinstance(labels, np.ndarray):  # those in files are checked when they are read
+                self._check_classes(labels)
         elif isinstance(loader, Sequence) and len(loader):
-            self.checked(self.named(loader[0]))
+            first = self.named(loader[0])
+            if not isinstance(first, Shard) or first.rows:
+                self.checked(first)
 
     def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
         """A batch as onnxruntime takes it; errors as `checked`."""
@@ -161,7 +165,7 @@ def together(feeds: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[s
     """A batch that is given as a mapping, by keywords, or both; InvalidArgumentError for anything else."""
     if feeds is not None and not isinstance(feeds, Mapping):
         raise InvalidArgumentError(f"a batch must be a mapping of names to arrays, got {type(feeds).__name__}")
-    return {**(feeds or {}), **more}
+    return type(feeds)({**feeds, **more}) if isinstance(feeds, Shard) else {**(feeds or {}), **more}
 
 
 def rows(value: Any) -> int:

@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.training.loss_scale import GOOD_STEPS, LEAST, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
@@ -29,6 +30,7 @@ from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, re
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals, rows, together
+from onnx_backprop.training.ranks import Ranks
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 Feeds = Mapping[str, Any]
@@ -64,6 +66,9 @@ class Trainer:
         seed: int = 0,
         kernels: str | None = "numba",
         session_options: onnxruntime.SessionOptions | None = None,
+        communicator: Any = None,
+        sync_batch_norm: bool = False,
+        verify_every: int = 100,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
 
@@ -73,7 +78,15 @@ class Trainer:
         session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order,
         without which onnxruntime would keep more memory than a step needs at a time.
 
-        Errors: InvalidArgumentError for a graph without an optimizer.
+        communicator: one of mpi4py, as MPI.COMM_WORLD, or a `distributed.Communicator`, whose ranks all make this
+        trainer and call the same methods. A step then takes the whole batch on every rank, of which each has its
+        share of the rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
+        sync_batch_norm: standardise by the statistics of the whole batch, not those of a rank's rows: two messages for
+        each BatchNormalization forward and one backward.
+        verify_every: the number of steps after which ranks compare their states, 0 for never.
+
+        Errors: InvalidArgumentError for a graph without an optimizer; ReplicaError for ranks with another graph,
+        another program or, after a step, other weights.
         """
         self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
         if not self.graph.updates:
@@ -90,10 +103,17 @@ class Trainer:
         self.batch = 0
         self.schedule: Schedule | None = None
         self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
-        options = be_lean(session_options or default_options(python_operators=kernels == "numpy", lean=True))
+        self.communicator = connected(communicator)
+        threads = self.communicator.threads
+        options = session_options or default_options(python_operators=kernels == "numpy", lean=True, threads=threads)
+        options = be_lean(options)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         self._in_place: frozenset[str] = frozenset()
+        self._ranks: Ranks | None = None
+        if self.communicator.size > 1:
+            self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm)
+            model = self._ranks.update
         if self.kernels == "numba":
             own_convolutions(model)
             make_again(fuse_chains(model), self.graph.loss)
@@ -104,6 +124,8 @@ class Trainer:
         self._evaluation: onnxruntime.InferenceSession | None = None
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
+        if self._ranks is not None:
+            self._ranks.start(state)
         self._guard = np.ones((), np.float32)
         self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
         self._loss = self._output(self.graph.loss)
@@ -180,7 +202,8 @@ class Trainer:
         """
         self._settle()
         binding = self._sets[0][1]
-        fed = self.inputs.ort_values(together(feeds, more))
+        batch = together(feeds, more)
+        fed = self.inputs.ort_values(batch) if self._ranks is None else self._ranks.summed(batch, self._sets[0][0])
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         if self.graph.learning_rate is not None:
@@ -196,6 +219,8 @@ class Trainer:
         self._settle()
         if self.loss_scale == LEAST and self._state[GOOD_STEPS].numpy() == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
+        if self._ranks is not None:
+            self._ranks.verify()
         return loss
 
     @property
@@ -231,7 +256,9 @@ class Trainer:
         return dict(zip(self.graph.parameters, map(float, self._norms.numpy()), strict=True))
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of everything that a step renews."""
+        """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
+        if self._ranks is not None and (new := self._ranks.settled(self._state)):
+            self.set_state(new)
         return self._arrays(self._state)
 
     def set_state(self, values: Mapping[str, np.ndarray]) -> None:
@@ -290,12 +317,14 @@ class Trainer:
         if loader is None or isinstance(loader, Mapping):
             return float(self.predict(together(loader, more), ema=ema)[self.graph.loss].reshape(()))
         total, seen = 0.0, 0
-        for batch in loader:
+        for batch in loader if self._ranks is None else self._ranks.whole_batches(loader):
             feeds = self.named(batch)
             loss = self.evaluate(feeds, ema=ema)
             count = rows(feeds[self.graph.inputs[0]])
             total += count * loss
             seen += count
+        if self._ranks is not None:
+            total, seen = self._ranks.totals(total, seen)
         if not seen:
             raise InvalidArgumentError("the loader is empty; expected at least one batch")
         return total / seen
@@ -317,20 +346,19 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.
 
-        Errors: FloatingPointError when the training has diverged, see `fit`.
+        Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
-        write_checkpoint(
-            path,
-            self._finite(self.state()),
-            {
-                "steps": self.steps,
-                "epoch": self.epoch,
-                "batch": self.batch,
-                "learning_rate": self.learning_rate,
-                "schedule": None if self.schedule is None else described(self.schedule),
-                "settings": self.graph.settings,
-            },
-        )
+        state = self._finite(self.state())
+        about = {
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "learning_rate": self.learning_rate,
+            "schedule": None if self.schedule is None else described(self.schedule),
+            "settings": self.graph.settings,
+        }
+        if self.communicator.rank == 0:
+            write_checkpoint(path, state, about)
         self.kept = path, self.steps
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -341,9 +369,11 @@ class Trainer:
         """Go on from a checkpoint; returns the trainer.
 
         Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer
-        stays as it was.
+        stays as it was. All ranks call this, rank 0 reads.
         """
-        tensors, about = read_checkpoint(path)
+        tensors, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
+        if self._ranks is not None:
+            tensors, about = self._ranks.from_first(tensors, about, self._state)
         progress = read_progress(path, about)
         check_tensors(path, tensors, {name: (v.shape(), self._dtype(name)) for name, v in self._state.items()})
         if progress.learning_rate is not None:
@@ -362,9 +392,11 @@ class Trainer:
         """Write the plain inference model with the trained weights, or with their running means.
 
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
-        Errors: FloatingPointError when the training has diverged, see `fit`.
+        Errors: FloatingPointError when the training has diverged, see `fit`. Of several ranks rank 0 writes.
         """
-        save_model(self.graph.inference_model(self._finite(self._arrays(self._weights(ema=ema)))), path)
+        values = self._finite(self._arrays(self._weights(ema=ema)))
+        if self.communicator.rank == 0:
+            save_model(self.graph.inference_model(values), path)
 
     def _arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """Copies of tensors of onnxruntime."""

@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import BinaryIO
 
@@ -19,7 +20,17 @@ _ENCRYPTED = 1  # a bit of a member's flags
 _NUMBERS = "biufc"  # kinds of element types
 _CHUNK = 2**24  # bytes
 _MESSAGE = 200  # characters of what somebody else says
+_LOCAL_LENGTHS = 26  # where a member's own header has the lengths of its name and extra field
 _HEADER = 10_000  # characters of an array's header that NumPy parses
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array in C order in a file, from byte `start` on."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 class NpzArrays(Mapping[str, np.ndarray]):
@@ -67,6 +78,27 @@ class NpzArrays(Mapping[str, np.ndarray]):
                 self._fill(name, array, file)
             self._sizes[name] = size
             return array.reshape(shape, order="F" if in_order_of_columns else "C")
+
+    def place(self, name: str) -> "Place":
+        """Where the rows of an array lie in the file; InvalidArgumentError unless it is stored as it is, in C order."""
+        info = self._members[name]
+        with self._archive(name) as archive:
+            self._check_member(name, info)
+            with archive.open(info) as file:
+                shape, in_order_of_columns, dtype = _header(file)
+                size = self._checked_size(name, info, shape, dtype)
+            if info.compress_type != zipfile.ZIP_STORED or in_order_of_columns or not shape:
+                raise self._wrong(
+                    f"array {reprlib.repr(name)}: expected rows as np.savez writes them, got a number, columns or "
+                    "compressed ones. Write it with np.savez of np.ascontiguousarray"
+                )
+        with open(self._path, "rb") as file:
+            file.seek(info.header_offset + _LOCAL_LENGTHS)
+            lengths = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+            start = info.header_offset + _LOCAL_LENGTHS + 4 + lengths + info.file_size - size
+            if start + size > os.path.getsize(self._path):
+                raise self._wrong(f"array {reprlib.repr(name)} goes beyond the end of the file")
+        return Place(start, shape, dtype)
 
     @contextmanager
     def _archive(self, name: str | None = None) -> Iterator[zipfile.ZipFile]:
@@ -133,3 +165,26 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     if version != (1, 0):  # later ones are for long names of fields; their headers may claim 4 GiB
         raise ValueError(f"expected version 1.0 of the format, got {version[0]}.{version[1]}")
     return np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER)
+
+
+def npy_place(path: str | os.PathLike[str], *, what: str = "") -> Place:
+    """Where the rows of an .npy file lie; InvalidArgumentError unless it holds numbers in C order, and all of them."""
+    label = f"{what}: {path}" if what else str(path)
+    try:
+        with open(path, "rb") as file:
+            shape, in_order_of_columns, dtype = _header(file)
+            start = file.tell()
+    except (OSError, ValueError, EOFError) as e:
+        reason = textwrap.shorten(str(e), _MESSAGE) or type(e).__name__
+        raise InvalidArgumentError(f"{label} cannot be read as an .npy file: {reason}") from e
+    size = prod(shape) * dtype.itemsize
+    if dtype.kind not in _NUMBERS or in_order_of_columns or not shape or min(shape) < 0:
+        raise InvalidArgumentError(
+            f"{label} cannot be read by rows: expected numbers in C order, of one axis or more, got "
+            f"{reprlib.repr(str(dtype))} {reprlib.repr(shape)}{' in order of columns' * in_order_of_columns}"
+        )
+    if start + size != os.path.getsize(path):
+        raise InvalidArgumentError(
+            f"{label} cannot be read as an .npy file: expected {start + size:,} bytes, got {os.path.getsize(path):,}"
+        )
+    return Place(start, shape, dtype)

@@ -9,6 +9,7 @@
     │  ├─ UnsupportedOpError                 no gradient rule for (domain, operator, version)
     │  └─ UnsupportedAttributeError          the rule exists; this attribute value is not handled
     ├─ KernelError(RuntimeError)             a kernel route is missing or failed to start
+    ├─ ReplicaError(RuntimeError)            ranks of one training do not have the same
     └─ RegistrationError(RuntimeError)       developer's: a rule or operator registered twice
 
 A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``. Names come from files: what a
@@ -81,6 +82,10 @@ class UnsupportedAttributeError(UnsupportedError):
 
 class KernelError(OnnxBackpropError, RuntimeError):
     """A kernel route is not available in this installation or could not be started."""
+
+
+class ReplicaError(OnnxBackpropError, RuntimeError):
+    """The ranks of one training have different graphs, programs or weights; their sums would mean nothing."""
 
 
 class RegistrationError(OnnxBackpropError, RuntimeError):

@@ -150,4 +150,5 @@ def test_names_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[s
     which, *more = given.split()
     refused(folder, [which, name, *more], capsys)
     if which == "train":
-        refused(folder, [*TRAIN.split(), "--data", name], capsys)
+        (folder / "empty").mkdir()
+        refused(folder, [*TRAIN.split(), "--data", "empty" if name == "." else name], capsys)

@@ -1,0 +1,149 @@
+"""BatchNormalization by the statistics of the whole batch, of which every rank has a part.
+
+    μ = Σ_r Σ x / n,  σ² = Σ_r Σ (x - μ)² / n,  n = Σ_r n_r over all axes but the channels',  z = (x - μ) · r
+    dx = γ·r·(dy - (S₁ + z·S₂) / n),  S₁ = Σ_s share_s Σ dy / share_r,  S₂ = Σ_s share_s Σ dy·z / share_r
+
+dy is the gradient of a rank's own loss, of which the whole one is Σ_s share_s · loss_s, so that a rank's dx lacks the
+factor share_r, which its gradients get afterwards. One message in the forward pass for μ, one for σ², one backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.ort_ops.numpy_route import RANKS_DOMAIN, SUM, WEIGHTED_SUM
+
+_BACKWARD = "BatchNormTrainingBackward"
+
+
+def synchronise(model: ModelProto) -> int:
+    """Let every BatchNormalization in training mode, and its gradient, sum over all ranks, in place; how many do.
+
+    Errors: UnsupportedError for one that does not work in float32 on an input of known rank, or whose gradient is not
+    that of the same input, as where activations are computed again.
+    """
+    writer = _Writer(model)
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and not node.domain and _attributes(node).get("training_mode"):
+            nodes += writer.forward(node)
+        elif node.op_type == _BACKWARD and node.domain == DOMAIN:
+            nodes += writer.backward(node)
+        else:
+            nodes.append(node)
+    if writer.statistics:
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        assign(model.graph.node, copies)
+        model.graph.initializer.extend(writer.constants)
+        model.opset_import.append(helper.make_opsetid(RANKS_DOMAIN, 1))
+    return len(writer.statistics)
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+class _Writer:
+    def __init__(self, model: ModelProto) -> None:
+        graph = model.graph
+        self._types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
+        self._taken = used_names(graph)
+        self.constants: list[TensorProto] = []
+        self._nodes: list[NodeProto] = []
+        self.statistics: dict[str, tuple[str, str, str]] = {}  # of an input: its deviation, 1/√(σ² + ε), 1/n
+
+    def _emit(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        output = unique(f"sync_batch_norm/{op_type}", self._taken)
+        self._nodes.append(helper.make_node(op_type, inputs, [output], name=output, domain=domain, **attributes))
+        return output
+
+    def _constant(self, value: Any, dtype: type[np.generic] = np.int64) -> str:
+        name = unique("sync_batch_norm/constant", self._taken)
+        self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def _number(self, value: float) -> str:
+        return self._constant(value, np.float32)
+
+    def _done(self, results: list[str], node: NodeProto) -> list[NodeProto]:
+        """What was emitted, with the outputs of a node."""
+        for result, output in zip(results, node.output, strict=False):
+            if output:
+                self._nodes.append(helper.make_node("Identity", [result], [output], name=f"{output}/synchronised"))
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def _axes(self, node: NodeProto) -> tuple[str, str]:
+        """All axes of the input but the channels', and the shape that spreads a number per channel over them."""
+        kind = self._types.get(node.input[0])
+        if kind is None or not kind.HasField("shape") or kind.elem_type != TensorProto.FLOAT:
+            raise UnsupportedError(
+                "sync_batch_norm: expected an input in float32 of a known rank. Leave it out, statistics are then "
+                "those of each rank",
+                op_type=node.op_type,
+                node=node.name or node.output[0],
+            )
+        rank = len(kind.shape.dim)
+        return self._constant([n for n in range(rank) if n != 1]), self._constant([-1] + [1] * (rank - 2))
+
+    def forward(self, node: NodeProto) -> list[NodeProto]:
+        given, (x, scale, bias, *running) = _attributes(node), node.input
+        others, per = self._axes(node)
+        total = self._emit("ReduceSum", x, others, keepdims=0)
+        ratio = self._emit(
+            "Div", self._emit("Size", x), self._emit("Max", self._emit("Size", scale), self._constant(1))
+        )
+        count = self._emit("Reshape", self._emit("Cast", ratio, to=TensorProto.FLOAT), self._constant([1]))
+        summed = self._emit(SUM, self._emit("Concat", total, count, axis=0), domain=RANKS_DOMAIN)
+        last = self._constant([-1])
+        inverse = self._emit("Reciprocal", self._emit("Gather", summed, last))
+        mean = self._emit("Mul", self._emit("Slice", summed, self._constant([0]), last), inverse)
+        deviation = self._emit("Sub", x, self._emit("Reshape", mean, per))
+        squares = self._emit("ReduceSum", self._emit("Mul", deviation, deviation), others, keepdims=0)
+        variance = self._emit("Mul", self._emit(SUM, squares, domain=RANKS_DOMAIN), inverse)
+        epsilon = self._number(given.get("epsilon", 1e-5))
+        rate = self._emit("Reciprocal", self._emit("Sqrt", self._emit("Add", variance, epsilon)))
+        self.statistics[x] = deviation, rate, inverse
+        slope = self._emit("Reshape", self._emit("Mul", scale, rate), per)
+        y = self._emit("Add", self._emit("Mul", deviation, slope), self._emit("Reshape", bias, per))
+        momentum = given.get("momentum", 0.9)
+        kept, new = self._number(momentum), self._number(1 - momentum)
+        renewed = [
+            self._emit("Add", self._emit("Mul", old, kept), self._emit("Mul", own, new))
+            for old, own in zip(running, (mean, variance), strict=True)
+        ]
+        return self._done([y, *renewed], node)
+
+    def backward(self, node: NodeProto) -> list[NodeProto]:
+        x, dy = node.input[:2]
+        gamma = node.input[4] if len(node.input) > 4 else ""
+        if x not in self.statistics or any(node.input[2:4]):
+            raise UnsupportedError(
+                "sync_batch_norm: expected the gradient of a BatchNormalization of the same values. Leave memory= and "
+                "precision= out, or sync_batch_norm",
+                op_type=node.op_type,
+                node=node.name or node.output[0],
+            )
+        deviation, rate, inverse = self.statistics[x]
+        others, per = self._axes(node)
+        dbeta = self._emit("ReduceSum", dy, others, keepdims=0)
+        along = self._emit("ReduceSum", self._emit("Mul", dy, deviation), others, keepdims=0)
+        dgamma = self._emit("Mul", along, rate)
+        both = self._emit(WEIGHTED_SUM, self._emit("Concat", dbeta, dgamma, axis=0), domain=RANKS_DOMAIN)
+        whole, slanted = (self._emit("Mul", part, inverse) for part in self._halves(both, dbeta))
+        slope = self._emit("Mul", gamma, rate) if gamma else rate
+        level = self._emit("Sub", dy, self._emit("Reshape", whole, per))
+        tilt = self._emit("Mul", deviation, self._emit("Reshape", self._emit("Mul", slanted, rate), per))
+        dx = self._emit("Mul", self._emit("Sub", level, tilt), self._emit("Reshape", slope, per))
+        return self._done([dx, dgamma, dbeta], node)
+
+    def _halves(self, both: str, like: str) -> tuple[str, str]:
+        length = self._emit("Shape", like)
+        start, end = self._constant([0]), self._constant([np.iinfo(np.int64).max])
+        return self._emit("Slice", both, start, length), self._emit("Slice", both, length, end)

@@ -1,0 +1,88 @@
+"""Which rows of a batch a rank has, and what they weigh in the mean over all of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+
+class Shard(dict[str, Any]):
+    """The rows of a batch that this rank has, by the names of the inputs: a step does not divide them again.
+
+    Each rank gives `Trainer.step` a shard of its own; one without rows takes part all the same.
+    """
+
+    @property
+    def rows(self) -> int:
+        """The length of axis 0 of the first array; 0 without arrays."""
+        return next((np.shape(array)[0] for array in self.values()), 0)
+
+
+def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
+    """[start, end) of this rank among `count` rows: the first count mod size ranks have one more than the others."""
+    share, more = divmod(count, size)
+    start = rank * share + min(rank, more)
+    return start, start + share + (rank < more)
+
+
+def own_rows(feeds: Mapping[str, Any], rank: int, size: int) -> Shard:
+    """This rank's rows of a batch that all ranks have; InvalidArgumentError unless all arrays have rows, as many."""
+    if isinstance(feeds, Shard):
+        return feeds
+    arrays = {name: value if isinstance(value, np.ndarray) else _array(name, value) for name, value in feeds.items()}
+    lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
+    count = next(iter(lengths.values()), None)
+    if count is None or any(length != count for length in lengths.values()):
+        said = ", ".join(f"{name!r} {list(array.shape)}" for name, array in arrays.items())
+        raise InvalidArgumentError(
+            f"a batch on several ranks: expected inputs with one number of rows along axis 0, got {said}. Ranks divide "
+            "that axis; give each a distributed.Shard where it means something else"
+        )
+    start, end = bounds(count, rank, size)
+    return Shard({name: array[start:end] for name, array in arrays.items()})
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    except (ValueError, TypeError, RuntimeError) as e:
+        raise InvalidArgumentError(f"{name!r}: expected an array, got {type(value).__name__}: {e}") from e
+
+
+class Weights:
+    """What a shard weighs: the denominator of its loss, so that Σ weight · loss / Σ weight is that of the whole batch.
+
+    The number of rows; for softmax_cross_entropy Σ w[label] of the positions that are not ignored. `summed`: the loss
+    is a sum over rows, and so is that of all ranks.
+    """
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        loss = graph.settings.get("loss")
+        loss = loss if isinstance(loss, dict) else {}
+        self.summed = loss.get("reduction") == "sum"
+        self._labels: str | None = None
+        self._ignored: int | None = None
+        self._classes: np.ndarray | None = None
+        ignored, classes = loss.get("ignore_index"), loss.get("weight")
+        if not self.summed and graph.target is not None and (ignored is not None or classes is not None):
+            self._labels, self._ignored = graph.target, ignored
+            self._classes = None if classes is None else np.asarray(classes, np.float64)
+
+    def of(self, shard: Shard) -> float:
+        """The weight of a shard that has been checked."""
+        if not shard.rows or self._labels is None:
+            return float(shard.rows)
+        labels = np.asarray(shard[self._labels])
+        kept = np.ones(labels.shape, bool) if self._ignored is None else labels != self._ignored
+        return float(kept.sum() if self._classes is None else self._classes[labels[kept]].sum())
+
+    def stand_in(self, shard: Shard) -> dict[str, np.ndarray]:
+        """Labels that count, for a shard all of whose labels do not."""
+        if self._labels is None:
+            return {}
+        classes = [0, 1] if self._classes is None else np.flatnonzero(self._classes).tolist()
+        counts = next(label for label in classes if label != self._ignored)
+        return {self._labels: np.full(np.shape(shard[self._labels]), counts, np.int64)}

@@ -1,0 +1,132 @@
+"""What a `Trainer` does otherwise where it is one of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+
+from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.converters.training.split import split
+from onnx_backprop.distributed.agreement import check_equal, named
+from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered
+from onnx_backprop.distributed.failures import end_all_on_uncaught
+from onnx_backprop.distributed.replica import Replica
+from onnx_backprop.distributed.shards import own_rows
+from onnx_backprop.opset.core.errors import CheckpointError
+from onnx_backprop.ort_ops import run_bound, session
+from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.made_again import make_again
+from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.training.data import Batches
+from onnx_backprop.training.inputs import Inputs, refusals
+
+OrtValue = onnxruntime.OrtValue
+_PROGRAMS = ("onnxruntime", "onnx", "numpy", "llvmlite")  # whose versions decide about bits
+
+
+class Trained(Protocol):
+    """The trainer of this rank."""
+
+    graph: TrainingGraph
+    communicator: Communicator
+    kernels: str | None
+    session_options: onnxruntime.SessionOptions
+
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    def state(self) -> dict[str, np.ndarray]: ...
+
+
+class Ranks:
+    """The rank of a trainer among others. update: the model that it runs behind the summed gradients."""
+
+    def __init__(self, trainer: Trained, model: ModelProto, verify_every: int, *, sync_batch_norm: bool) -> None:
+        """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
+        self._trainer, self._every, self._communicator = trainer, verify_every, trainer.communicator
+        end_all_on_uncaught(self._communicator)
+        advice = "Install the same everywhere"
+        check_equal(
+            self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
+        )
+        graph = [model.SerializeToString(deterministic=True), f"{trainer.kernels} {sync_batch_norm}".encode()]
+        check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
+        parts = split(trainer.graph, model)
+        self.update = parts.update
+        self._replica = Replica(trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm)
+
+    def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
+        if self._trainer.kernels == "numba":
+            own_convolutions(model)
+            make_again(fuse_chains(model), self._trainer.graph.loss)
+        return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)
+
+    def start(self, state: dict[str, np.ndarray]) -> None:
+        """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""
+        graph = self._trainer.graph
+        for name in sorted(state):
+            if name == RANDOM_STATE or name not in graph.fill:
+                self._communicator.broadcast(state[name])
+
+    def summed(self, batch: Mapping[str, Any], state: Mapping[str, OrtValue]) -> dict[str, OrtValue]:
+        """What the update reads: gradients, loss and statistics of the whole batch."""
+        inputs = self._trainer.inputs
+        shard = own_rows(batch, self._communicator.rank, self._communicator.size)
+        fed = inputs.ort_values(shard) if shard.rows else {}
+
+        def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+            with refusals(fed):
+                run_bound(session, binding)
+
+        return self._replica.step(shard, fed, state, run)
+
+    def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
+        """What is new in the state once no gradients wait to be summed."""
+        return self._replica.settled(state)
+
+    def verify(self) -> None:
+        """Every so many steps: ReplicaError where a rank has come to another state, which is never put right."""
+        if self._every and self._trainer.steps % self._every == 0:
+            state = self._trainer.state()
+            parts = [f"{self._trainer.steps} {self._trainer.learning_rate!r}".encode(), *named(state)]
+            what = f"after step {self._trainer.steps} another state"
+            check_equal(
+                self._communicator, what, parts, "Ranks need equal processors and programs; resume from a checkpoint"
+            )
+
+    def whole_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Every size-th batch of a loader, beginning with that of the rank."""
+        if isinstance(loader, Batches):
+            return loader.every(self._communicator.rank, self._communicator.size)
+        return islice(loader, self._communicator.rank, None, self._communicator.size)
+
+    def totals(self, total: float, seen: int) -> tuple[float, int]:
+        """The sums of two numbers over all ranks, in the order of the ranks."""
+        rows_of_all = gathered(self._communicator, np.array([total, seen], np.float64))
+        return float(sum(rows_of_all[:, 0].tolist())), int(rows_of_all[:, 1].sum())
+
+    def from_first(
+        self, tensors: dict[str, np.ndarray], about: dict[str, Any], state: Mapping[str, OrtValue]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """A checkpoint that rank 0 has read, on all ranks; CheckpointError on all where it is one of another graph."""
+        own = {name: value.numpy() for name, value in state.items()}
+        fits = {name: [list(a.shape), str(a.dtype)] for name, a in tensors.items()}
+        about, fits = broadcast_json(self._communicator, [about, fits])
+        if fits != {name: [list(a.shape), str(a.dtype)] for name, a in own.items()}:
+            if tensors:
+                return tensors, about  # rank 0 says what is wrong
+            raise CheckpointError("the checkpoint of rank 0 belongs to another training graph")
+        tensors = tensors or {name: np.empty(a.shape, a.dtype) for name, a in own.items()}
+        for name in sorted(tensors):
+            self._communicator.broadcast(tensors[name])
+        return tensors, about
