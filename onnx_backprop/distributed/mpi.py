@@ -42,7 +42,7 @@ class Mpi:
         """The cores that this process may use, divided by the ranks of this machine that may use the same ones."""
         node = self._communicator.Split_type(self._mpi.COMM_TYPE_SHARED)
         own = np.zeros(_MOST_CORES, np.uint8)
-        own[list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []] = 1
+        own[machine.bound_to()] = 1
         everybody = np.empty((node.Get_size(), len(own)), np.uint8)
         node.Allgather(own, everybody)
         node.Free()

@@ -138,6 +138,11 @@ def processors() -> int:
     return min(cores(), MOST_PROCESSORS)
 
 
+def bound_to() -> list[int]:
+    """The numbers of the cores that this process is bound to; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def _bound() -> int:
     if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
         return os.process_cpu_count() or 1
