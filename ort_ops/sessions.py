@@ -155,7 +155,8 @@ def run_bound(
 @cache
 def native_kernels_work() -> bool:
     """Whether the native kernels are registered; a warning, once per process, where they are not."""
-    reason = numba_route.reason_against()
+    with _registration:  # which no cache keeps several threads from doing at once
+        reason = numba_route.reason_against()
     if reason:
         logger.warning(
             'the native kernels of kernels="numba" cannot work here. Sessions use "numpy" in their place, '

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from functools import cache
 
 import pytest
 
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.ort_ops import numba_route, sessions
 
 SESSIONS_AT_EXIT = """
 import builtins, sys, types
@@ -108,3 +112,22 @@ def test_the_first_sessions_may_be_made_by_several_threads() -> None:
     """The operators are registered once; a second registration would be of operators that exist."""
     done = subprocess.run([sys.executable, "-c", FIRST_SESSIONS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"none {[[3.0, 3.0]] * 4} 1\n"), done.stderr
+
+
+def test_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one hands operators to a library, a session that another one makes may read its list."""
+    found: list[int] = []
+
+    def slow() -> str:
+        found.append(threading.get_ident())
+        time.sleep(0.2)
+        return ""
+
+    monkeypatch.setattr(numba_route, "reason_against", cache(slow))
+    work = cache(sessions.native_kernels_work.__wrapped__)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
