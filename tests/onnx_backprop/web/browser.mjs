@@ -64,8 +64,9 @@ found.readySaid = await text(page, 'status');
 await press(page);
 await atStep(page, 60);
 await until(page, () => document.getElementById('accuracy').textContent !== '–');
-await new Promise((resolve) => setTimeout(resolve, 2500)); // longer than between savings
-found.beforeReload = await step(page);
+const seen = await step(page);
+await new Promise((resolve) => setTimeout(resolve, 2500)); // longer than between savings, so that what was seen is kept
+found.beforeReload = seen;
 await page.reload();
 await until(page, () => document.getElementById('run').textContent === 'Pause'); // it goes on by itself
 await until(page, (n) => Number(document.getElementById('steps').textContent.replace(/\D/g, '')) > n, 10);
