@@ -94,8 +94,7 @@ class TrainingGraph:
         return replace(self, model=model)
 
     def _require_values(self, given: Collection[str] = ()) -> None:
-        stored = [t.name for t in self.model.graph.initializer if any(e.value == _ELSEWHERE for e in t.external_data)]
-        if not set(stored).issubset(given):
+        if not {tensor.name for tensor in self.model.graph.initializer if _is_elsewhere(tensor)}.issubset(given):
             raise InvalidArgumentError(
                 "the trainer has read this graph from a file and keeps the values that it trains, not those that it "
                 "began with. TrainingGraph.load(path) has them, and a Trainer that is given one keeps it as it is"
@@ -137,11 +136,13 @@ class TrainingGraph:
     def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
-        Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs with
-        defaults.
+        Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs, with
+        their values as defaults where the graph has them.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
-        return self._part([self.loss, *others], "evaluation", keep_inputs=True)
+        model = self._part([self.loss, *others], "evaluation", keep_inputs=True)
+        assign(model.graph.initializer, [tensor for tensor in model.graph.initializer if not _is_elsewhere(tensor)])
+        return model
 
     def inference_model(
         self, values: Mapping[str, np.ndarray] | None = None, *, outputs: Sequence[str] | None = None
@@ -282,6 +283,10 @@ class TrainingGraph:
         assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
         text = json.dumps({"format": FORMAT, **said}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)
+
+
+def _is_elsewhere(tensor: TensorProto) -> bool:
+    return any(entry.key == "location" and entry.value == _ELSEWHERE for entry in tensor.external_data)
 
 
 def _prune(graph: ir.Graph) -> None:

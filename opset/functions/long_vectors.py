@@ -15,9 +15,8 @@ _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their l
 _FOLLOWED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 )
-_AS_DIV = frozenset(
-    {"Add", "Mul", "Sub"}
-)  # whose results have the type and the shape of a quotient's, which is not followed
+_AS_DIV = frozenset({"Add", "Mul", "Sub"})  # inferred as Div, alike but for numbers, which are not followed there
+_STANDARD = ("", "ai.onnx")
 _HIDDEN = "onnx_backprop.hidden"
 NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
@@ -30,7 +29,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     first = shape_inference.infer_shapes(proto, check_type=check_type, data_prop=False)
     graph = first.graph
     long, too_long = set(_long(graph, LONG)), set(_long(graph, _TOO_LONG))
-    opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    opset = max((o.version for o in proto.opset_import if o.domain in _STANDARD), default=1)
     hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, too_long, opset)} if long else set()
     guessed = misread(graph)
     hidden |= guessed
@@ -41,7 +40,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     work.CopyFrom(proto)
     work.opset_import.add(domain=_HIDDEN, version=1)
     stated = {value.name for value in (*work.graph.value_info, *work.graph.output)}
-    replaced = {n for n in hidden if graph.node[n].op_type in _AS_DIV}
+    replaced = {n for n in hidden if graph.node[n].op_type in _AS_DIV and graph.node[n].domain in _STANDARD}
     for n in replaced:
         work.graph.node[n].op_type = "Div"
     ends = {value.name: value for value in work.graph.output}
@@ -81,7 +80,7 @@ def _follows(node: NodeProto, long: set[str], too_long: set[str], opset: int) ->
     inside = _inside(node)
     if inside:
         return any(_follows(inner, long, too_long, opset) for graph in inside for inner in graph.node)
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in _STANDARD:
         return not too_long.isdisjoint((*node.input, *node.output))
     if long.isdisjoint((*node.input, *node.output)):
         return False

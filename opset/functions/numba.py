@@ -1,7 +1,5 @@
 """The body of route "numba": one native operator that has the specification's own attributes and inputs."""
 
-from collections.abc import Sequence
-
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.opset.core.op import Op
@@ -48,7 +46,7 @@ def write_out(model: ModelProto) -> None:
         if body is None:
             continue
         (kernel,) = body.node
-        names = dict(zip((*body.input, *body.output), (*_filled(node.input, body.input), *node.output), strict=False))
+        names = dict(zip(body.input, node.input, strict=False)) | dict(zip(body.output, node.output, strict=False))
         stated = {a.name: a for a in (*body.attribute_proto, *node.attribute)}
         native = NodeProto(op_type=kernel.op_type, domain=kernel.domain, name=node.name)
         for a in kernel.attribute:
@@ -60,6 +58,3 @@ def write_out(model: ModelProto) -> None:
         native.output.extend(names.get(name, "") for name in kernel.output)
         node.CopyFrom(native)
 
-
-def _filled(given: Sequence[str], formal: Sequence[str]) -> list[str]:
-    return [*given, *[""] * (len(formal) - len(given))]

@@ -66,7 +66,7 @@ def _width() -> int:
     """How many float32, and how many int32, one vector register holds.
 
     LLVM is asked what it uses, since a processor's name implies features and features take others away. It is asked
-    once, since its code generator takes 18 MiB of memory, which a process that compiles nothing can spare.
+    once, since its code generator takes 16 MiB of memory, which a process that compiles nothing can spare.
     """
     asked = repr((llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES, _PROBE)).encode()
     folder = cache_folder()

@@ -12,6 +12,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.opset.functions.long_vectors import infer_shapes
 
 LINEAR = """
     <ir_version: 10, opset_import: ["": 18]>
@@ -331,6 +332,17 @@ def test_lengths_keep_their_names_behind_long_biases() -> None:
     lengths = {v.name: v.type.tensor_type.shape.dim[0].dim_param for v in prepare(model).graph.value_info}
     assert len({lengths[name] for name in "abcde"}) == 1
     assert lengths["a"]
+
+
+def test_a_function_that_is_called_as_a_standard_operator() -> None:
+    """It is not taken for a sum where it reads a long vector."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18, "own": 1]>
+        g (float[2,70000] x, float[70000] w) => (float[?,?] y) { y = own.Add(x, w) }
+        <domain: "own", opset_import: ["": 18]> Add (a, b) => (c) { c = Mul(a, b) }
+    """)
+    (y,) = infer_shapes(model).graph.output
+    assert [d.dim_value for d in y.type.tensor_type.shape.dim] == [2, 70000]
 
 
 @pytest.mark.parametrize(

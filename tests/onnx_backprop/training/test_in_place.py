@@ -175,6 +175,20 @@ def test_what_is_loaded_is_copied(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, kept[name])
 
 
+def test_a_graph_read_from_a_file_has_no_values_beside_the_trainers(tmp_path: Path) -> None:
+    """What needs them says so; the evaluation model has them as inputs."""
+    ob.training_graph(network(), loss="mse", prediction="y", optimizer="sgd").save(tmp_path / "g.onnx")
+    graph = ob.Trainer(tmp_path / "g.onnx").graph
+    for reads in (graph.initial_state, graph.initial_values, graph.inference_model, lambda: graph.save("never.onnx")):
+        with pytest.raises(ob.InvalidArgumentError, match=r"TrainingGraph.load\(path\) has them"):
+            reads()
+    whole = ob.TrainingGraph.load(tmp_path / "g.onnx")
+    runs = [ob.session(g.eval_model()) for g in (graph, whole)]
+    feeds = {"x": X, "target": T}
+    first, second = (s.run(["loss"], feeds | whole.initial_values()) for s in runs)
+    np.testing.assert_array_equal(first, second)
+
+
 COMPILING = """
 import sys
 import numpy as np, onnx_backprop as ob

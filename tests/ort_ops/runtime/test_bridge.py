@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX, write_out
 from onnx_backprop.ort_ops import numba_route, sessions
 from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.call import MAX_PLANS
@@ -52,6 +52,17 @@ def test_sessions_of_several_threads_keep_their_own_attributes(monkeypatch: pyte
         numbers = list(threads.map(lambda spec: bridge._spec_number((spec,), spec), specs))
     assert [bridge._specs[number] for number in numbers] == specs
     assert sorted(bridge._specs) == ["0", "1", "2", "3"]
+
+
+def test_native_operators_written_out_where_a_node_has_empty_names_behind_its_inputs() -> None:
+    model = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["own": 1]> g (float[2] x) => (float[2] y) {{ y = own.F(x) }}
+        <domain: "own", opset_import: ["{NATIVE_DOMAIN}": 1]> F (a) => (b) {{ b = {NATIVE_DOMAIN}.Kernel(a) }}
+    """)
+    model.graph.node[0].input.extend(["", ""])
+    write_out(model)
+    (node,) = model.graph.node
+    assert (node.op_type, list(node.input), list(node.output)) == ("Kernel", ["x"], ["y"])
 
 
 def test_the_route_works_here() -> None:
