@@ -57,4 +57,3 @@ def write_out(model: ModelProto) -> None:
         native.input.extend(names.get(name, "") for name in kernel.input)
         native.output.extend(names.get(name, "") for name in kernel.output)
         node.CopyFrom(native)
-
