@@ -12,12 +12,12 @@ from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred
@@ -77,7 +77,7 @@ def session(
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
     its sentence; what `use_kernels` raises.
     """
-    model = load(model) if isinstance(model, ir.Model) else model
+    model = load(model) if is_ir_model(model) else model
     path = None if isinstance(model, ModelProto) else existing(model)
     options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
     source: str | bytes

@@ -1,11 +1,13 @@
 """Walking models: the graphs inside nodes, what nodes read, names that are free, and copies of messages."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
-import onnx_ir as ir
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
+from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.functions.scope import Scope
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
@@ -90,7 +92,7 @@ def rename(node: NodeProto, new: Mapping[str, str]) -> None:
 
 def used_names(graph: GraphProto | ir.Graph) -> set[str]:
     """The names of all values and nodes of a graph and the graphs inside it."""
-    if isinstance(graph, ir.Graph):
+    if not isinstance(graph, GraphProto):
         values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
         values += [v for node in graph.all_nodes() for v in node.outputs]
         return {str(v.name) for v in values} | {str(node.name) for node in graph.all_nodes()}

@@ -1,16 +1,19 @@
 """Models to and from onnx_ir, which has no type for maps and sequences of them: those are carried beside it."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-import onnx_ir as ir
 from onnx import ModelProto, TypeProto
 
 from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.core.lazy import ir, is_ir_model
+from onnx_backprop.opset.functions import use_kernels as kernels
 
 _TYPE = "onnx_backprop.type"  # what a value's meta holds
 Converter = TypeVar("Converter", bound=Callable[..., Any])
@@ -22,9 +25,12 @@ def as_given(convert: Converter) -> Converter:
     @wraps(convert)
     def converted(model: Any, *args: Any, **kwargs: Any) -> Any:
         result = convert(model, *args, **kwargs)
-        return to_ir(result) if isinstance(model, ir.Model) else result
+        return to_ir(result) if is_ir_model(model) else result
 
     return cast(Converter, converted)
+
+
+use_kernels = as_given(kernels.use_kernels)
 
 
 def to_ir(proto: ModelProto) -> ir.Model:

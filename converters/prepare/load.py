@@ -1,7 +1,6 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
-import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -23,15 +22,21 @@ from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.upgrade import upgrade
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.core.errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    OnnxBackpropError,
+    UnsupportedError,
+    suggest,
+)
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
+from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 
 Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47
-PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
 
 def prepare(model: ModelProto | str | Path) -> ModelProto:
@@ -145,18 +150,6 @@ def check_names(argument: str, names: Names) -> Names:
     if not names:
         raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
     return names
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """`. Did you mean 'a' or 'b'?` for a name that is not among `names`."""
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-def suggest(name: str, names: Collection[str]) -> str:
-    """Near misses, or where there are none, the names that there are."""
-    listed = ", ".join(list(names)[:10]) + (", …" if len(names) > 10 else "")
-    return near(name, names) or f". There are {listed or 'none'}"
 
 
 def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:

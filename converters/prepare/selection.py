@@ -4,8 +4,8 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
-from onnx_backprop.converters.prepare.load import check_names, near, suggest
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.converters.prepare.load import check_names
+from onnx_backprop.opset.core.errors import InvalidArgumentError, near, suggest
 
 Patterns = Sequence["str | re.Pattern[str]"]
 REGEX = "re:"

@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from onnx_backprop.converters.prepare import graphs
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer, near, prepare
+from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.builder import Builder
@@ -29,7 +29,7 @@ from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
-from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError, near
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 

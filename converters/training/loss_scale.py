@@ -14,11 +14,11 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.optimizer_function import one_element
 from onnx_backprop.converters.training.step import State
 
-LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
-INITIAL, LEAST, LARGEST = 2.0**15, 2.0**-14, 2.0**24
+INITIAL, LARGEST = 2.0**15, 2.0**24
 INTERVAL = 2000  # good steps until the scale grows
 
 
@@ -68,7 +68,7 @@ def renewed_scale(op: Builder, state: State, scale: ir.Value, gradients: list[ir
     state.fill[str(scale.name)] = INITIAL
     grows = op.GreaterOrEqual(op.Add(good, 1), INTERVAL)
     larger = op.Where(grows, op.Min(op.Mul(scale, 2.0), LARGEST), scale)
-    state.new[scale] = op.Where(finite, larger, op.Max(op.Mul(scale, 0.5), LEAST))
+    state.new[scale] = op.Where(finite, larger, op.Max(op.Mul(scale, 0.5), LEAST_SCALE))
     state.new[good] = op.Where(op.And(finite, op.Not(grows)), op.Add(good, 1), 0)
     state.new[skipped] = op.Add(skipped, op.Cast(op.Not(finite), to=ir.DataType.INT64))
     return finite

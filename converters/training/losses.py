@@ -17,12 +17,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.rules.common import widen
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
-from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, near
+from onnx_backprop.opset.core.shapes import Dim, Dims, describe
 
 REDUCTIONS = ("mean", "sum")
 
@@ -174,7 +174,7 @@ class SoftmaxCrossEntropy(Loss):
     Source: ONNX SoftmaxCrossEntropyLoss; Szegedy et al., "Rethinking the Inception Architecture", section 7.
     """
 
-    name: ClassVar[str] = "softmax_cross_entropy"
+    name: ClassVar[str] = SOFTMAX_CROSS_ENTROPY
     weight: ArrayLike | None = None
     ignore_index: int | None = None
     label_smoothing: float = 0.0
@@ -332,10 +332,3 @@ def _checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None
     op.prefix = outer
     result.type, result.shape = target.type, ir.Shape(shape)
     return result
-
-
-def describe(shape: Dims | None) -> str:
-    """A shape for a message: (N, 3, ?)."""
-    if shape is None:
-        return "of unknown rank"
-    return f"({', '.join('?' if d is None else str(d) for d in shape)})"

@@ -11,8 +11,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
 from onnx_backprop.converters.rules.common import as_shaped
+from onnx_backprop.converters.training.names import RANDOM_STATE
 
-RANDOM_STATE = "random_state"  # int64: the seed, and the number of runs so far
 DROPOUT_OF = "onnx_backprop.dropout_of"  # on a node that drops: the name of what it drops from
 _RUNNING = (3, 4)  # BatchNormalization's inputs that hold running statistics
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from onnx_backprop.converters.prepare.load import near
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.training.optimizer_function import Update
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, near
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,26 +10,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-import onnx_ir as ir
 from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign, without_tensors
-from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, near
-from onnx_backprop.converters.recompute.memory import told
-from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED
-from onnx_backprop.converters.reverse.steps import drop_stacks
 from onnx_backprop.converters.tables import table
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
-from onnx_backprop.converters.training.modes import infer_mode
-from onnx_backprop.converters.training.order import in_float32
-from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
-from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
-from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 
 _SHOWN = 5  # names of a kind that a summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
@@ -140,7 +129,7 @@ class TrainingGraph:
         their values as defaults where the graph has them.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
-        model = self._part([self.loss, *others], "evaluation", keep_inputs=True)
+        model = _part(self, [self.loss, *others], "evaluation", keep_inputs=True)
         assign(model.graph.initializer, [tensor for tensor in model.graph.initializer if not _is_elsewhere(tensor)])
         return model
 
@@ -154,7 +143,7 @@ class TrainingGraph:
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
-        model = self._part(list(outputs or self.outputs), None, keep_inputs=False)
+        model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         known = {*self.forward_state, *self.frozen, *self.parameters}
         for name, value in (values or {}).items():
@@ -170,47 +159,6 @@ class TrainingGraph:
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(kind, copy=False), name))
         return model
-
-    def _part(self, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
-        """What computes some outputs of the model, in inference mode."""
-        model = to_ir(self.model)
-        graph = model.graph
-        by_name = {str(value.name): value for node in graph for value in node.outputs}
-        by_name |= {str(value.name): value for value in graph.outputs}
-        unknown = [name for name in outputs if name not in by_name]
-        if unknown:
-            raise InvalidArgumentError(
-                f"outputs: expected names of tensors of the model, got {unknown[0]!r}{near(unknown[0], by_name)}"
-            )
-        kept = [by_name[name] for name in outputs]
-        graph.outputs.clear()
-        graph.outputs.extend(kept)
-        _prune(graph)
-        in_float32(graph)
-        infer_mode(graph)
-        drop_stacks(graph)
-        _prune(graph)
-        needed = {value for value in graph.outputs if value.producer() is None}
-        for value in list(graph.inputs):
-            if not self._is_kept(value, used=bool(value.uses()) or value in needed, outputs=outputs, state=keep_inputs):
-                graph.inputs.remove(value)
-        for name, value in list(graph.initializers.items()):
-            if not value.uses() and value not in needed:
-                del graph.initializers[name]
-        proto = to_proto(model)
-        if graph_name is not None:
-            proto.graph.name = f"{self.model.graph.name}_{graph_name}"
-        _drop_unused(proto)
-        assign(proto.metadata_props, [entry for entry in proto.metadata_props if entry.key != METADATA])
-        return infer_large(proto)
-
-    def _is_kept(self, value: ir.Value, *, used: bool, outputs: list[str], state: bool) -> bool:
-        """Whether a part has an input: data always, targets with the loss, state where it is read and asked for."""
-        if value.is_initializer():
-            return used and state
-        name = str(value.name)
-        target = self.loss not in outputs and name in self.settings.get("loss_inputs", [])
-        return used or (name in self.inputs and not target)
 
     def summary(self) -> str:
         """A table of the parameters, their shapes, elements and whether they are trained; what was left out and why."""
@@ -230,6 +178,8 @@ class TrainingGraph:
         lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
         if told := self.memory_told():
             lines.append(f"activations: {told}")
+        from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED  # for which onnx_ir is imported
+
         left_out = {name: what for name, what in self.left_out.items() if what not in NEVER_TRAINED}
         for what in dict.fromkeys(left_out.values()):
             names = [name for name, is_ in left_out.items() if is_ == what]
@@ -242,7 +192,11 @@ class TrainingGraph:
     def memory_told(self) -> str:
         """What is expected of a budget of memory, in one sentence; nothing where there is none."""
         expected = self.settings.get("memory")
-        return told(expected) if isinstance(expected, dict) else ""
+        if not isinstance(expected, dict):
+            return ""
+        from onnx_backprop.converters.recompute.memory import told  # for which onnx_ir is imported
+
+        return told(expected)
 
     def __str__(self) -> str:
         """The summary."""
@@ -289,19 +243,7 @@ def _is_elsewhere(tensor: TensorProto) -> bool:
     return any(entry.key == "location" and entry.value == _ELSEWHERE for entry in tensor.external_data)
 
 
-def _prune(graph: ir.Graph) -> None:
-    """Take the nodes away that no output needs."""
-    nodes = list(graph)
-    remaining = list(nodes)
-    drop_unread(remaining, graph.outputs)
-    graph.remove(set(nodes) - set(remaining))
+def _part(graph: TrainingGraph, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
+    from onnx_backprop.converters.training.parts import part  # for which onnx_ir is imported
 
-
-def _drop_unused(proto: ModelProto) -> None:
-    """Functions and opset imports that no node needs any more."""
-    used = {node.domain for node in proto.graph.node}
-    for entries in (proto.functions, proto.opset_import):
-        assign(
-            entries, [entry for entry in entries if entry.domain not in (DOMAIN, UPDATE_DOMAIN) or entry.domain in used]
-        )
-    refuse_older_runtimes(proto)
+    return part(graph, outputs, graph_name, keep_inputs=keep_inputs)

@@ -15,6 +15,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.modes import is_statistic
+from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.optimizer_function import (
     CLIP_FACTOR,
     FINITE,
@@ -28,9 +29,7 @@ from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
 
-OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 NORM_EPSILON = 1e-6  # added to the norm that gradients are scaled by, as torch does
-LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
 
 
 @dataclass

@@ -12,9 +12,10 @@ import onnxruntime
 from onnx import ModelProto, helper
 
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
-from onnx_backprop.converters import TrainingGraph, save_model
+from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.training.metadata import fields
-from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
+from onnx_backprop.converters.training.names import OPTIMIZER_METADATA
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import session

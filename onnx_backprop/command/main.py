@@ -27,18 +27,15 @@ from onnx_backprop.command.modes import add_modes, differentiated, results
 from onnx_backprop.command.options import NO_LOSS, limits_of, progress_bar, read_arrays, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.command.web import add_web
-from onnx_backprop.converters import (
-    TrainingGraph,
-    expand_gradients,
-    explain_gradients,
-    save_model,
-    supported_ops,
-    training_graph,
-)
+from onnx_backprop.converters.check.explain import explain_gradients
+from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.registry import supported_ops
 from onnx_backprop.converters.tables import table
-from onnx_backprop.converters.training.gradient_operator import has_training_nodes
+from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable
 from onnx_backprop.opset.core.reading import load

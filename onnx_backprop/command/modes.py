@@ -6,8 +6,10 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnx_backprop.converters import backward, derivatives, hessian, hvp, jacobian, jvp, vjp
-from onnx_backprop.converters.derivatives.products import scalar_gradient
+from onnx_backprop.converters.derivatives.dense import hessian, jacobian
+from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
+from onnx_backprop.converters.reverse.backward import backward
+from onnx_backprop.converters.reverse.derivatives import derivatives
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 

@@ -12,8 +12,9 @@ import numpy as np
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_rows, share, training_options
 from onnx_backprop.command.supervise import supervise
-from onnx_backprop.converters import TrainingGraph, training_graph
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.distributed.communicator import Communicator, anywhere
 from onnx_backprop.distributed.failures import ending_all
 from onnx_backprop.opset.core.errors import InvalidArgumentError

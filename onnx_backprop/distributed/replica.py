@@ -16,10 +16,9 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters import TrainingGraph
-from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.converters.training.names import MICRO_STEP, RANDOM_STATE
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import Split
-from onnx_backprop.converters.training.step import MICRO_STEP
 from onnx_backprop.distributed.batch_norm import synchronise
 from onnx_backprop.distributed.communicator import Communicator, gathered
 from onnx_backprop.distributed.shards import Shard, Weights

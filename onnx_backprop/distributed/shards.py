@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 

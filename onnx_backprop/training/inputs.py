@@ -10,12 +10,11 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, TensorShapeProto, helper
 
-from onnx_backprop.converters import TrainingGraph
-from onnx_backprop.converters.prepare.load import near
-from onnx_backprop.converters.training.losses import SoftmaxCrossEntropy, describe
+from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
-from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, near
+from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data import Batches
 
 OrtValue = onnxruntime.OrtValue
@@ -35,7 +34,7 @@ class Inputs:
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
         loss = graph.settings.get("loss")
-        loss = loss if isinstance(loss, dict) and loss.get("name") == SoftmaxCrossEntropy.name else None
+        loss = loss if isinstance(loss, dict) and loss.get("name") == SOFTMAX_CROSS_ENTROPY else None
         self.labels = graph.target if loss and graph.target in self.names else None
         self.ignored = loss.get("ignore_index") if loss else None
         self.classes = self._most_classes(graph) if self.labels else None

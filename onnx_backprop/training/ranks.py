@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnx_backprop.converters import TrainingGraph
-from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.converters.training.names import RANDOM_STATE
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
 from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
-from onnx_backprop.converters import TrainingGraph, save_model
+from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
-from onnx_backprop.converters.prepare.load import near
-from onnx_backprop.converters.training.loss_scale import GOOD_STEPS, LEAST, LOSS_SCALE, SKIPPED_STEPS
-from onnx_backprop.converters.training.modes import RANDOM_STATE
+from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, RANDOM_STATE, SKIPPED_STEPS
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, near
+from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
@@ -217,7 +216,7 @@ class Trainer:
         if not self._in_place:
             self._guard[...] = 2
         self._settle()
-        if self.loss_scale == LEAST and self._state[GOOD_STEPS].numpy() == 0:
+        if self.loss_scale == LEAST_SCALE and self._state[GOOD_STEPS].numpy() == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.converters import TrainingGraph
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.web.bundle import bundle

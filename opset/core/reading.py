@@ -1,15 +1,17 @@
 """Reading models: from a path or from memory, the tensors beside a file included, and nothing outside its folder."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 from onnx import ModelProto, TensorProto, checker
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.sound import sound, tensors
 
 
@@ -21,7 +23,7 @@ def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
     Errors: InvalidArgumentError for a path that is none, InvalidModelError for what is no sound model, UnsupportedError
     for one beyond the limits.
     """
-    if isinstance(model, ir.Model):
+    if is_ir_model(model):
         model = _of_ir(model)
     if isinstance(model, ModelProto):
         model = sound(model)

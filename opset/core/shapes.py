@@ -79,3 +79,10 @@ def show(dims: Sequence[object]) -> str:
 def permute(dims: Dims, order: Sequence[int]) -> Dims:
     """Dims in another axis order, as numpy.transpose does with an array."""
     return tuple(dims[i] for i in order)
+
+
+def describe(shape: Dims | None) -> str:
+    """A shape for a message: (N, 3, ?)."""
+    if shape is None:
+        return "of unknown rank"
+    return f"({', '.join('?' if d is None else str(d) for d in shape)})"

@@ -5,13 +5,15 @@ the model, which onnxruntime inlines when it creates the session. Exchanging the
 the graph stays the same.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx_ir as ir
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of

@@ -14,7 +14,7 @@ import pytest
 
 from onnx_backprop.artifacts import Module, Optimizer
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
-from onnx_backprop.converters.training.step import OPTIMIZER_METADATA
+from onnx_backprop.converters.training.names import OPTIMIZER_METADATA
 from onnx_backprop.training.checkpoint import KEY
 from tests.onnx_backprop.artifacts.test_artifacts import generated
 from tests.support.damaged import changed, damaged, joined, split

@@ -1,0 +1,8 @@
+"""Names of what a training graph keeps beside its parameters, and of what it says of itself."""
+
+RANDOM_STATE = "random_state"  # int64: the seed, and the number of runs so far
+LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
+LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
+LEAST_SCALE = 2.0**-14
+OPTIMIZER_METADATA = "onnx_backprop.optimizer"
+SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"

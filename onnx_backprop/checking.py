@@ -1,0 +1,83 @@
+"""`check_gradients`: a model's gradients against its own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto
+
+from onnx_backprop.converters.check.check import check
+from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.ort_ops.sessions import session
+
+
+def check_gradients(
+    model: ModelProto | ir.Model | str | Path,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    feeds: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    kernels: str | None = None,
+    tolerance: float | None = None,
+    nodes: bool = False,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> GradientReport:
+    """Whether `backward` gives the gradients of a model: <gradient, v> against differences along random directions v.
+
+    With L(x) = Σ_y <dy, y(x)> and random dy, the gradient g of L is right when (L(x + h·v) - L(x - h·v)) / 2h tends to
+    <g, v> as h shrinks. The differences are of the model's own forward: in float64 through onnx's reference evaluator
+    for a small model that it runs as onnxruntime does, else in onnxruntime in float32. When they contradict the
+    gradient, or do not settle, every node on the way is checked alone at the values that reach it.
+
+    Args:
+        model: a ModelProto, an onnx_ir.Model or the path of a file.
+        wrt: graph inputs and initializers. Default: every float one that a gradient reaches. Above twelve they are
+            checked in twelve groups.
+        of: graph outputs. Default: every float output that depends on `wrt`.
+        feeds: values for inputs, and for initializers in `wrt`. Default: random floats; integers 0 or 1; a symbolic
+            axis is 2 long where it comes first and else as short as the model runs with.
+        seed: of the inputs, dy and directions.
+        kernels: what the gradient runs on, see `use_kernels`. Default: what `backward` attaches.
+        tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 where only a
+            forward in float32 is to be had; 3e-2 in float16 and 1e-1 in bfloat16 models.
+        nodes: check every node even when the whole model is right.
+        progress: wraps the list of nodes while they are checked, for a progress bar.
+
+    Returns: a report; `print` shows its tables, the worst node first. `ok` when right. `repro` is the smallest
+    sub-model whose gradient is wrong, with its inputs' values. Where the differences do not settle, as for a network
+    of kinks in float32, and not for every node either, the verdict is "undecided", which is not `ok`.
+
+    Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`), InvalidModelError (also for a
+    model that draws random numbers), KernelError without onnxruntime, and what `backward` raises.
+    """
+
+    def opened(proto: ModelProto) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+        running: Any = session(proto, kernels=None)
+        names = [value.name for value in running.get_outputs()]
+        accepted = {value.name for value in running.get_inputs()}
+        accepted |= {value.name for value in running.get_overridable_initializers()}
+
+        def run(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            fed = {name: value for name, value in values.items() if name in accepted}
+            return dict(zip(names, running.run(None, fed), strict=True))
+
+        return run
+
+    arguments = {} if kernels is None else {"kernels": kernels}
+    return check(
+        model,
+        opened,
+        wrt=wrt,
+        of=of,
+        feeds=feeds,
+        seed=seed,
+        tolerance=tolerance,
+        nodes=nodes,
+        progress=progress,
+        **arguments,
+    )
