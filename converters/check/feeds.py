@@ -9,7 +9,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from onnx_backprop.converters.prepare.float_types import FLOATS
 from onnx_backprop.converters.prepare.graphs import called, subgraphs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, suggest
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.core.limits import current, how_to_raise
 
 Feeds = dict[str, np.ndarray]

@@ -22,13 +22,8 @@ from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.upgrade import upgrade
-from onnx_backprop.opset.core.errors import (
-    InvalidArgumentError,
-    InvalidModelError,
-    OnnxBackpropError,
-    UnsupportedError,
-    suggest,
-)
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.opset.core.errors import InvalidArgumentError, near, suggest
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import near, suggest
 
 Patterns = Sequence["str | re.Pattern[str]"]
 REGEX = "re:"

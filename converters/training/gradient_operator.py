@@ -29,7 +29,8 @@ from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
-from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError, near
+from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 

@@ -21,7 +21,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.rules.common import widen
 from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, near
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dim, Dims, describe
 
 REDUCTIONS = ("mean", "sum")

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.training.optimizer_function import Update
-from onnx_backprop.opset.core.errors import InvalidArgumentError, near
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import near
 
 
 @dataclass(frozen=True, kw_only=True)

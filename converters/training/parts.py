@@ -13,7 +13,8 @@ from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.order import in_float32
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.core.errors import InvalidArgumentError, near
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 

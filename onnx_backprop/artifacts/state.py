@@ -12,7 +12,8 @@ import numpy as np
 import onnxruntime
 
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, near
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, not_finite

@@ -13,7 +13,8 @@ from onnx import TensorProto, TensorShapeProto, helper
 from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, near
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data import Batches
 

@@ -16,7 +16,8 @@ from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, RANDOM_STATE, SKIPPED_STEPS
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, near
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session

@@ -16,9 +16,7 @@ A message reads ``{operator} '{node}': {what was expected}, got {value}. {what t
 terminal would obey is escaped in it and what would fill the screen is cut, see `printable`.
 """
 
-import difflib
 import re
-from collections.abc import Collection, Iterable
 
 _WORD, _LINE = 400, 4000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
@@ -36,18 +34,6 @@ def printable(text: str, *, lines: bool = False) -> str:
         return text
     text = _LONG_WORD.sub(lambda word: _cut(word[0], _WORD), text)
     return "\n".join(_cut(line, _LINE) for line in text.split("\n"))
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    """`. Did you mean 'a' or 'b'?` for a name that is not among `names`."""
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-def suggest(name: str, names: Collection[str]) -> str:
-    """Near misses, or where there are none, the names that there are."""
-    listed = ", ".join(list(names)[:10]) + (", …" if len(names) > 10 else "")
-    return near(name, names) or f". There are {listed or 'none'}"
 
 
 def _cut(text: str, length: int) -> str:
