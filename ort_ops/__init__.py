@@ -6,8 +6,18 @@ from onnx_backprop.ort_ops.sessions import (
     default_options,
     native_kernels_work,
     register_ops,
+    require_operators,
     run_bound,
     session,
 )
 
-__all__ = ["be_lean", "default_options", "native_kernels_work", "register_ops", "run_bound", "session", "use_kernels"]
+__all__ = [
+    "be_lean",
+    "default_options",
+    "native_kernels_work",
+    "register_ops",
+    "require_operators",
+    "run_bound",
+    "session",
+    "use_kernels",
+]

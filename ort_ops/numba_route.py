@@ -12,10 +12,10 @@ import numpy as np
 import onnxruntime
 from onnx import parser
 
+from onnx_backprop.opset.core.signals import surface
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import complaint
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
-from onnx_backprop.ort_ops.runtime.interpreter import surface
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2

@@ -1,4 +1,8 @@
-"""Sessions: stock onnxruntime with the kernels of our operators registered."""
+"""Sessions: stock onnxruntime with the kernels of our operators registered.
+
+Those of "numba" and "numpy" need llvmlite and onnxruntime-extensions, which are imported when somebody asks for them:
+where there are none, the standard operators of "onnx" run on onnxruntime alone.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,13 @@ import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
 from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
-from onnx_backprop.opset.core.signals import Deferred
+from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.numba import write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops import numba_route, numpy_route
-from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
-from onnx_backprop.ort_ops.runtime import ahead, interpreter
-from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
@@ -52,8 +52,13 @@ def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.Ses
     do not load.
     """
     with _registration:
-        numpy_route.register()
         native_kernels_work()
+        if _missing():
+            return session_options
+        from onnx_backprop.ort_ops import numpy_route
+        from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+
+        numpy_route.register()
         with Deferred():
             if session_options not in _registered:
                 session_options.register_custom_ops_library(get_library_path())
@@ -72,10 +77,10 @@ def session(
     """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
 
     kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
-    warning says why and "numpy" takes their place. session_options: yours; the kernels are registered
+    warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
     with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
-    its sentence; what `use_kernels` raises.
+    its sentence; KernelError for "numpy" without onnxruntime-extensions or llvmlite; what `use_kernels` raises.
     """
     model = load(model) if is_ir_model(model) else model
     path = None if isinstance(model, ModelProto) else existing(model)
@@ -86,9 +91,13 @@ def session(
     else:
         model = load(model)
         if kernels == "numba" and not native_kernels_work():
-            kernels = "numpy"
+            kernels = "onnx"
+        if kernels == "numpy":
+            require_operators('kernels="numpy"')
         model = use_kernels(model, kernels)
         if kernels == "numba":
+            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+
             fuse_updates(model)
             write_out(model)
         source = model.SerializeToString()
@@ -96,7 +105,10 @@ def session(
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:
         raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
-    made.repeatable = ahead.repeatable(model)
+    if native_kernels_work():
+        from onnx_backprop.ort_ops.runtime import ahead
+
+        made.twice = ahead.run if ahead.repeatable(model) else None
     return made
 
 
@@ -111,7 +123,7 @@ def _surfacing(method: _Method) -> _Method:
         try:
             return method(*args, **kwargs)
         except Exception:
-            interpreter.surface()
+            surface()
             raise
 
     return cast(_Method, call)
@@ -122,15 +134,15 @@ def _compiling(method: _Method) -> _Method:
 
     @wraps(method)
     def call(self: _Session, *args: Any, guard: np.ndarray | None = None, **kwargs: Any) -> Any:
-        if not self.repeatable:
+        if self.twice is None:
             return method(self, *args, **kwargs)
-        return ahead.run(lambda: method(self, *args, **kwargs), guard)
+        return self.twice(lambda: method(self, *args, **kwargs), guard)
 
     return cast(_Method, call)
 
 
 class _Session(onnxruntime.InferenceSession):
-    repeatable = False  # whether a run may take place twice
+    twice: Callable[..., Any] | None = None  # `ahead.run`, where a run may take place twice
     __init__ = _surfacing(onnxruntime.InferenceSession.__init__)
     run = _compiling(_surfacing(onnxruntime.InferenceSession.run))
     run_with_ort_values = _compiling(_surfacing(onnxruntime.InferenceSession.run_with_ort_values))
@@ -156,14 +168,35 @@ def run_bound(
 def native_kernels_work() -> bool:
     """Whether the native kernels are registered; a warning, once per process, where they are not."""
     with _registration:  # which no cache keeps several threads from doing at once
-        reason = numba_route.reason_against()
+        reason = _missing()
+        if not reason:
+            from onnx_backprop.ort_ops import numba_route
+
+            reason = numba_route.reason_against()
     if reason:
         logger.warning(
-            'the native kernels of kernels="numba" cannot work here. Sessions use "numpy" in their place, '
-            "a Trainer the kernels that its graph has: %s",
+            'the native kernels of kernels="numba" cannot work here. Sessions and trainers use "onnx" in their place, '
+            "standard operators of onnxruntime: %s",
             reason,
         )
     return not reason
+
+
+def require_operators(what: str) -> None:
+    """KernelError where the operators of "numba" and "numpy" cannot be registered, which `what` needs."""
+    if reason := _missing():
+        raise KernelError(f"{what} needs onnxruntime-extensions and llvmlite: {reason}. Install both")
+
+
+@cache
+def _missing() -> str:
+    """What "numba" and "numpy" lack to be imported, onnxruntime-extensions or llvmlite; '' where both are there."""
+    try:
+        with Deferred():  # pybind11 turns an interrupted import into an ImportError
+            from onnx_backprop.ort_ops import numba_route, numpy_route  # noqa: F401
+    except (ImportError, OSError) as e:  # OSError: a library that this system cannot load
+        return str(e)
+    return ""
 
 
 @cache

@@ -158,6 +158,49 @@ def test_a_trainer_of_a_file_imports_no_converter(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["[]", "True"]
 
 
+WITHOUT_NATIVE_KERNELS = """
+import sys
+for name in ("onnxruntime_extensions", "llvmlite"):
+    sys.modules[name] = None
+import numpy as np
+import onnx, onnx_backprop as ob
+from onnx_backprop.__main__ import main
+model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> '
+    'm (float[N,1,4,4] x) => (float[N,2,4,4] y) <float[2,1,1,1] w = {1.0, 2.0}> { y = Conv(x, w) }')
+onnx.save(model, "model.onnx")
+x = np.ones((4, 1, 4, 4), np.float32)
+np.savez("data.npz", x=x, target=np.concatenate([x, x], 1))
+assert main(["train", "model.onnx", "-o", "trained.onnx", "--data", "data.npz", "--loss", "mse", "--quiet"]) == 0
+trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"), learning_rate=0.1)
+print(trainer.kernels, trainer.step(x=x, target=np.concatenate([x, x], 1)))
+square = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> '
+    'm (float[2] x) => (float y) { s = Mul(x, x) y = ReduceSum<keepdims = 0>(s) }')
+print(ob.value_and_grad(square, ["x"])(np.array([1.0, 2.0])))
+for refused in (lambda: ob.session(model, kernels="numpy"), lambda: ob.Trainer(trainer.graph, communicator=Two())):
+    try:
+        refused()
+    except ob.KernelError as e:
+        print(e)
+"""
+
+
+def test_standard_operators_run_where_the_native_kernels_have_no_wheels(tmp_path: Path) -> None:
+    """As in Python 3.14, for which there is no onnxruntime-extensions, and on musl, for which there is no llvmlite."""
+    two = "class Two:\n    rank, size, threads = 0, 2, 1\n    sum = broadcast = barrier = abort = print\n"
+    done = subprocess.run(
+        [sys.executable, "-c", two + WITHOUT_NATIVE_KERNELS], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trained, value, *refusals = done.stdout.splitlines()
+    assert trained == "onnx 0.5"
+    assert value == "(5.0, array([2., 4.]))"
+    assert [refusal.partition(":")[0] for refusal in refusals] == [
+        'kernels="numpy" needs onnxruntime-extensions and llvmlite',
+        "training on several ranks needs onnxruntime-extensions and llvmlite",
+    ]
+    assert done.stderr.count("cannot work here") == 1, "one warning"
+
+
 def test_sessions_leave_the_rest_of_onnxruntime_extensions_alone() -> None:
     """Its package imports PyTorch where that is installed; who imports it afterwards gets all of it."""
     code = (

@@ -105,7 +105,12 @@ def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:
 @contextlib.contextmanager
 def compilation_shown(*, quiet: bool) -> Iterator[None]:
     """Say on the standard error when kernels are compiled, with a progress bar where a person is watching."""
-    from onnx_backprop.ort_ops.runtime import ahead  # not before: not every command needs a runtime
+    from onnx_backprop.ort_ops import native_kernels_work  # not before: not every command needs a runtime
+
+    if not native_kernels_work():
+        yield
+        return
+    from onnx_backprop.ort_ops.runtime import ahead
 
     bars: list[Any] = []
 

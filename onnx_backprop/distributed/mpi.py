@@ -13,7 +13,6 @@ import numpy as np
 
 from onnx_backprop.distributed.communicator import ALONE, Communicator
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
-from onnx_backprop.ort_ops.compiler import machine
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,6 +39,8 @@ class Mpi:
 
     def _threads(self) -> int:
         """The cores that this process may use, divided by the ranks of this machine that may use the same ones."""
+        from onnx_backprop.ort_ops.compiler import machine  # not before: it needs llvmlite
+
         node = self._communicator.Split_type(self._mpi.COMM_TYPE_SHARED)
         own = np.zeros(_MOST_CORES, np.uint8)
         own[machine.bound_to()] = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
@@ -20,18 +20,15 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, run_bound, session
-from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
-from onnx_backprop.ort_ops.elementwise.made_again import make_again
-from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
-from onnx_backprop.ort_ops.elementwise.updates_last import GUARD, update_last
-from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, require_operators, run_bound, session
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals, rows, together
-from onnx_backprop.training.ranks import Ranks
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
+
+if TYPE_CHECKING:
+    from onnx_backprop.training.ranks import Ranks
 
 Feeds = Mapping[str, Any]
 OrtValue = onnxruntime.OrtValue
@@ -72,8 +69,8 @@ class Trainer:
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
 
-        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has, and so
-        they are, with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
+        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has. "onnx",
+        with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
 
         session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order,
         without which onnxruntime would keep more memory than a step needs at a time.
@@ -102,7 +99,7 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
-        self.kernels = None if kernels == "numba" and not native_kernels_work() else kernels
+        self.kernels = "onnx" if kernels == "numba" and not native_kernels_work() else kernels
         self.communicator = connected(communicator)
         threads = self.communicator.threads
         options = session_options or default_options(python_operators=kernels == "numpy", lean=True, threads=threads)
@@ -112,9 +109,18 @@ class Trainer:
         self._in_place: frozenset[str] = frozenset()
         self._ranks: Ranks | None = None
         if self.communicator.size > 1:
+            require_operators("training on several ranks")
+            from onnx_backprop.training.ranks import Ranks
+
             self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm)
             model = self._ranks.update
         if self.kernels == "numba":
+            from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+            from onnx_backprop.ort_ops.elementwise.made_again import make_again
+            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+            from onnx_backprop.ort_ops.elementwise.updates_last import update_last
+            from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+
             own_convolutions(model)
             make_again(fuse_chains(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
@@ -176,6 +182,8 @@ class Trainer:
         if self.graph.gradient_norms is not None and self._norms is not None:
             binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
         if self._in_place:
+            from onnx_backprop.ort_ops.elementwise.updates_last import GUARD
+
             binding.bind_ortvalue_input(GUARD, self._guard_value)
         return binding
 

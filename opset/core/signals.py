@@ -43,3 +43,7 @@ class Deferred:
             signal.signal(number, handler)
         for number in self._waiting:
             signal.raise_signal(number)
+
+
+def surface() -> None:
+    """Raise what waits to be raised in the main thread: entering any Python function does that."""

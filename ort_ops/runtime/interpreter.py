@@ -73,10 +73,6 @@ def interface() -> int:
     return ctypes.addressof(immortal((ctypes.c_int64 * len(block))(*block)))
 
 
-def surface() -> None:
-    """Raise what waits, in the main thread: entering any Python function does that."""
-
-
 @inner
 def _restore(waiting, python):
     """Set the exception that waits."""

@@ -16,7 +16,8 @@ import safetensors.numpy
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
-from models import fsrcnn
+from models import fsrcnn, unet_conv_transpose
+from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.ort_ops import numba_route, sessions
 from onnx_backprop.training.history import Record, read_log
@@ -120,16 +121,26 @@ def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
     assert native not in profiled_operators(plain)
 
 
-def test_without_native_kernels_the_graph_keeps_its_own(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kernels", ["onnx", "numpy", "numba"])
+def test_without_native_kernels_standard_operators_take_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: str
 ) -> None:
+    """Those that the file has, where it was converted for them; whatever it has, nothing runs in Python."""
     monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
     monkeypatch.setattr(onnx_backprop.training.trainer, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
-        trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd"))
+        trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd", kernels=kernels))
     assert "no such symbol" in caplog.text
-    assert trainer.kernels is None
-    assert not any("OnnxBackprop" in name for name in profiled_operators(trainer))
+    assert trainer.kernels == "onnx"
+    ran = profiled_operators(trainer)
+    assert "ConvolutionBackwardWeights" not in {name.removeprefix("OnnxBackprop_") for name in ran}, ran
+
+
+def test_the_bodies_that_a_trainer_falls_back_on_are_those_of_the_file() -> None:
+    graph = ob.training_graph(unet_conv_transpose.build(features=4), loss="mse", optimizer="sgd")
+    stripped = without_tensors(graph.model, graph.updates)
+    assert len(stripped.functions) > 20
+    assert list(ob.use_kernels(stripped, "onnx").functions) == list(stripped.functions)
 
 
 def test_the_seed_chooses_the_masks() -> None:

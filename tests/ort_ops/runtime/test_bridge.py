@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX, write_out
+from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops import numba_route, sessions
 from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.call import MAX_PLANS
@@ -160,12 +162,16 @@ def test_threads_share_plans_that_come_and_go() -> None:
         assert all(threads.map(work, range(4)))
 
 
-def test_without_the_route_a_warning_says_why_and_numpy_takes_over(monkeypatch, caplog) -> None:
+def test_without_the_route_a_warning_says_why_and_standard_operators_take_over(monkeypatch, caplog) -> None:
     monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
-    monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    monkeypatch.setattr(sessions, "native_kernels_work", cache(sessions.native_kernels_work.__wrapped__))
+    kernels: list[str] = []
+    monkeypatch.setattr(sessions, "use_kernels", lambda model, name: kernels.append(name) or use_kernels(model, name))
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         session = ob.session(bias_model(), kernels="numba")
-    assert "no such symbol" in caplog.text
+        ob.session(bias_model(), kernels="numba")
+    assert kernels == ["onnx", "onnx"]
+    assert [record.message.endswith("no such symbol") for record in caplog.records] == [True], "one warning"
     np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), DY.sum((0, 1)))
 
 
