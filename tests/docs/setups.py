@@ -1,0 +1,86 @@
+"""What a page takes for granted: files in the folder where its blocks run, and names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+
+Names = dict[str, Any]
+
+
+def _filled(model: ModelProto, shapes: dict[str, tuple[int, ...]]) -> ModelProto:
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        values = 0.1 * rng.standard_normal(shape, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return model
+
+
+def _image_model() -> dict[str, np.ndarray]:
+    """model.onnx, input (batch, 1, 8, 8) -> an image as large, and data.npz for it."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        image (float[batch, 1, 8, 8] input) => (float[batch, 1, 8, 8] output) {
+            a = Conv <pads = [1, 1, 1, 1]> (input, w1, b1) b = Relu (a)
+            output = Conv <pads = [1, 1, 1, 1]> (b, w2, b2) }""")
+    onnx.save(_filled(model, {"w1": (4, 1, 3, 3), "b1": (4,), "w2": (1, 4, 3, 3), "b2": (1,)}), "model.onnx")
+    x = np.random.default_rng(1).random((16, 1, 8, 8), np.float32)
+    data = {"input": x, "target": 2 * x}
+    np.savez("data.npz", **data)
+    return data
+
+
+def readme() -> Names:
+    data = _image_model()
+    return {"batches": [(data["input"][n : n + 4], data["target"][n : n + 4]) for n in range(0, 16, 4)]}
+
+
+def distributed() -> Names:
+    data = _image_model()
+    return {"x": data["input"], "t": data["target"]}
+
+
+def precision() -> Names:
+    _image_model()
+    return {"ob": ob}
+
+
+def web() -> Names:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        classifier (float[batch, 4] x) => (float[batch, 3] y) { y = Gemm (x, w, b) }""")
+    onnx.save(_filled(model, {"w": (4, 3), "b": (3,)}), "model.onnx")
+    x = np.random.default_rng(1).random((30, 4), np.float32)
+    np.savez("data.npz", x=x, labels=x[:, :3].argmax(axis=1))
+    return {}
+
+
+def migrating() -> Names:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        cnn (float[batch, 1, 6, 6] input) => (float[batch, 3] output) {
+            a = Conv (input, conv__weight, conv__bias) b = Relu (a) c = Flatten (b)
+            output = Gemm (c, fc__weight, fc__bias) }""")
+    for node in model.graph.node:  # the text form has no names with dots
+        node.input[:] = [name.replace("__", ".") for name in node.input]
+    shapes = {"conv.weight": (2, 1, 3, 3), "conv.bias": (2,), "fc.weight": (32, 3), "fc.bias": (3,)}
+    onnx.save(_filled(model, shapes), "cnn.onnx")
+    Path("artifacts").mkdir()
+    x, labels = np.random.default_rng(1).random((32, 1, 6, 6), np.float32), np.arange(32) % 3
+    return {"onnx": onnx, "batches": [(x, labels)] * 3, "x": x, "labels": labels}
+
+
+SETUPS: dict[str, Callable[[], Names]] = {
+    "README.md": readme,
+    "docs/distributed.md": distributed,
+    "docs/migrating.md": migrating,
+    "docs/precision.md": precision,
+    "docs/web.md": web,
+}
