@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 FIELD ?= .venv-field
+DOCS ?= .venv-docs
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -98,11 +99,16 @@ format: $(INSTALLED) ## format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(INSTALLED) ## generate docs/operators.md from the schemas
-	$(BIN)/python -m onnx_backprop.opset.documentation
+# MkDocs has an environment of its own: of what it needs nothing else here needs anything.
+docs: ## docs/operators.md from the schemas, and the documentation site with its notebooks run, site/index.html (half a minute)
+	@test -d $(DOCS) || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(DOCS)/bin/python -m onnx_backprop.opset.documentation
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
 
-build: $(INSTALLED) ## wheel and source distribution into dist/
+build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata checked
 	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # What a first run would compile lies in these: $(1) the platform, $(2) LLVM's triple, $(3) its processors.
 define wheel
@@ -118,7 +124,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(NPM) .venv-openmpi .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.
