@@ -104,7 +104,7 @@ docs: ## docs/operators.md from the schemas, and the documentation site with its
 	@test -d $(DOCS) || $(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(DOCS)/bin/python -m onnx_backprop.opset.documentation
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata checked
 	$(BIN)/python -m build

@@ -1,0 +1,17 @@
+"""The reference on the site has every public name; what MkDocs checks beyond that, `make docs` does."""
+
+from __future__ import annotations
+
+import re
+
+import onnx_backprop as ob
+from onnx_backprop import artifacts
+from tests.docs.blocks import ROOT
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "".join(page.read_text("utf-8") for page in sorted((ROOT / "docs" / "api").glob("*.md")))
+    shown = {path.rpartition(".")[2] for path in re.findall(r"^::: ([\w.]+)$", text, re.M)}
+    shown |= {name for members in re.findall(r"members: \[(.*)\]", text) for name in members.split(", ")}
+    shown |= set(re.findall(r"^ +- (\w+)$", text, re.M)) | set(re.findall(r"`onnx_backprop\.(\w+)`", text))
+    assert [name for name in (*ob.__all__, *artifacts.__all__) if name not in shown] == []
