@@ -44,17 +44,11 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """Every fenced block of a page; one without a language is text."""
     lines = page.read_text("utf-8").splitlines()
-    start: int | None = None
-    for number, line in enumerate(lines):
-        if not (fence := _FENCE.match(line)):
-            continue
-        if start is None:
-            start, language = number + 1, fence[1]
-            marked = _NOT_RUN.fullmatch(lines[number - 1]) if number else None
-        else:
-            yield Block(page, start + 1, language, "\n".join(lines[start:number]), marked[1] if marked else "")
-            start = None
-    assert start is None, f"{page}: a block without an end"
+    fences = [(number, fence[1]) for number, line in enumerate(lines) if (fence := _FENCE.match(line))]
+    assert len(fences) % 2 == 0, f"{page}: a block without an end"
+    for (start, language), (end, _) in zip(fences[::2], fences[1::2], strict=True):
+        marked = _NOT_RUN.fullmatch(lines[start - 1]) if start else None
+        yield Block(page, start + 2, language, "\n".join(lines[start + 1 : end]), marked[1] if marked else "")
 
 
 def run(block: Block, names: dict[str, Any]) -> None:
