@@ -255,7 +255,7 @@ def test_log_and_plot(tmp_path: Path, name: str) -> None:
         ({"checkpoint": "n" * 300}, "File name too long"),
         ({"log": "none/log.csv"}, "cannot write .*there is no folder"),
         ({"log": "n" * 300 + ".csv"}, "File name too long"),
-        ({"log": "a\0b.csv"}, "cannot write 'a.x00b.csv': embedded null"),
+        ({"log": "a\0b.csv"}, "cannot write 'a.x00b.csv': .*embedded null"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_the_first_step(
