@@ -59,6 +59,13 @@ def test_source_archive_is_a_checkout(archives: Path) -> None:
     assert {"Makefile", "README.md", "LICENSE", "models/super_resolution.py", "onnx_backprop/opset/core/op.py"} <= names
 
 
+def test_an_index_would_take_them(archives: Path) -> None:
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, archives.iterdir())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:
     """Dependencies come from this environment, the package from the wheel alone."""
     (wheel,) = archives.glob("*.whl")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnx_backprop.command.main import main
 from tests.onnx_backprop.web.javascript import WEB, node, runtime
 
@@ -57,6 +59,12 @@ def run(block: Block, names: dict[str, Any]) -> None:
 
 
 def _python(block: Block, names: dict[str, Any]) -> None:
+    if "mpi4py" in block.text:  # MPI stays in a process to its end
+        arrays = {name: value for name, value in names.items() if isinstance(value, np.ndarray)}
+        np.savez("names.npz", **arrays)
+        Path("block.py").write_text(f"import numpy\nglobals().update(numpy.load('names.npz'))\n{block.text}")
+        _ranks("2", [sys.executable, "block.py"])
+        return
     padding = "\n" * (block.line - 1)  # tracebacks tell the line of the page
     exec(compile(padding + block.text, str(block.page), "exec"), names)
 
@@ -79,10 +87,13 @@ def _command(words: list[str]) -> None:
 
 
 def _mpiexec(words: list[str]) -> None:
-    at = words.index("onnx-backprop")
-    command = [*words[:at], sys.executable, "-m", "onnx_backprop", *words[at + 1 :]]
-    command[0] = str(Path(sys.executable).with_name("mpiexec"))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (words[1], words[3]) == ("-n", "onnx-backprop"), words
+    _ranks(words[2], [sys.executable, "-m", "onnx_backprop", *words[4:]])
+
+
+def _ranks(count: str, command: list[str]) -> None:
+    mpiexec = Path(sys.executable).with_name("mpiexec")  # that of the package mpich
+    done = subprocess.run([mpiexec, "-n", count, *command], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
