@@ -49,7 +49,7 @@ def test_no_code_is_passed_off_as_text() -> None:
     text = [b for page in PAGES for b in blocks(page) if not b.language]
     assert len(text) > 10
     assert [str(b) for b in text if _LOOKS_LIKE_CODE.search(b.text)] == []
-    hidden = [p.name for p in PAGES if re.search(r"^(\s+```|\s*~~~)", p.read_text("utf-8"), re.M)]
+    hidden = [p.name for p in PAGES if re.search(r"^([ \t]+```|[ \t]*~~~)", p.read_text("utf-8"), re.M)]
     assert hidden == [], "fences begin a line, with ```"
     indented = [
         p.name for p in PAGES if re.search(r"^\n {4,}(onnx-backprop|pip|make|python) ", p.read_text("utf-8"), re.M)
