@@ -1,11 +1,13 @@
 """What `mkdocs build` does besides: pages from the root of the repository, notebooks that are run, text without HTML.
 
-README.md is the first page. The pages in NOTEBOOKS are notebooks too: their blocks of Python are run, what they print
-stands on the page, and the notebook can be downloaded there.
+README.md is the first page, command.md what the command says of itself. The pages in NOTEBOOKS are notebooks too: their
+blocks of Python are run, what they print stands on the page, and the notebook can be downloaded there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import tempfile
@@ -23,6 +25,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 
+from onnx_backprop.command.main import main
+
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 NOTEBOOKS = ("tutorial", "finetune", "scipy")
@@ -39,6 +43,7 @@ class _PlainText(Extension):
 
 def on_config(config: MkDocsConfig) -> None:
     """Give Markdown the extension."""
+    os.environ["COLUMNS"] = "100"  # of the command's help
     config.markdown_extensions.append(_PlainText())  # type: ignore[arg-type]
 
 
@@ -46,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from the root, and put pages with outputs in the place of NOTEBOOKS."""
     for source, target in FROM_ROOT.items():
         files.append(File.generated(config, target, content=_LINK.sub(_from_root, (ROOT / source).read_text("utf-8"))))
+    files.append(File.generated(config, "command.md", content="".join(_command())))
     for name in NOTEBOOKS:
         page = files.get_file_from_path(f"{name}.md")
         assert page is not None
@@ -70,6 +76,23 @@ def _from_root(match: re.Match[str]) -> str:
     return FROM_ROOT.get(path, path.removeprefix("docs/")) + mark + anchor
 
 
+def _command() -> Iterator[str]:
+    """The help of `onnx-backprop` and of each of its commands."""
+    overview = _help([])
+    names = re.findall(r"^ {4}(\w+) {2,}", overview, re.M)
+    assert "train" in names, overview
+    yield f"# The command\n\n```text\n{overview}```\n\n"
+    for name in names:
+        if name != "demo":  # a script of the source tree
+            yield f"## {name}\n\n```text\n{_help([name])}```\n\n"
+
+
+def _help(words: list[str]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return said.getvalue()
+
+
 def _run(text: str) -> nbformat.NotebookNode:
     """The notebook of a page, its cells run one after the other in a folder of their own; what one raises is raised."""
     cells: list[nbformat.NotebookNode] = []
@@ -79,7 +102,7 @@ def _run(text: str) -> nbformat.NotebookNode:
             cells.append(make(part.strip("\n"), id=f"cell-{n}"))
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for those who wait
+    os.environ["TQDM_DISABLE"] = "1"  # bars are for those who wait
     quiet = ["--IPKernelApp.log_level=ERROR"]
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
