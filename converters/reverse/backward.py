@@ -241,7 +241,7 @@ class Differentiation:
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
         self.gradients = dict(gradients)
-        gradients |= {x: op.zeros(op.shape(x), x) for x in self.zeros}
+        gradients |= {x: op.zeros_like(x) for x in self.zeros}
         # every path to the rest ends in an input that its rule gives no gradient for, such as a Resize's scales
         unreached = [x for x in self.wrt if x not in gradients]
         if unreached and self.given:
