@@ -1,11 +1,14 @@
 """Several seeds in one run: what depends on them becomes the body of a Scan along a new leading axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
+from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import function_body, rename
+from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.opset import DOMAIN
 
 AXIS = "seeds"  # the symbol of the leading axis
 
@@ -18,6 +21,27 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
             found.append(node)
             reached.update(node.outputs)
     return found
+
+
+def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, int]) -> None:
+    """Put the body of each MaxPoolBackward in its place: the winners, which no seed decides, are found once then.
+
+    Other operators of ours do little without a seed, and as nodes they can change their kernels.
+    """
+    op = Builder(used_names(graph))
+    for node in dependents(graph, seeds):
+        if node.domain != DOMAIN or node.op_type != "MaxPoolBackward":
+            continue
+        body = function_body(node, opsets)
+        assert body is not None
+        graph.insert_before(node, body.nodes)
+        for inner in body.nodes:
+            rename(inner, label(node), op.unique)
+        (y,), (dx,) = node.outputs, body.outputs
+        assert dx is not None
+        y.replace_all_uses_with(dx, replace_graph_outputs=True)
+        dx.name, y.name = y.name, None
+        graph.remove(node, safe=True)
 
 
 def batch(

@@ -182,7 +182,7 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
 
 def _batch(work: Work, made: Derivative) -> None:
     """Give the seeds and results of a derivative their axis."""
-    work.type()
+    work.begin_batch(made.seeds.values())
     op = Builder(used_names(work.graph))
     op.prefix = made.mode
     batch(work.graph, op, work.inputs(made.seeds.values()), work.outputs(made.results.values()))

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.derivatives.batched import write_out
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
@@ -73,6 +74,12 @@ class Work:
     def type(self) -> None:
         """Give what a stage has emitted its types and shapes, which the next one wants to know."""
         self.model = to_ir(infer_large(to_proto(self.model)))
+
+    def begin_batch(self, seeds: Iterable[str]) -> None:
+        """The same before products with several seeds; bodies in standard operators are taken apart for that."""
+        self.type()
+        if self.settings.kernels == "onnx":
+            write_out(self.graph, self.inputs(seeds), self.model.opset_imports)
 
     def inputs(self, names: Iterable[str]) -> list[ir.Value]:
         return _picked(self.graph.inputs, names)

@@ -13,6 +13,7 @@ from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
+from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import (
@@ -100,11 +101,11 @@ def backward(
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
-    """Serialise, keep what the graph library drops, attach kernels."""
+    """Serialise, keep what the graph library drops, attach kernels, leave out what onnxruntime infers."""
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     result = use_kernels(proto, kernels)
-    return inlined(result) if inline else result
+    return without_inferred(inlined(result) if inline else result)
 
 
 class Differentiation:

@@ -108,6 +108,22 @@ def test_the_tangent_keeps_nothing_of_the_gradient() -> None:
     assert [node.op_type for node in made.graph.node if node.op_type != "Transpose"] == ["MatMul", "MatMul"]
 
 
+def test_a_name_is_that_of_one_length() -> None:
+    """Bodies are inferred alone, each from the same first name on; onnxruntime would give one's memory to another."""
+    pool = "MaxPool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>"
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]> g (float[N,2,H,W] x, float[2,2,1,1] w) =>
+    (float[N,2,P,Q] y) {{ a = {pool} (x) b = Tanh(a) c = Conv(b, w) d = {pool} (c) e = Conv(d, w) y = {pool} (e) }}""")
+    jvp = ob.jvp(model, ["x"], ["y"])
+    infos = {v.name: v for v in jvp.graph.value_info if v.type.HasField("tensor_type")}
+    jvp.graph.output.extend(infos.values())
+    feeds = {"x": drawn(2, 2, 16, 16), "w": drawn(2, 2, 1, 1), "x_tangent": drawn(2, 2, 16, 16)}
+    lengths: dict[str, set[int]] = {}
+    for name, value in answers(jvp, "onnx", **feeds).items():
+        for dim, length in zip(infos[name].type.tensor_type.shape.dim if name in infos else (), np.shape(value), strict=False):
+            lengths.setdefault(dim.dim_param, set()).add(length)
+    assert {name: found for name, found in lengths.items() if name and len(found) > 1} == {}
+
+
 def test_every_output_is_seeded() -> None:
     made = ob.vjp(network(), ["x"])
     assert ob.derivatives(made)[-1].seeds == {"y": "y_grad", "s": "s_grad"}

@@ -1,16 +1,13 @@
-"""Sequences that a Loop carries, reads and changes, first and second derivatives; onnx's own cases, by value."""
+"""Sequences that a Loop carries, reads and changes, first and second derivatives, tangents."""
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import ModelProto, parser
-from onnx.backend.test.loader import load_model_tests
 
 import onnx_backprop as ob
 from tests.support.loop_checks import float64_model, loop_errors
@@ -74,6 +71,18 @@ def test_derivatives(name: str, steps: int) -> None:
     assert loop_errors(float64_model(MODELS[name]), feeds, ["s", "w"], seed=SEED, order=2) == []
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_tangents(name: str) -> None:
+    model, rng, h = float64_model(MODELS[name]), np.random.default_rng(SEED), 1e-6
+    feeds = {"s": rng.uniform(0.8, 1.4, 2), "w": rng.uniform(1.0, 1.4, 2), "m": np.array(3)}
+    along = {name: rng.uniform(-1, 1, 2) for name in "sw"}
+    (y,) = (value.name for value in model.graph.output)
+    tangents = {f"{name}_tangent": v for name, v in along.items()}
+    got = run(ob.jvp(model, ["s", "w"], [y]), {**feeds, **tangents})[f"{y}_tangent"]
+    above, below = (run(model, {**feeds, **{n: feeds[n] + e * v for n, v in along.items()}})[y] for e in (h, -h))
+    np.testing.assert_allclose(got, (above - below) / (2 * h), rtol=1e-7, atol=1e-8, err_msg=f"seed {SEED}")
+
+
 def test_random_steps_are_refused() -> None:
     """They would be run again, and draw other numbers."""
     text = list_loop("r = RandomNormalLike(a) v = SequenceAt(q, i) p = Mul(v, r) q_new = SequenceInsert(q, p) "
@@ -96,46 +105,3 @@ def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in model.graph.output]
     return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-SLICES = [np.arange(1, n + 1, dtype=np.float32) for n in range(1, 6)]  # what a step appends: x[:i + 1]
-OF_SLICES = np.arange(1, 6, dtype=np.float32) * np.array([15, 14, 12, 9, 5], np.float32)
-STEPS = {"trip_count": np.array(5), "cond": np.array(True)}
-BEGUN = [np.array(7, np.float32)]
-# case: what to differentiate by, what it is fed, what seeds it, the gradients
-BACKEND: list[tuple[str, list[str] | None, dict[str, Any], list[Any], dict[str, Any]]] = [
-    ("loop13_seq", None, {"seq_empty": []}, [s * (k + 1) for k, s in enumerate(SLICES)], {"x_grad": OF_SLICES}),
-    ("loop13_seq", ["seq_empty"], {"seq_empty": [SLICES[3]]}, [SLICES[2], *SLICES], {"seq_empty_grad": [SLICES[2]]}),
-    ("loop16_seq_none", None, {"opt_seq": None}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
-     {"x_grad": OF_SLICES, "constant_in_grad": BEGUN[0]}),
-    ("loop16_seq_none", None, {"opt_seq": BEGUN}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
-     {"x_grad": OF_SLICES, "constant_in_grad": np.array(0, np.float32)}),
-    ("loop16_seq_none", ["opt_seq"], {"opt_seq": BEGUN}, [BEGUN[0], *SLICES], {"opt_seq_grad": BEGUN}),
-    ("loop16_seq_none", ["opt_seq"], {"opt_seq": None}, [BEGUN[0], *SLICES], {"opt_seq_grad": []}),
-    ("if_seq", None, {}, [SLICES[4]], {"x_grad": SLICES[4], "y_grad": SLICES[4] * 0}),
-    ("if_opt", None, {"cond": np.array(False)}, [SLICES[4]], {"x_grad": SLICES[4]}),
-]  # fmt: skip
-
-
-@cache
-def backend_models() -> dict[str, ModelProto]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the generators of onnx's own cases
-        return {case.name: case.model for case in load_model_tests(kind="node") if case.model is not None}
-
-
-@pytest.mark.parametrize("number", range(len(BACKEND)))
-def test_backend_cases(number: int) -> None:
-    name, wrt, feeds, seeds, want = BACKEND[number]
-    model = backend_models()[f"test_{name}"]
-    graph = ob.backward(model, wrt=wrt)
-    known = {value.name for value in model.graph.input}
-    given = {x: value for x, value in {**STEPS, **feeds}.items() if x in known}
-    (y,) = model.graph.output
-    answers = run(graph, given | {f"{y.name}_grad": seeds})
-    assert repr(answers[y.name]) == repr(run(model, given)[y.name])
-    assert set(answers) == {y.name, *want}
-    for key, value in want.items():
-        got = answers[key] if isinstance(value, list) else [answers[key]]
-        for a, b in zip(got, value if isinstance(value, list) else [value], strict=True):
-            np.testing.assert_array_equal(a, b)
