@@ -119,7 +119,9 @@ def test_a_name_is_that_of_one_length() -> None:
     feeds = {"x": drawn(2, 2, 16, 16), "w": drawn(2, 2, 1, 1), "x_tangent": drawn(2, 2, 16, 16)}
     lengths: dict[str, set[int]] = {}
     for name, value in answers(jvp, "onnx", **feeds).items():
-        for dim, length in zip(infos[name].type.tensor_type.shape.dim if name in infos else (), np.shape(value), strict=False):
+        for dim, length in zip(
+            infos[name].type.tensor_type.shape.dim if name in infos else (), np.shape(value), strict=False
+        ):
             lengths.setdefault(dim.dim_param, set()).add(length)
     assert {name: found for name, found in lengths.items() if name and len(found) > 1} == {}
 
