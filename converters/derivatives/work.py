@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
+from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
@@ -96,7 +97,7 @@ class Work:
     def append(self, op: Builder) -> None:
         """Put what a builder has emitted behind the graph's nodes."""
         self.graph.extend(op.nodes)
-        if any(node.domain == DOMAIN for node in op.nodes):
+        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
     def done(self, made: Derivative) -> ModelProto:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
@@ -259,7 +259,7 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        if any(node.domain == DOMAIN for node in op.nodes):
+        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
