@@ -37,7 +37,7 @@ def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
         _exchange(graph, node, n, element, taken)
     for graph, _ in graphs:
         for value in (*graph.value_info, *graph.output):
-            if value.type.HasField("sequence_type"):
+            if value.type.sequence_type.elem_type.HasField("tensor_type"):
                 value.type.sequence_type.elem_type.tensor_type.ClearField("shape")
     return infer_with_sequences(inferred, infer)
 
