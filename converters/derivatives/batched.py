@@ -26,7 +26,8 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
 def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, int]) -> None:
     """Put the body of each MaxPoolBackward in its place: the winners, which no seed decides, are found once then.
 
-    Other operators of ours do little without a seed, and as nodes they can change their kernels.
+    Other operators of ours do little without a seed, and as nodes they can change their kernels. With dilations and
+    unknown lengths the body keeps both in one branch, where every row finds the winners.
     """
     op = Builder(used_names(graph))
     for node in dependents(graph, seeds):
