@@ -8,6 +8,7 @@ from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import function_body, rename
 from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.converters.reverse.known import known_lengths
 from onnx_backprop.opset import DOMAIN
 
 AXIS = "seeds"  # the symbol of the leading axis
@@ -24,14 +25,16 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
 
 
 def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, int]) -> None:
-    """Put the body of each MaxPoolBackward in its place: the winners, which no seed decides, are found once then.
+    """Put the body of each MaxPoolBackward of known lengths in its place, in which no seed decides who wins.
 
-    Other operators of ours do little without a seed, and as nodes they can change their kernels. With dilations and
-    unknown lengths the body keeps both in one branch, where every row finds the winners.
+    The winners are found once then, not for every row. Bodies for unknown lengths ask the seed for its own; other
+    operators of ours do little without a seed, and as nodes they can change their kernels.
     """
     op = Builder(used_names(graph))
     for node in dependents(graph, seeds):
         if node.domain != DOMAIN or node.op_type != "MaxPoolBackward":
+            continue
+        if any(value is None or known_lengths(value) is None for value in node.inputs):
             continue
         body = function_body(node, opsets)
         assert body is not None
