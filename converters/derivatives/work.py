@@ -13,6 +13,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
@@ -103,7 +104,7 @@ class Work:
     def done(self, made: Derivative) -> ModelProto:
         """The model with its outputs in order: its own, then the results."""
         record(self.model, made)
-        return finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline)
+        return without_inferred(finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline))
 
 
 def drop_dead(graph: ir.Graph) -> None:

@@ -97,15 +97,15 @@ def backward(
     )
     gradients = differentiation.emit()
     record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
-    return finish(ir_model, original, kernels, inline=inline)
+    return without_inferred(finish(ir_model, original, kernels, inline=inline))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
-    """Serialise, keep what the graph library drops, attach kernels, leave out what onnxruntime infers."""
+    """Serialise, keep what the graph library drops, attach kernels."""
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     result = use_kernels(proto, kernels)
-    return without_inferred(inlined(result) if inline else result)
+    return inlined(result) if inline else result
 
 
 class Differentiation:
