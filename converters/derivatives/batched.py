@@ -1,11 +1,15 @@
 """Several seeds in one run: what depends on them becomes the body of a Scan along a new leading axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
+from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import function_body, rename
+from onnx_backprop.converters.reverse.forward import label
+from onnx_backprop.converters.reverse.known import known_lengths
+from onnx_backprop.opset import DOMAIN
 
 AXIS = "seeds"  # the symbol of the leading axis
 
@@ -18,6 +22,30 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
             found.append(node)
             reached.update(node.outputs)
     return found
+
+
+def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, int]) -> None:
+    """Put the body of each MaxPoolBackward of known lengths in its place, in which no seed decides who wins.
+
+    The winners are found once then, not for every row. Bodies for unknown lengths ask the seed for its own; other
+    operators of ours do little without a seed, and as nodes they can change their kernels.
+    """
+    op = Builder(used_names(graph))
+    for node in dependents(graph, seeds):
+        if node.domain != DOMAIN or node.op_type != "MaxPoolBackward":
+            continue
+        if any(value is None or known_lengths(value) is None for value in node.inputs):
+            continue
+        body = function_body(node, opsets)
+        assert body is not None
+        graph.insert_before(node, body.nodes)
+        for inner in body.nodes:
+            rename(inner, label(node), op.unique)
+        (y,), (dx,) = node.outputs, body.outputs
+        assert dx is not None
+        y.replace_all_uses_with(dx, replace_graph_outputs=True)
+        dx.name, y.name = y.name, None
+        graph.remove(node, safe=True)
 
 
 def batch(

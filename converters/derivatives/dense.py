@@ -92,8 +92,8 @@ def _unit_products(
     work: Work, seeds: Mapping[str, str], results: Mapping[str, str], *, columns: bool = False
 ) -> list[ir.Value]:
     """What each result is for every unit vector as the seed: blocks of the shapes of both, graph outputs."""
-    work.type()
     ((name, seed_name),) = seeds.items()
+    work.begin_batch([seed_name])
     (seed,), ends = work.inputs([seed_name]), work.outputs(results.values())
     shapes = [dims(end) for end in ends]
     op = Builder(used_names(work.graph))

@@ -19,6 +19,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
+from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Names = Sequence[str] | None
@@ -152,7 +153,8 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
     """
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
     values |= {str(v.name): v for node in graph for v in node.outputs}
-    same = {values[g]: values[x] for g, x in shapes.items() if g in values and x in values}
+    pairs = [(values[g], values[x]) for g, x in shapes.items() if g in values and x in values]
+    same = {g: x for g, x in pairs if not is_optional(x)}  # whose gradient is that of what it holds
     wanted = values_of(graph, graph.outputs)
     for node in graph:
         decides = not wanted.isdisjoint(node.outputs)
@@ -182,7 +184,7 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
 
 def _batch(work: Work, made: Derivative) -> None:
     """Give the seeds and results of a derivative their axis."""
-    work.type()
+    work.begin_batch(made.seeds.values())
     op = Builder(used_names(work.graph))
     op.prefix = made.mode
     batch(work.graph, op, work.inputs(made.seeds.values()), work.outputs(made.results.values()))

@@ -13,7 +13,7 @@ def asks_shape(node: ir.Node, index: int) -> bool:
     """Whether a node reads nothing but the shape of an input."""
     if node.domain == DOMAIN:
         return BY_NAME[node.op_type].inputs[index].shape_only
-    return node.domain == "" and node.op_type in ("Shape", "Size")
+    return node.domain == "" and node.op_type in ("SequenceLength", "Shape", "Size")
 
 
 def values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:

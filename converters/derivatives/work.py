@@ -8,9 +8,12 @@ from typing import Any, TypedDict
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.derivatives.batched import write_out
+from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
@@ -74,6 +77,12 @@ class Work:
         """Give what a stage has emitted its types and shapes, which the next one wants to know."""
         self.model = to_ir(infer_large(to_proto(self.model)))
 
+    def begin_batch(self, seeds: Iterable[str]) -> None:
+        """The same before products with several seeds; bodies in standard operators are taken apart for that."""
+        self.type()
+        if self.settings.kernels == "onnx":
+            write_out(self.graph, self.inputs(seeds), self.model.opset_imports)
+
     def inputs(self, names: Iterable[str]) -> list[ir.Value]:
         return _picked(self.graph.inputs, names)
 
@@ -89,13 +98,13 @@ class Work:
     def append(self, op: Builder) -> None:
         """Put what a builder has emitted behind the graph's nodes."""
         self.graph.extend(op.nodes)
-        if any(node.domain == DOMAIN for node in op.nodes):
+        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
     def done(self, made: Derivative) -> ModelProto:
         """The model with its outputs in order: its own, then the results."""
         record(self.model, made)
-        return finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline)
+        return without_inferred(finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline))
 
 
 def drop_dead(graph: ir.Graph) -> None:

@@ -45,6 +45,8 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
 
 
 def _forget_shape(value: ValueInfoProto, *, rank: bool = True) -> None:
+    if value.type.sequence_type.elem_type.HasField("tensor_type"):
+        value.type.sequence_type.elem_type.tensor_type.ClearField("shape")
     if not value.type.HasField("tensor_type"):
         return
     if rank:

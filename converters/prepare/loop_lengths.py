@@ -8,10 +8,12 @@ whose shape certainly changes is noted, for a gradient that would have to stack 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.graphs import CHANGES, DEFAULT_DOMAINS, assign, copied, scoped_graphs, subgraphs
+from onnx_backprop.converters.prepare.loop_sequences import infer_with_sequences
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.functions.scope import Scope
 
@@ -23,6 +25,7 @@ _ROUNDS = 32
 
 def infer_with_states(proto: ModelProto, infer: Infer) -> ModelProto:
     """`infer(proto)`, with what follows for the states of its Loops."""
+    infer = partial(infer_with_sequences, infer=infer)
     inferred = infer(proto)
     if not _loops(inferred.graph):
         return inferred

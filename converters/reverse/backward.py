@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
+from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import (
@@ -96,7 +97,7 @@ def backward(
     )
     gradients = differentiation.emit()
     record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
-    return finish(ir_model, original, kernels, inline=inline)
+    return without_inferred(finish(ir_model, original, kernels, inline=inline))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
@@ -241,7 +242,7 @@ class Differentiation:
         seeds = {y: self._seed(op, y) for y in self.of}
         gradients = walk_back(self.path, seeds, op, self.model.opset_imports, self.progress)
         self.gradients = dict(gradients)
-        gradients |= {x: op.zeros(op.shape(x), x) for x in self.zeros}
+        gradients |= {x: op.zeros_like(x) for x in self.zeros}
         # every path to the rest ends in an input that its rule gives no gradient for, such as a Resize's scales
         unreached = [x for x in self.wrt if x not in gradients]
         if unreached and self.given:
@@ -258,7 +259,7 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        if any(node.domain == DOMAIN for node in op.nodes):
+        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
         return {str(x.name): gradient_names[x] for x in self.wrt}
 

@@ -147,7 +147,7 @@ class Builder:
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Zeros of the type and shape of a value: a gradient of nothing. A sequence of them for a sequence."""
         if sequences.is_optional(value):
-            value = self.like(self.OptionalGetElement(value), value)
+            value = sequences.held(self, value)
         return (
             sequences.zeros_like(self, value) if sequences.is_sequence(value) else self.zeros(self.shape(value), value)
         )

@@ -25,7 +25,7 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.schema import attributes_of
-from onnx_backprop.opset.functions.long_vectors import is_long
+from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
 from onnx_backprop.opset.operators.registry import BY_NAME
@@ -97,9 +97,24 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
         inner.replace_all_uses_with(given[str(inner.name)])
     wired = [next(outputs) if value.name else None for value in node.outputs]
     nodes = _taken_out(graph)
+    _forget_names(nodes, given.values())
     for inner in nodes:
         inner.name = f"{label(node)}/{inner.op_type}"  # for messages
     return Expansion(nodes, [_outer(value, given) for value in wired])
+
+
+def _forget_names(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> None:
+    """Lengths that inference has named in a body alone are other ones than those it names likewise elsewhere."""
+    known = {length for value in given for length in dims(value) or ()}
+    for inner in all_nodes(nodes):
+        for value in (*inner.outputs, *(x for graph in subgraphs(inner) for x in graph.inputs)):
+            named = [
+                n
+                for n, d in enumerate(dims(value) or ())
+                if isinstance(d, str) and d.startswith(NAMELESS) and d not in known
+            ]
+            if named and value.shape is not None:
+                value.shape = ir.Shape([None if n in named else d for n, d in enumerate(value.shape)])
 
 
 def has_body(schema: defs.OpSchema) -> bool:
@@ -243,7 +258,8 @@ def _taken_out(graph: ir.Graph) -> list[ir.Node]:
     return [*constants, *nodes]
 
 
-def _rename(node: ir.Node, prefix: str, unique: Unique) -> None:
+def rename(node: ir.Node, prefix: str, unique: Unique) -> None:
+    """Give a node, those inside it and the values that they make names that are free."""
     for inner in all_nodes([node]):
         inner.name = unique(f"{prefix}/{inner.op_type}")
         own = [value for graph in subgraphs(inner) for value in (*graph.inputs, *graph.initializers.values())]
@@ -272,7 +288,7 @@ def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Nod
             kept = without_unread_rows(copy, set(grads))
             if kept is not copy:
                 op.nodes[op.nodes.index(copy)] = kept
-            _rename(kept, f"{label(node)}_again", op.unique)
+            rename(kept, f"{label(node)}_again", op.unique)
 
 
 def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:

@@ -4,7 +4,8 @@
 
 goes from the last step to the first: a Scan for a Scan, a Loop for a Loop, of as many steps as the forward has made.
 Each step is computed again from the states that it began with, which the forward node puts out as further stacked
-outputs. Rows of an outer value, taken by Gather, have their gradients stacked and scattered once.
+outputs; sequences, which cannot be stacked, come of the steps before it, run again. Rows of an outer value, taken by
+Gather, have their gradients stacked and scattered once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, sett
 from onnx_backprop.converters.reverse.forward import Forward, unsupported
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
+from onnx_backprop.converters.reverse.states import states_at
 from onnx_backprop.converters.reverse.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.widened import HALF
 
@@ -140,7 +142,7 @@ class _Back:
         self._require_same_shapes([*plan.carried, *(n - steps.counters for n in self._read(steps.given))])
         starts = [self.dys[i] or op.zeros_like(self._final(i)) for i in plan.carried]
         starts += [op.zeros_like(c) if is_sequence(c) else op.filled(op.shape(c), 0, _wide(c)) for c in summed]
-        along = [self._along(n) for n in self._read(steps.given)]
+        along = [self._along(n) for n in self._read(steps.given) if not is_sequence(steps.given[n])]
         for n in self._read(rows):
             j = plan.stacked[n]
             dy = self.dys[steps.count + j] or op.zeros_like(steps.stacked[j][0])
@@ -236,10 +238,14 @@ class _Back:
         backwards = op.Range(op.Sub(count, 1), -1, -1)
         n, go = (ir.Value(name=inner.unique(f"{inner.prefix}/{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
                  for name, dtype in (("n", ir.DataType.INT64), ("go", ir.DataType.BOOL)))  # fmt: skip
+        read = self._read(self.steps.given)
         rest, inner.nodes = inner.nodes, []
         place = inner.Gather(backwards, n)
         for one in along:
             one.given.replace_all_uses_with(inner.typed(inner.Gather(one.whole, place), one.given))
+        if sequences := [n - self.steps.counters for n in read if is_sequence(self.steps.given[n])]:
+            for i, value in zip(sequences, states_at(self.node, sequences, place, inner), strict=True):
+                self.steps.before[i].replace_all_uses_with(value)
         inner.nodes += rest
         given = [n, go, *(value for _, value in carried)]
         results = [inner.Identity(go), *outputs]

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion
+from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.sequences import is_sequence
 from onnx_backprop.converters.reverse.steps import Steps, copy_of, is_unchanged, stack_of, steps_of
@@ -72,9 +73,16 @@ class _Segments:
 
     def _rows(self, x: ir.Value, count: ir.Value, axis: int, direction: int) -> ir.Value:
         """A scan input with the steps along the first axis, in their order."""
-        op, rank = self.op, len(dims(x) or ())
-        if axis % rank:
-            x = op.Transpose(x, perm=[axis % rank, *(n for n in range(rank) if n != axis % rank)])
+        op, shape = self.op, dims(x)
+        if axis and shape is None:
+            raise unsupported(
+                self.node,
+                f"checkpoint needs the rank of {x.name!r}, which is scanned along axis {axis}, and shape inference "
+                "does not find it. Give that value a shape",
+            )
+        if shape is not None and axis % len(shape):
+            axis %= len(shape)
+            x = op.Transpose(x, perm=[axis, *(n for n in range(len(shape)) if n != axis)])
         return op.Gather(x, op.Range(op.Sub(count, 1), -1, -1)) if direction else x
 
     def _joined(

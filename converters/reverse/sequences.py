@@ -94,6 +94,16 @@ def zeros_like(op: Builder, sequence: ir.Value) -> ir.Value:
     return sequence_of(op, length(op, sequence), element_type(sequence), zeros)
 
 
+def held(op: Builder, value: ir.Value) -> ir.Value:
+    """What an optional value holds; an empty sequence where it could hold one and holds nothing."""
+    if not is_sequence(value):
+        return op.like(op.OptionalGetElement(value), value)
+    some, none = op.inside(), op.inside()
+    branches = (some, [some.OptionalGetElement(value)]), (none, [none.SequenceEmpty(dtype=element_type(value))])
+    (result,) = op.choose(op.OptionalHasElement(value), [value], *branches)
+    return result
+
+
 def add(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
     """The sums of the elements at the same place."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads
 from onnx_backprop.converters.rules.cell_activations import Activation
 from onnx_backprop.converters.rules.common import narrow, widen, work_type
@@ -69,7 +70,7 @@ class Parts:
         self.dys = (*dys, None, None, None)[:3]
         self.batch_first = layout == 1
         self.wide = work_type(node.input(X))
-        self.x = self._time_first(widen(op, node.input(X)))
+        self.x = self._time_first(_ranked(op, widen(op, node.input(X))))
         self.y = widen(op, _output(op, node))
         if self.batch_first:
             self.y = op.Transpose(self.y, perm=[1, 2, 0, 3])  # (B, T, D, H) -> (T, D, B, H)
@@ -135,7 +136,9 @@ class Parts:
         return self.op.Gather(widen(self.op, self.node.input(index)), d, axis=0)
 
     def _state(self, value: ir.Value | None, d: int, zero: ir.Value) -> ir.Value:
-        return zero if value is None else self.op.Gather(widen(self.op, value), d, axis=1 if self.batch_first else 0)
+        if value is None:
+            return zero
+        return self.op.Gather(_ranked(self.op, widen(self.op, value)), d, axis=1 if self.batch_first else 0)
 
     def _dy(self, d: int, h: ir.Value) -> ir.Value:
         op, dy = self.op, self.dys[0]
@@ -159,6 +162,13 @@ class Parts:
         steps = op.Range(0, op.Gather(op.Shape(self.x), 0), 1)
         lengths = op.Unsqueeze(self.lengths, [-1])
         return op.Less(op.Unsqueeze(steps, [1, 2]), lengths), op.Greater(lengths, 0)
+
+
+def _ranked(op: Builder, value: ir.Value) -> ir.Value:
+    """A sequence or the states, with the three axes that a second derivative asks for where inference finds none."""
+    if dims(value) is not None:
+        return value
+    return op.Reshape(value, op.Reshape(op.Shape(value), [3]), allowzero=1)
 
 
 def _output(op: Builder, node: Forward) -> ir.Value:

@@ -55,13 +55,13 @@ def split_to_sequence(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.typed(op.ConcatFromSequence(dy, axis=node.int("axis", 0), new_axis=int(squeezed)), node.input(0))
 
 
-@gradient("Optional", versions=(15,))
+@gradient("Optional", versions=(15, 28))
 def optional(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = an optional value that holds x  =>  dx = dY, which is the gradient of what Y holds."""
     return op.like(op.Identity(dy), node.input(0))
 
 
-@gradient("OptionalGetElement", versions=(18,))
+@gradient("OptionalGetElement", versions=(18, 28))
 def optional_get_element(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = what x holds  =>  dx = dy."""
     return op.like(op.Identity(dy), node.input(0))

@@ -170,7 +170,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     drop_unread(op.nodes, results)
     model.graph.extend(op.nodes)
     model.graph.sort()
-    if any(node.domain == DOMAIN for node in op.nodes):
+    if any(node.domain == DOMAIN for node in graphs.all_nodes(op.nodes)):
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
     result = to_proto(model)
     result.training_info.extend(proto.training_info)

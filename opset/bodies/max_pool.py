@@ -30,10 +30,9 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
         return convolution.from_ncx(b, attrs, b.Expand(b.float_scalar(0), (shape + zero).name))
     planes = join(b, shape[:2].product() + zero, Vector(b, [1]))
     image = b.Reshape(x, join(b, planes, lengths).name, allowzero=1)
-    gradient = b.Reshape(dy, join(b, planes, outs).name, allowzero=1)
 
     def won() -> str:
-        return _won(b, attrs, image, gradient, shape, outs)
+        return _won(b, attrs, image, dy, shape, join(b, planes, outs))
 
     if outs.known is None and any(d > 1 for d in pooling.dilations(attrs)):
         # onnxruntime refuses a dilated window that is much longer than the image; then there is none
@@ -43,9 +42,9 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
     return convolution.from_ncx(b, attrs, b.Reshape(summed, shape.name, allowzero=1))
 
 
-def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, outs: Vector) -> str:
-    """What each pixel of an image (planes, 1, in…) has won of the gradient (planes, 1, out…), 1-D."""
-    lengths, spatial = shape[2:], range(2, shape.count)
+def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, windows: Vector) -> str:
+    """What each pixel of an image (planes, 1, in…) has won of the gradient, of windows (planes, 1, out…), 1-D."""
+    lengths, outs, spatial = shape[2:], windows[2:], range(2, shape.count)
     attributes, exact = _attributes(attrs, lengths, outs)
     winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
     if not exact:
@@ -53,7 +52,7 @@ def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, o
     reached = _reached(b, attrs, lengths, outs)
     if reached:  # elsewhere the index means nothing
         winners = b.Where(reached, winners, b.int_scalar(0))
-        gradient = b.Where(reached, gradient, b.float_scalar(0))
+        gradient = b.Where(reached, b.Reshape(gradient, windows.name, allowzero=1), b.float_scalar(0))
     flat = b.ints([-1])
     zeros = b.ConstantOfShape(shape.product().name)
     return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")

@@ -1,4 +1,4 @@
-"""Every Conv, ConvTranspose, Resize and Upsample case of the ONNX backend tests is right."""
+"""Every Conv, ConvTranspose, Resize and Upsample case of the ONNX backend tests is right; Loop and If on sequences by value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
+from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 import onnx_backprop as ob
@@ -35,13 +38,17 @@ class Case:
 
 
 @cache
-def cases() -> dict[str, Case]:
+def node_tests() -> dict[str, TestCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators of onnx's own cases
-        found = load_model_tests(kind="node")
+        return {case.name: case for case in load_model_tests(kind="node")}
+
+
+@cache
+def cases() -> dict[str, Case]:
     return {
         case.name: Case(case.model, [np.asarray(x) for x in case.data_sets[0][0]])
-        for case in found
+        for case in node_tests().values()
         if case.model is not None
         and case.data_sets is not None
         and len(case.model.graph.node) == 1
@@ -135,3 +142,48 @@ def test_every_pytorch_convolution_is_right(kernels: str) -> None:
         assert len(feeds) == len(model.graph.input), f"{name} has one input besides its weights"
         wrong = adjoint_mismatches(model, feeds, list(feeds), kernels=kernels, seed=2)
         assert not wrong, f"{name}, {y.name}: {wrong}"
+
+
+def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+SLICES = [np.arange(1, n + 1, dtype=np.float32) for n in range(1, 6)]  # what a step appends: x[:i + 1]
+OF_SLICES = np.arange(1, 6, dtype=np.float32) * np.array([15, 14, 12, 9, 5], np.float32)
+STEPS = {"trip_count": np.array(5), "cond": np.array(True)}
+BEGUN = [np.array(7, np.float32)]
+# case: what to differentiate by, what it is fed, what seeds it, the gradients
+SEQUENCES: list[tuple[str, list[str] | None, dict[str, Any], list[Any], dict[str, Any]]] = [
+    ("loop13_seq", None, {"seq_empty": []}, [s * (k + 1) for k, s in enumerate(SLICES)], {"x_grad": OF_SLICES}),
+    ("loop13_seq", ["seq_empty"], {"seq_empty": [SLICES[3]]}, [SLICES[2], *SLICES], {"seq_empty_grad": [SLICES[2]]}),
+    ("loop16_seq_none", None, {"opt_seq": None}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
+     {"x_grad": OF_SLICES, "constant_in_grad": BEGUN[0]}),
+    ("loop16_seq_none", None, {"opt_seq": BEGUN}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
+     {"x_grad": OF_SLICES, "constant_in_grad": np.array(0, np.float32)}),
+    ("loop16_seq_none", ["opt_seq"], {"opt_seq": BEGUN}, [BEGUN[0], *SLICES], {"opt_seq_grad": BEGUN}),
+    ("loop16_seq_none", ["opt_seq"], {"opt_seq": None}, [BEGUN[0], *SLICES], {"opt_seq_grad": []}),
+    ("if_seq", None, {}, [SLICES[4]], {"x_grad": SLICES[4], "y_grad": SLICES[4] * 0}),
+    ("if_opt", None, {"cond": np.array(False)}, [SLICES[4]], {"x_grad": SLICES[4]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(SEQUENCES)))
+def test_sequences_by_value(number: int) -> None:
+    name, wrt, feeds, seeds, want = SEQUENCES[number]
+    model = node_tests()[f"test_{name}"].model
+    assert model is not None
+    graph = ob.backward(model, wrt=wrt)
+    known = {value.name for value in model.graph.input}
+    given = {x: value for x, value in {**STEPS, **feeds}.items() if x in known}
+    (y,) = model.graph.output
+    answers = run(graph, given | {f"{y.name}_grad": seeds})
+    assert repr(answers[y.name]) == repr(run(model, given)[y.name])
+    assert set(answers) == {y.name, *want}
+    for key, value in want.items():
+        got = answers[key] if isinstance(value, list) else [answers[key]]
+        for a, b in zip(got, value if isinstance(value, list) else [value], strict=True):
+            np.testing.assert_array_equal(a, b)

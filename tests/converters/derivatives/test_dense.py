@@ -7,6 +7,7 @@ import pytest
 from onnx import parser
 
 import onnx_backprop as ob
+from onnx_backprop.converters.prepare.graphs import all_nodes
 from tests.converters.derivatives.test_products import answers, dims, drawn, network
 
 KNOWN = """<ir_version: 10, opset_import: ["": 21]> net (float[2, 4] x, float[5] c) => (float[2, 3] y, float[2, 5] t)
@@ -78,3 +79,22 @@ def test_a_block_of_zeros_between_variables() -> None:
     np.testing.assert_array_equal(got["z_hessian_z"], 2 * np.eye(3, dtype=np.float32))
     assert got["x_hessian_z"].shape == (2, 3)
     assert not got["x_hessian_z"].any()
+
+
+@pytest.mark.parametrize("shape", ["1, 2, 6, 6", "N, 2, H, W"])
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_the_winners_of_a_pool_are_found_once(shape: str, direction: str) -> None:
+    """∂y/∂x is 1 at each winner; no row looks for them again, and other kernels do as they did."""
+    pool = "MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1>"
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g (float[{shape}] x) => (float[A, 2, B, C] y) {{ y = {pool} (x) }}'
+    )
+    x = np.random.default_rng(3).permutation(72).reshape(1, 2, 6, 6).astype(np.float32)
+    made = ob.jacobian(model, ["x"], ["y"], direction=direction)
+    got = answers(made, "onnx", x=x)
+    np.testing.assert_array_equal(got["y_jacobian_x"], (got["y"][..., None, None, None, None] == x).astype(np.float32))
+    (scan,) = (node for node in made.graph.node if node.op_type == "Scan")
+    left = {node.op_type for node in all_nodes([scan]) if node.op_type.startswith("MaxPool")}
+    assert left == (set() if shape[0] == "1" else {"MaxPoolBackward"} if direction == "reverse" else left)
+    native = ob.jacobian(model, ["x"], ["y"], direction=direction, kernels="numba")
+    np.testing.assert_array_equal(answers(native, "numba", x=x)["y_jacobian_x"], got["y_jacobian_x"])

@@ -108,6 +108,24 @@ def test_the_tangent_keeps_nothing_of_the_gradient() -> None:
     assert [node.op_type for node in made.graph.node if node.op_type != "Transpose"] == ["MatMul", "MatMul"]
 
 
+def test_a_name_is_that_of_one_length() -> None:
+    """Bodies are inferred alone, each from the same first name on; onnxruntime would give one's memory to another."""
+    pool = "MaxPool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>"
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]> g (float[N,2,H,W] x, float[2,2,1,1] w) =>
+    (float[N,2,P,Q] y) {{ a = {pool} (x) b = Tanh(a) c = Conv(b, w) d = {pool} (c) e = Conv(d, w) y = {pool} (e) }}""")
+    jvp = ob.jvp(model, ["x"], ["y"])
+    infos = {v.name: v for v in jvp.graph.value_info if v.type.HasField("tensor_type")}
+    jvp.graph.output.extend(infos.values())
+    feeds = {"x": drawn(2, 2, 16, 16), "w": drawn(2, 2, 1, 1), "x_tangent": drawn(2, 2, 16, 16)}
+    lengths: dict[str, set[int]] = {}
+    for name, value in answers(jvp, "onnx", **feeds).items():
+        for dim, length in zip(
+            infos[name].type.tensor_type.shape.dim if name in infos else (), np.shape(value), strict=False
+        ):
+            lengths.setdefault(dim.dim_param, set()).add(length)
+    assert {name: found for name, found in lengths.items() if name and len(found) > 1} == {}
+
+
 def test_every_output_is_seeded() -> None:
     made = ob.vjp(network(), ["x"])
     assert ob.derivatives(made)[-1].seeds == {"y": "y_grad", "s": "s_grad"}
@@ -269,3 +287,33 @@ def test_through_both_branches() -> None:
     for c, expected in ((True, v * w + x * u), (False, np.cos(x) * v - u)):
         got = answers(made, x=x, w=w, c=np.array(c), x_tangent=v, w_tangent=u)["y_tangent"]
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def product_error(model: ModelProto, feeds: dict[str, np.ndarray], h: float = 2.0**-6) -> float:
+    """How far hvp is from differences of the gradient of the one output s by x, of its largest number."""
+    v = drawn(*feeds["x"].shape)
+    got = answers(ob.hvp(model, ["x"], ["s"]), "onnx", **feeds, x_direction=v)["x_hvp"]
+    gradient = ob.backward(model, wrt=["x"], of=["s"])
+    along = [{**feeds, "x": feeds["x"] + np.float32(e) * v} for e in (h, -h)]
+    above, below = (answers(gradient, "onnx", **point)["x_grad"].astype(float) for point in along)
+    want = (above - below) / (2 * h)
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def test_our_operators_in_a_branch_alone() -> None:
+    """A gradient with operators of ours inside its branches only is differentiated again like any other."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[1,2,4,4] x, float[2,2,3,3] w, bool c) =>
+    (float s) { y = If (c) <then_branch: graph = t () => (float[1,2,4,4] a) { p = Conv <pads = [1, 1, 1, 1]> (x, w) a = Tanh(p) },
+    else_branch: graph = e () => (float[1,2,4,4] b) { b = Exp(x) }> q = Mul(y, y) s = ReduceSum <keepdims = 0> (q) }""")
+    feeds = {"x": drawn(1, 2, 4, 4), "w": drawn(2, 2, 3, 3) / 3}
+    for c in (True, False):
+        assert product_error(model, {**feeds, "c": np.array(c)}) < 1e-2
+
+
+def test_a_recurrent_node_of_unknown_rank() -> None:
+    """Its sequence and states have three axes, whether inference finds them or not."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[24] x, float[8] h, int64[K] xs, int64[L] hs,
+    float[1,16,3] w, float[1,16,4] r) => (float s) { a = Reshape(x, xs) b = Reshape(h, hs)
+    y, yh, yc = LSTM <hidden_size = 4> (a, w, r, , , b, b) q = Mul(y, y) s = ReduceSum <keepdims = 0> (q) }""")
+    feeds = {"x": drawn(24), "h": drawn(8), "w": drawn(1, 16, 3) / 2, "r": drawn(1, 16, 4) / 2}
+    assert product_error(model, {**feeds, "xs": np.array([4, 2, 3]), "hs": np.array([1, 2, 4])}) < 1e-2

@@ -167,16 +167,6 @@ def test_a_state_that_keeps_its_shape_has_it() -> None:
     assert [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim] == ["N", 3]
 
 
-def test_a_sequence_that_is_read_at_every_step_is_refused() -> None:
-    text = """g (float[2] s, float[2] w, int64 m) => (float[2] y) { yes = Constant <value = bool {1}> ()
-    empty = SequenceConstruct(s)
-    all, y = Loop (m, yes, empty, s) <body: graph = b (int64 i, bool go, seq(float[2]) q, float[2] a) =>
-    (bool on, seq(float[2]) q_new, float[2] a_new) { on = Identity(go) v = SequenceAt(q, i) p = Mul(v, w)
-    q_new = SequenceInsert(q, p) a_new = Add(a, p) }> }"""
-    with pytest.raises(ob.UnsupportedError, match=r"Loop .*reads 'q' of every step, a sequence"):
-        ob.backward(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {text}'), wrt=["s"])
-
-
 def test_missing_rules_inside_are_named() -> None:
     text = graph("float[2] s, float[2] w, int64 m", "float[2] y", loop("s_new = Foo(s_in)"))
     model = parser.parse_model(
