@@ -15,7 +15,7 @@ from onnx_backprop.converters.training.names import RANDOM_STATE
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
-from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered
+from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered, start_of
 from onnx_backprop.distributed.failures import end_all_on_uncaught
 from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.shards import own_rows
@@ -51,7 +51,9 @@ class Trained(Protocol):
 class Ranks:
     """The rank of a trainer among others. update: the model that it runs behind the summed gradients."""
 
-    def __init__(self, trainer: Trained, model: ModelProto, verify_every: int, *, sync_batch_norm: bool) -> None:
+    def __init__(
+        self, trainer: Trained, model: ModelProto, verify_every: int, *, sync_batch_norm: bool, overlap: bool
+    ) -> None:
         """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
         self._trainer, self._every, self._communicator = trainer, verify_every, trainer.communicator
         end_all_on_uncaught(self._communicator)
@@ -59,11 +61,15 @@ class Ranks:
         check_equal(
             self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
         )
-        graph = [model.SerializeToString(deterministic=True), f"{trainer.kernels} {sync_batch_norm}".encode()]
+        start = start_of(self._communicator) if overlap and trainer.kernels == "numba" else None
+        options = f"{trainer.kernels} {sync_batch_norm} {start is not None}"
+        graph = [model.SerializeToString(deterministic=True), options.encode()]
         check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
         parts = split(trainer.graph, model)
         self.update = parts.update
-        self._replica = Replica(trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm)
+        self.replica = Replica(
+            trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm, start=start
+        )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "numba":
@@ -84,15 +90,18 @@ class Ranks:
         shard = own_rows(batch, self._communicator.rank, self._communicator.size)
         fed = inputs.ort_values(shard) if shard.rows else {}
 
-        def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+        def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, again: bool) -> None:
             with refusals(fed):
-                run_bound(session, binding)
+                if again:
+                    run_bound(session, binding)
+                else:
+                    session.run_with_iobinding(binding)
 
-        return self._replica.step(shard, fed, state, run)
+        return self.replica.step(shard, fed, state, run)
 
     def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """What is new in the state once no gradients wait to be summed."""
-        return self._replica.settled(state)
+        return self.replica.settled(state)
 
     def verify(self) -> None:
         """Every so many steps: ReplicaError where a rank has come to another state, which is never put right."""

@@ -65,6 +65,7 @@ class Trainer:
         session_options: onnxruntime.SessionOptions | None = None,
         communicator: Any = None,
         sync_batch_norm: bool = False,
+        overlap: bool = True,
         verify_every: int = 100,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
@@ -80,6 +81,8 @@ class Trainer:
         share of the rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
         sync_batch_norm: standardise by the statistics of the whole batch, not those of a rank's rows: two messages for
         each BatchNormalization forward and one backward.
+        overlap: sum gradients beside the backward pass where that is possible, as it is for float32 gradients, the
+        native kernels and an engine with `start`, which MPI is; False for one sum behind it.
         verify_every: the number of steps after which ranks compare their states, 0 for never.
 
         Errors: InvalidArgumentError for a graph without an optimizer; ReplicaError for ranks with another graph,
@@ -112,7 +115,7 @@ class Trainer:
             require_operators("training on several ranks")
             from onnx_backprop.training.ranks import Ranks
 
-            self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm)
+            self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap)
             model = self._ranks.update
         if self.kernels == "numba":
             from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
