@@ -21,8 +21,8 @@ class Communicator(Protocol):
     all of them, bit for bit. abort: end all processes, those that wait for this one too; does not return.
     threads: how many threads this rank may use, so that the ranks of a machine share its cores.
 
-    An engine may offer two operations more. `start(array)` begins a sum and comes back; what it answers has to be called
-    until it says that the sum is there. One thread calls these, beside others that call the rest. start may be None.
+    An engine may offer two operations more. `start(array)` begins a sum and comes back; what it answers has to be
+    called until it says that the sum is there. One thread does this, beside others that call the rest. It may be None.
     `gather(array, ends)`: array[ends[r - 1] : ends[r]] ← that of rank r, for all r, in place.
     """
 
