@@ -67,7 +67,9 @@ class Mpi:
         """array[ends[r - 1]:ends[r]] ← that of rank r, for all r, in place."""
         starts = [0, *ends[:-1]]
         counts = [end - start for start, end in zip(starts, ends, strict=True)]
-        self._communicator.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts)])
+        request = self._communicator.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, starts)])
+        while not request.Test():  # where ranks share cores, a call that waits would keep the others from sending
+            time.sleep(0)
 
     def broadcast(self, array: np.ndarray) -> None:
         """array ← that of rank 0, in place."""

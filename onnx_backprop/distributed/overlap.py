@@ -30,9 +30,9 @@ _abandoned: list[Overlap] = []  # MPI may write to their buckets until the proce
 
 
 def in_order(model: ModelProto, gradients: Collection[str]) -> list[str]:
-    """Gradients, outputs of a model, in the order in which its nodes come to them; those that none makes first."""
+    """Gradients, outputs of a model, in the order in which its nodes come to them, the same on every rank."""
     made = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
-    return sorted(gradients, key=lambda name: made.get(name, -1))
+    return sorted(gradients, key=lambda name: (made.get(name, -1), name))
 
 
 def filled(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The update divided among the ranks: each renews a part of the elements of all parameters, and has their moments alone.
+"""The update divided among the ranks: each renews a part of the elements of all parameters and has their moments alone.
 
 Parameters lie behind each other in one array, which ranks divide evenly, whatever the tensors' sizes. A rank updates
 its range of it and gets the rest from the others. Gradients are those of all elements on every rank, so that norms need

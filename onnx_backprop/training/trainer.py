@@ -174,7 +174,7 @@ class Trainer:
         return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
 
     def _ort_value(self, name: str, value: np.ndarray, place: OrtValue | None = None) -> OrtValue:
-        """A copy at a place, or in memory of onnxruntime's: tensors there begin with a cache line, nobody else sees them.
+        """A copy at a place, or in memory of onnxruntime's: tensors there begin with a cache line, nobody else has it.
 
         Of what this rank keeps a part of, that part.
         """
