@@ -7,7 +7,7 @@ least, as the others wait for that one too. Medians, and the least. Then the sam
     done_k = max(ready_k, done_{k-1}) + t_sum(bytes_k),   exposed = done - t_gradients
 
 with the times at which buckets are ready as they were measured. --predict prints that model for many nodes of
-25 Gbit/s, with the update and the engine's own cost of adding up too.
+25 Gbit/s, with the update and the time of adding up too.
 """
 
 from __future__ import annotations
@@ -75,16 +75,11 @@ class Measured:
     step: list[float]
     gradients: list[float]
     exposed: list[float]
+    update: list[float]
     exchange: list[float]
     bytes: int  # of the gradients
     buckets: list[int]  # bytes
     ready: list[float]  # when each was, as a part of the gradients' time
-
-    @property
-    def update(self) -> float:
-        """What is left of a step."""
-        parts = zip(self.step, self.gradients, self.exposed, self.exchange, strict=True)
-        return statistics.median(max(0.0, step - sum(rest)) for step, *rest in parts)
 
 
 class _Timed:
@@ -132,15 +127,17 @@ class _Timed:
 
         overlap.begin, overlap._start, overlap.finish = watched_begin, watched_start, watched_finish
 
-    def step(self, batch: Shard) -> tuple[float, float, float, float]:
-        """Seconds of a step, of the gradients, of the wait for their sum, of the exchange of weights."""
+    def step(self, batch: Shard) -> tuple[float, ...]:
+        """Seconds of a step, of the gradients, of the wait for their sum, of the update, of the exchange of weights."""
         overlap, network = None if self.replica is None else self.replica.overlap, self.network
         waited, summed, gathered = 0.0 if overlap is None else overlap.waited, network.summed, network.gathered
         start = time.perf_counter()
         self.trainer.step(batch)
         took = time.perf_counter() - start
         wait = network.summed - summed if overlap is None else overlap.waited - waited
-        return took, self._gradients if overlap is not None else self._inside - wait, wait, network.gathered - gathered
+        exchange = network.gathered - gathered
+        gradients = self._inside - wait if overlap is None else self._gradients
+        return took, gradients, wait, took - self._inside - exchange, exchange
 
 
 def measure(engine: Communicator, name: str, rows: int, steps: int) -> list[Measured]:
@@ -162,7 +159,7 @@ def measure(engine: Communicator, name: str, rows: int, steps: int) -> list[Meas
     for _ in range(steps):
         for one in timed:
             engine.barrier()
-            took = np.zeros((engine.size, 4))
+            took = np.zeros((engine.size, 5))
             took[engine.rank] = one.step(batch)
             engine.sum(took)
             seconds[one.way].append(took)
@@ -180,6 +177,7 @@ def measure(engine: Communicator, name: str, rows: int, steps: int) -> list[Meas
                 parts[:, :, 1].max(axis=1).tolist(),
                 parts[:, :, 2].min(axis=1).tolist(),
                 parts[:, :, 3].min(axis=1).tolist(),
+                parts[:, :, 4].min(axis=1).tolist(),
                 0 if buffer is None else sum(array.nbytes for array in buffer._gradients()),
                 sizes,
                 shares,
@@ -188,17 +186,15 @@ def measure(engine: Communicator, name: str, rows: int, steps: int) -> list[Meas
     return result
 
 
-def engine_costs(engine: Communicator) -> tuple[float, float]:
-    """Seconds of the smallest sum and of each byte of a large one, without the emulated network; the least of some."""
-    small, large = np.zeros(2), np.zeros(8 * 2**20, np.float32)
-    best = [1.0, 1.0]
-    for n, (array, times) in enumerate(((small, 50), (large, 7))):
-        for _ in range(times):
-            engine.barrier()
-            start = time.perf_counter()
-            engine.sum(array)
-            best[n] = min(best[n], time.perf_counter() - start)
-    return best[0], best[1] / large.nbytes
+def adding_up() -> float:
+    """Seconds of a byte of one array that is added to another: what a rank does with those that come to it."""
+    array, other = np.zeros(2**23, np.float32), np.ones(2**23, np.float32)
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        array += other
+        best = min(best, time.perf_counter() - start)
+    return best / array.nbytes
 
 
 def sum_seconds(size: float, ranks: int, rate: float, message: float, reduction: float) -> float:
@@ -220,45 +216,41 @@ def table(engine: Communicator, name: str, rows: int, results: list[Measured]) -
     for one in results:
         if engine.size == 1:
             step = f"{1e3 * statistics.median(one.step):.0f} ({1e3 * min(one.step):.0f})"
-            lines.append(f"| {name}, {rows} rows | 1 | | {step} | | | | | |")
+            lines.append(f"| {name}, {rows} rows | 1 | | {step} | | | | | | |")
             continue
         transfer = one.bytes / TEN_GIGABIT
-        parts = [one.step, one.gradients, one.exposed]
+        parts = [one.step, one.gradients, one.exposed, one.update, one.exchange]
         cells = [f"{1e3 * statistics.median(part):.0f} ({1e3 * min(part):.0f})" for part in parts]
         left = [f"{100 * share / transfer:.0f}" for share in (statistics.median(one.exposed), min(one.exposed))]
         whole = [LATENCY + size / TEN_GIGABIT for size in one.buckets]
         model = exposed(statistics.median(one.gradients), whole, one.ready) if whole else LATENCY + transfer
-        cells += [f"{left[0]} ({left[1]})", f"{1e3 * one.update:.0f}", f"{1e3 * model:.1f}"]
+        cells += [f"{left[0]} ({left[1]})", f"{1e3 * model:.1f}"]
         lines.append(f"| {name}, {rows} rows | {engine.size} | {one.way} | {' | '.join(cells)} |")
     return lines
 
 
 HEAD = (
-    "| network, rows of a rank | ranks | sums | step, ms | gradients, ms | exposed, ms | exposed, % of the transfer "
-    "| update, ms | exposed by the model, ms |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| network, rows of a rank | ranks | sums | step, ms | gradients | exposed | update | exchange "
+    "| exposed, % of the transfer | exposed by the model, ms |",
+    "|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
 def worker(arguments: argparse.Namespace) -> None:
     engine = world()
     results = measure(engine, arguments.network, arguments.rows, arguments.steps)
-    message, byte = engine_costs(engine) if engine.size > 1 else (0.0, 0.0)
     if engine.rank == 0:
         print("\n".join(table(engine, arguments.network, arguments.rows, results)))
-        if engine.size > 1:
-            costs = f"{1e6 * message:.0f} µs a message, {1 / byte / 1e9:.1f} GB/s"
-            print(f"<!-- the engine alone, {engine.size} ranks: {costs} -->")
         if arguments.output:
-            found = {"ranks": engine.size, "byte": byte, "message": message, "ways": [asdict(one) for one in results]}
+            found = {"adding_up": adding_up(), "ways": [asdict(one) for one in results]}
             Path(arguments.output).write_text(json.dumps(found))
 
 
 def predict(found: dict[str, Any], computes: Sequence[float] = (0.25, 0.5, 1.0, 2.0)) -> list[str]:
-    """Efficiency on many nodes, in percent of that many times one, by the seconds that a rank's gradients take."""
+    """Rows a second of many nodes, in percent of that many times one node's, by the seconds that gradients take."""
     ways = {way["way"]: Measured(**way) for way in found["ways"]}
-    beside, reduction = ways["beside"], found["byte"]
-    update = ways["behind"].update
+    beside, reduction = ways["beside"], found["adding_up"]
+    update = min(ways["behind"].update)
     lines = [
         f"<!-- {beside.bytes / 1e6:.0f} MB in {len(beside.buckets)} buckets, update {1e3 * update:.0f} ms, "
         f"{1 / reduction / 1e9:.1f} GB/s added up -->",

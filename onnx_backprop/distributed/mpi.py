@@ -67,7 +67,8 @@ class Mpi:
         """array[ends[r - 1]:ends[r]] ← that of rank r, for all r, in place."""
         starts = [0, *ends[:-1]]
         counts = [end - start for start, end in zip(starts, ends, strict=True)]
-        request = self._communicator.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, starts)])
+        bits = array.view(f"u{array.itemsize}")  # MPI knows no float16
+        request = self._communicator.Iallgatherv(self._mpi.IN_PLACE, [bits, (counts, starts)])
         while not request.Test():  # where ranks share cores, a call that waits would keep the others from sending
             time.sleep(0)
 

@@ -71,12 +71,12 @@ class Replica:
         self._waits = False  # whether gradients wait to be summed
 
     def _overlapping(self, model: ModelProto, start: Start) -> Overlap | None:
-        """Sums beside the backward pass; None where gradients are looked at first, or are not in float32."""
+        """Sums beside the backward pass; None for one alone, or where gradients are looked at first, or not in float32."""
         buffer = self._buffer
         if not buffer.plain or (self._scaled and self._accumulate > 1):
             return None
         names = buffer.into_buckets(BUCKET_BYTES)
-        return Overlap(start, announce(model, names), buffer.buckets, buffer.rest)
+        return Overlap(start, announce(model, names), buffer.buckets, buffer.rest) if len(names) > 1 else None
 
     def _accumulated(self, parts: Split) -> dict[str, str]:
         """The state that holds the sum of each gradient between updates."""

@@ -39,9 +39,11 @@ def fail_beside(trainer: ob.Trainer, batch: dict[str, np.ndarray]) -> None:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    replica.BUCKET_BYTES = 2**14
+    replica.BUCKET_BYTES = 2**12
     optimizer = ob.optimizers.SGD(momentum=0.9, clip_norm=1.0)
-    graph = ob.training_graph(resnet.build(features=8), loss="softmax_cross_entropy", optimizer=optimizer)
+    graph = ob.training_graph(
+        resnet.build(features=8, blocks=(1, 1, 1)), loss="softmax_cross_entropy", optimizer=optimizer
+    )
     rng = np.random.default_rng(1)
     batches = [
         {"image": rng.random((rows, 3, 16, 16), np.float32), "labels": rng.integers(0, 10, rows)}

@@ -14,7 +14,10 @@ from models import resnet, unet_conv_transpose, unet_resize
 from tests.onnx_backprop.distributed.test_equality import Feeds, images, labelled
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 
-GROUPS = [ob.optimizers.Group(parameters=["*.bias"], rate=0.5, weight_decay=0.0)]
+GROUPS = [
+    ob.optimizers.Group(parameters=["Conv_1.*"], frozen=True),
+    ob.optimizers.Group(parameters=["*.bias"], rate=0.5, weight_decay=0.0),
+]
 CASES: dict[str, tuple[Callable[[], ob.TrainingGraph], Callable[..., Feeds], str, int]] = {
     "in place": (
         lambda: ob.training_graph(
