@@ -71,7 +71,7 @@ class Replica:
         self._waits = False  # whether gradients wait to be summed
 
     def _overlapping(self, model: ModelProto, start: Start) -> Overlap | None:
-        """Sums beside the backward pass; None for one alone, or where gradients are looked at first, or not in float32."""
+        """Sums beside the backward pass; None for one alone, gradients not in float32, or looked at before the sum."""
         buffer = self._buffer
         if not buffer.plain or (self._scaled and self._accumulate > 1):
             return None
