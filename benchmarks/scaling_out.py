@@ -106,7 +106,7 @@ class _Timed:
             self._inside = time.perf_counter() - start
             return result
 
-        replica.step = step
+        setattr(replica, "step", step)  # noqa: B010 - pyright takes it for an override
 
     def _watch(self, overlap: Overlap) -> None:
         begin, start, finish = overlap.begin, overlap._start, overlap.finish
