@@ -11,6 +11,7 @@ import pytest
 
 import onnx_backprop as ob
 from models import resnet, unet_conv_transpose, unet_resize
+from onnx_backprop.training.profiling import profile
 from tests.onnx_backprop.distributed.test_equality import Feeds, images, labelled
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 
@@ -116,6 +117,8 @@ def test_a_rank_keeps_a_part(rng: np.random.Generator) -> None:
         trainer = ob.Trainer(graph, communicator=communicator, shard_update=shard)
         trainer.set_state({name: np.full_like(a, 0.5) for name, a in trainer.state().items() if a.dtype == np.float32})
         trainer.step(batch)
+        if communicator.rank == 0:
+            assert profile(trainer, batch, steps=1).nodes  # without the others
         return sum(trainer._state[name].numpy().size for name in names), trainer.state()
 
     whole, state = on_ranks(3, lambda c: work(c, shard=False))[0]
