@@ -246,7 +246,7 @@ def worker(arguments: argparse.Namespace) -> None:
             Path(arguments.output).write_text(json.dumps(found))
 
 
-def predict(found: dict[str, Any], computes: Sequence[float] = (0.25, 0.5, 1.0, 2.0)) -> list[str]:
+def predict(found: dict[str, Any], computes: Sequence[float] = (0.05, 0.1, 0.25, 1.0)) -> list[str]:
     """Rows a second of many nodes, in percent of that many times one node's, by the seconds that gradients take."""
     ways = {way["way"]: Measured(**way) for way in found["ways"]}
     beside, reduction = ways["beside"], found["adding_up"]
