@@ -3,7 +3,7 @@
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
-from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, relu_backward
+from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, ready, relu_backward
 from onnx_backprop.ort_ops.normalization import batch_norm_training_backward, layer_norm_backward, soft_max_backward
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
@@ -21,6 +21,5 @@ KERNELS = (
 
 def register() -> None:
     """Hand the operators to onnxruntime-extensions; once per process."""
-    register_kernels(
-        KERNELS, lambda: (elementwise.custom_op(elementwise.NAME), elementwise.custom_op(elementwise.ELEMENTWISE))
-    )
+    updates = elementwise.NAME, elementwise.ELEMENTWISE
+    register_kernels(KERNELS, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))

@@ -61,6 +61,9 @@ def add_train(commands: Any) -> None:
     train.add_argument(
         "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
     )
+    train.add_argument(
+        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
+    )
     train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
     train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
     train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
@@ -120,6 +123,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         seed=arguments.seed,
         communicator=communicator,
         sync_batch_norm=arguments.sync_batch_norm,
+        shard_update=arguments.shard_update,
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)

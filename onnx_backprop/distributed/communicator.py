@@ -2,11 +2,15 @@
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+# (array) -> whether its sum is there by now, to be asked until it is
+Start = Callable[[np.ndarray], Callable[[], bool]]
 
 
 @runtime_checkable
@@ -16,6 +20,10 @@ class Communicator(Protocol):
     sum, broadcast: arrays that are contiguous in memory, of one shape and type on all ranks. The sum is the same on
     all of them, bit for bit. abort: end all processes, those that wait for this one too; does not return.
     threads: how many threads this rank may use, so that the ranks of a machine share its cores.
+
+    An engine may offer two operations more. `start(array)` begins a sum and comes back; what it answers has to be
+    called until it says that the sum is there. One thread does this, beside others that call the rest. It may be None.
+    `gather(array, ends)`: array[ends[r - 1] : ends[r]] ← that of rank r, for all r, in place.
     """
 
     @property
@@ -77,6 +85,23 @@ def connected(communicator: Any) -> Communicator:
             f"got {type(communicator).__name__}"
         )
     return communicator
+
+
+def start_of(communicator: Communicator) -> Start | None:
+    """How sums are begun that go on by themselves; None where the engine does not offer that."""
+    return getattr(communicator, "start", None)
+
+
+def exchange(communicator: Communicator, array: np.ndarray, ends: Sequence[int]) -> None:
+    """array[ends[r - 1]:ends[r]] ← that of rank r, for all ranks r; in place, bit for bit."""
+    if hasattr(communicator, "gather"):
+        communicator.gather(array, ends)  # type: ignore[attr-defined]
+        return
+    start = ends[communicator.rank - 1] if communicator.rank else 0
+    bits = array.view(np.uint8)
+    bits[: start * array.itemsize] = 0
+    bits[ends[communicator.rank] * array.itemsize :] = 0
+    communicator.sum(bits)
 
 
 def broadcast_json(communicator: Communicator, value: Any) -> Any:

@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx_backprop.distributed.communicator import ALONE, Communicator
+from onnx_backprop.distributed.communicator import ALONE, Communicator, Start
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class Mpi:
         from mpi4py import MPI
 
         self._mpi, self._communicator = MPI, communicator
+        self._beside = communicator.Dup()  # of sums that go on while others begin
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.threads = self._threads()
+        self.start: Start | None = self._start if MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
 
     def _threads(self) -> int:
         """The cores that this process may use, divided by the ranks of this machine that may use the same ones."""
@@ -54,6 +56,21 @@ class Mpi:
         """array ← Σ over all ranks of their arrays, in place."""
         for piece in _pieces(array):
             self._communicator.Allreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM)
+
+    def _start(self, array: np.ndarray) -> Callable[[], bool]:
+        """Begin array ← Σ over all ranks; whether it is there."""
+        pieces = _pieces(array)
+        requests = [self._beside.Iallreduce(self._mpi.IN_PLACE, piece, op=self._mpi.SUM) for piece in pieces]
+        return lambda: self._mpi.Request.Testall(requests)
+
+    def gather(self, array: np.ndarray, ends: Sequence[int]) -> None:
+        """array[ends[r - 1]:ends[r]] ← that of rank r, for all r, in place."""
+        starts = [0, *ends[:-1]]
+        counts = [end - start for start, end in zip(starts, ends, strict=True)]
+        bits = array.view(f"u{array.itemsize}")  # MPI knows no float16
+        request = self._communicator.Iallgatherv(self._mpi.IN_PLACE, [bits, (counts, starts)])
+        while not request.Test():  # where ranks share cores, a call that waits would keep the others from sending
+            time.sleep(0)
 
     def broadcast(self, array: np.ndarray) -> None:
         """array ← that of rank 0, in place."""

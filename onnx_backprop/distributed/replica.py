@@ -2,14 +2,16 @@
 
     gradient = Σ_r share_r · gradient_r,   share_r = weight_r / Σ weight,   the loss and running statistics likewise
 
-One buffer holds everything that is summed, so that there is one message; with accumulation the gradients' part of it is
-summed in the last step of an update only.
+One buffer holds everything that is summed, so that there is one message, or one for each bucket of gradients where they
+are sent beside the backward pass; with accumulation gradients are summed in the last step of an update only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -20,15 +22,17 @@ from onnx_backprop.converters.training.names import MICRO_STEP, RANDOM_STATE
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import Split
 from onnx_backprop.distributed.batch_norm import synchronise
-from onnx_backprop.distributed.communicator import Communicator, gathered
+from onnx_backprop.distributed.communicator import Communicator, Start, gathered
+from onnx_backprop.distributed.overlap import BUCKET_BYTES, Overlap, announce, filled, in_order
 from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.ort_ops.numpy_route import SUM, summing
 
 OrtValue = onnxruntime.OrtValue
-Run = Callable[[onnxruntime.InferenceSession, onnxruntime.IOBinding], None]
+Run = Callable[[onnxruntime.InferenceSession, onnxruntime.IOBinding, bool], None]  # bool: it may take place twice
 _NEXT_TO_NOTHING = 2.0**-40  # a share below all rounding, whose inverse float32 still has room for
 _MOST_AXES = 16  # of an input
+_FLOAT = np.dtype(np.float32)
 _ALIGNED = 64  # bytes: tensors begin with a cache line
 _SALT = 0x9E3779B97F4A7C15  # odd: ranks have different seeds, rank 0 the one that was given
 
@@ -44,8 +48,12 @@ class Replica:
         open_session: Callable[[ModelProto], onnxruntime.InferenceSession],
         *,
         sync_batch_norm: bool,
+        start: Start | None = None,
     ) -> None:
-        """Errors: UnsupportedError for gradients in bfloat16, and what `synchronise` raises."""
+        """start: of sums that go on beside the backward pass, which takes the native kernels; None for one behind it.
+
+        Errors: UnsupportedError for gradients in bfloat16, and what `synchronise` raises.
+        """
         self._synchronised = sync_batch_norm and synchronise(parts.gradients) > 0
         self._communicator, self._graph = communicator, graph
         self._passed, self._statistics = parts.passed, parts.statistics
@@ -53,12 +61,22 @@ class Replica:
         self._accumulate = int((graph.settings.get("optimizer") or {}).get("accumulate", 1))
         self._scaled = any(name.startswith("loss_scale") for name in graph.fill)
         self._inputs = list(parts.gradients.graph.input)
+        self._buffer = _Buffer(parts, in_order(parts.gradients, set(parts.of.values())))
+        self.overlap = self._overlapping(parts.gradients, start) if start is not None else None
         self._session = open_session(parts.gradients)
         self._read = [value.name for value in self._session.get_inputs() if value.name in graph.updates]
-        self._buffer = _Buffer(parts)
+        self._seen = set[tuple[tuple[int, ...], ...]]()  # shapes that a run has had, whose kernels are compiled
         self._micro = next((name for name in graph.fill if name.startswith(MICRO_STEP)), None)
         self._sums = self._accumulated(parts) if self._accumulate > 1 else {}
         self._waits = False  # whether gradients wait to be summed
+
+    def _overlapping(self, model: ModelProto, start: Start) -> Overlap | None:
+        """Sums beside the backward pass; None for one alone, gradients not in float32, or looked at before the sum."""
+        buffer = self._buffer
+        if not buffer.plain or (self._scaled and self._accumulate > 1):
+            return None
+        names = buffer.into_buckets(BUCKET_BYTES)
+        return Overlap(start, announce(model, names), buffer.buckets, buffer.rest) if len(names) > 1 else None
 
     def _accumulated(self, parts: Split) -> dict[str, str]:
         """The state that holds the sum of each gradient between updates."""
@@ -94,19 +112,35 @@ class Replica:
             if rows and not counts:  # its rows are in the statistics, through which the loss of others depends on them
                 fed = {**fed, **{n: OrtValue.ortvalue_from_numpy(v) for n, v in self._weights.stand_in(shard).items()}}
                 share, counts = _NEXT_TO_NOTHING, True
-            with self._summing(share, rows):
-                run(self._session, self._bound(fed, state))
-        elif counts:
-            run(self._session, self._bound(fed, state))
-        if counts:
+        due = self._micro is None or int(state[self._micro].numpy()) + 1 >= self._accumulate
+        binding = self._bound(fed, state) if counts or self._synchronised else None
+        shapes = tuple(tuple(value.shape()) for value in fed.values())
+        overlap = self.overlap if due else None
+        # of shapes that no run has had kernels may be missing, and the run then takes place twice (`ahead`)
+        early = overlap if binding is not None and shapes in self._seen else None
+        own = share if counts else None
+        weigh = partial(buffer.sent, share=own)  # with what waits, which is none unless gradients are accumulated
+        if early is not None:
+            early.begin(weigh)
+        try:
+            if binding is not None:
+                with self._summing(share, rows):
+                    run(self._session, binding, early is None)
+                self._seen.add(shapes)
             buffer.take()
-        else:
-            buffer.clear()
-        buffer.scale(share, counted)
-        if self._accumulate == 1:
-            buffer.sum(self._communicator)
-        else:
-            self._accumulated_step(state)
+            buffer.weigh_rest(own, counted)
+            if overlap is None:
+                self._sum(own, due=due)
+            else:
+                if early is None:
+                    overlap.begin(weigh, ready=True)
+                overlap.finish()
+                buffer.forget()
+                self._waits = False
+        except BaseException:
+            if overlap is not None:
+                overlap.give_up()
+            raise
         return {self._passed[name]: value for name, value in buffer.values()}
 
     @contextmanager
@@ -146,6 +180,8 @@ class Replica:
 
     def _bound(self, fed: Mapping[str, OrtValue], state: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()
+        if self.overlap is not None:
+            self.overlap.bind(binding)
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         for name in self._read:
@@ -159,10 +195,16 @@ class Replica:
         own = (seed + self._communicator.rank * _SALT) & (2**63 - 1) if self._communicator.rank else seed
         return OrtValue.ortvalue_from_numpy(np.array([own, run], np.int64))
 
-    def _accumulated_step(self, state: Mapping[str, OrtValue]) -> None:
-        """Gradients wait until the update is due, which until then reads zeros, and NaN where one is not finite."""
+    def _sum(self, share: float | None, *, due: bool) -> None:
+        """Sum what the session has written; with accumulation, gradients wait until the update is due.
+
+        Until then it reads zeros, and NaN where one is not finite.
+        """
         buffer = self._buffer
-        assert self._micro is not None
+        buffer.weigh(share)
+        if self._accumulate == 1:
+            buffer.sum(self._communicator)
+            return
         finite = not self._scaled or buffer.finite()
         bad = np.array([not finite], np.int64)
         buffer.sum_rest(self._communicator)
@@ -172,7 +214,7 @@ class Replica:
             return
         buffer.accumulate()
         self._waits = True
-        if int(state[self._micro].numpy()) + 1 >= self._accumulate:
+        if due:
             buffer.release()
             buffer.sum_gradients(self._communicator)
             self._waits = False
@@ -201,9 +243,10 @@ class Replica:
 class _Buffer:
     """Tensors side by side in memory, those of one type in one array; gradients first, then what every step sums."""
 
-    def __init__(self, parts: Split) -> None:
+    def __init__(self, parts: Split, order: Sequence[str]) -> None:
+        """order: of the gradients."""
         declared = {v.name: v.type.tensor_type for v in parts.gradients.graph.output}
-        self._gradient_names = gradients = set(parts.of.values())
+        self._order, gradients = order, set(order)
         self._arrays: dict[np.dtype, np.ndarray] = {}
         self._ends: dict[np.dtype, int] = {}  # of the gradients in the arrays
         self._views: dict[str, np.ndarray] = {}
@@ -212,11 +255,12 @@ class _Buffer:
         statistics = set(parts.statistics.values())
         lengths: dict[np.dtype, int] = {}
         places: dict[str, tuple[np.dtype, int, tuple[int, ...]]] = {}
-        for name in sorted(declared, key=lambda name: 0 if name in gradients else 2 if name in statistics else 1):
+        rest = [name for name in declared if name not in gradients]
+        for name in [*order, *sorted(rest, key=lambda name: name in statistics)]:
             if declared[name].elem_type == TensorProto.BFLOAT16:
                 raise UnsupportedError(f"{name!r}: gradients in bfloat16 are not summed. Use float32 or float16")
             own = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
-            wide = np.dtype(np.float32) if own == np.float16 else own
+            wide = _FLOAT if own == np.float16 else own
             shape = tuple(d.dim_value for d in declared[name].shape.dim)
             start = lengths.setdefault(wide, 0)
             places[name] = wide, start, shape
@@ -234,6 +278,28 @@ class _Buffer:
             self._outputs[name] = view if own == dtype else np.zeros(shape, own)
         self._values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in self._outputs.items()}
         self._pending: dict[np.dtype, np.ndarray] = {}
+        self._starts = [places[name][1] for name in order]
+        self._bounds: list[tuple[int, int]] = []  # of the buckets, in the array of the gradients
+        self.buckets: list[np.ndarray] = []
+
+    @property
+    def plain(self) -> bool:
+        """Whether the session writes every gradient in float32."""
+        return all(self._outputs[name].dtype == _FLOAT for name in self._order)
+
+    def into_buckets(self, least: int) -> list[list[str]]:
+        """Make buckets of so many bytes or more of the gradients, all of them float32; which gradients each has."""
+        array, starts = self._arrays[_FLOAT], [*self._starts, self._ends[_FLOAT]]
+        sizes = [4 * (end - start) for start, end in pairwise(starts)]
+        parts = filled(sizes, least)
+        self._bounds = [(starts[first], starts[end]) for first, end in parts]
+        self.buckets = [array[start:end] for start, end in self._bounds]
+        return [list(self._order[first:end]) for first, end in parts]
+
+    @property
+    def rest(self) -> list[np.ndarray]:
+        """What is no gradient."""
+        return [array[self._ends.get(dtype, 0) :] for dtype, array in self._arrays.items()]
 
     def bind(self, binding: onnxruntime.IOBinding) -> None:
         for name, value in self._values.items():
@@ -245,12 +311,28 @@ class _Buffer:
             if view is not self._outputs[name]:
                 view[...] = self._outputs[name]
 
-    def scale(self, share: float, counted: float) -> None:
-        """Weigh what the session has written; running statistics as the mean over the ranks."""
+    def weigh(self, share: float | None) -> None:
+        """Weigh the gradients that the session has written; None: there are none."""
+        for gradients in self._gradients():
+            _weigh(gradients, share)
+
+    def weigh_rest(self, share: float | None, counted: float) -> None:
+        """Weigh what is no gradient; running statistics as the mean over the ranks."""
         for dtype, array in self._arrays.items():
-            start = self._counted.get(dtype, 0)
-            array[:start] *= dtype.type(share)
-            array[start:] *= dtype.type(counted)
+            end, start = self._ends.get(dtype, 0), self._counted.get(dtype, 0)
+            _weigh(array[end:start], share)
+            _weigh(array[start:], None if share is None else counted)
+
+    def sent(self, bucket: int, *, share: float | None) -> None:
+        """Make of a bucket what is to be sent: weigh it, and add what waits."""
+        start, end = self._bounds[bucket]
+        _weigh(self.buckets[bucket], share)
+        for pending in self._pending.values():
+            self.buckets[bucket] += pending[start:end]
+
+    def forget(self) -> None:
+        """Let nothing wait, as it has been sent."""
+        self._pending.clear()
 
     def sum(self, communicator: Communicator) -> None:
         for array in self._arrays.values():
@@ -262,8 +344,8 @@ class _Buffer:
 
     def sum_rest(self, communicator: Communicator) -> None:
         """Sum what is no gradient."""
-        for dtype, array in self._arrays.items():
-            communicator.sum(array[self._ends.get(dtype, 0) :])
+        for array in self.rest:
+            communicator.sum(array)
 
     def _gradients(self) -> Iterator[np.ndarray]:
         return (self._arrays[dtype][:end] for dtype, end in self._ends.items())
@@ -271,12 +353,8 @@ class _Buffer:
     def finite(self) -> bool:
         return all(np.isfinite(gradients).all() for gradients in self._gradients())
 
-    def clear(self) -> None:
-        for array in self._arrays.values():
-            array[...] = 0
-
     def fill_gradients(self, number: float) -> None:
-        for name in self._gradient_names:  # not what lies between them, which stays 0
+        for name in self._order:  # not what lies between them, which stays 0
             self._views[name][...] = number
 
     def accumulate(self) -> None:
@@ -296,6 +374,13 @@ class _Buffer:
             if view is not self._outputs[name]:
                 self._outputs[name][...] = view
             yield name, self._values[name]
+
+
+def _weigh(array: np.ndarray, share: float | None) -> None:
+    if share is None:
+        array[...] = 0  # whatever is there
+    else:
+        array *= array.dtype.type(share)
 
 
 def _aligned(length: int, dtype: np.dtype) -> np.ndarray:

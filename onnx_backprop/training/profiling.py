@@ -58,7 +58,7 @@ def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Pr
         for name in _SETTINGS:
             setattr(options, name, getattr(given, name))
         twin = Trainer(trainer.graph, learning_rate=0.0, kernels=trainer.kernels, session_options=options)
-        twin.set_state(trainer.state())
+        twin.set_state(trainer.held_by_all())  # without messages, since one rank may do this alone
         for _ in range(WARM_UP + steps):
             twin.step(feeds)
         events = json.loads(Path(twin.end_profiling()).read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import islice
 from typing import Any, Protocol
@@ -15,9 +15,10 @@ from onnx_backprop.converters.training.names import RANDOM_STATE
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
-from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered
+from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered, start_of
 from onnx_backprop.distributed.failures import end_all_on_uncaught
 from onnx_backprop.distributed.replica import Replica
+from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import run_bound, session
@@ -45,13 +46,22 @@ class Trained(Protocol):
     def steps(self) -> int: ...
     @property
     def learning_rate(self) -> float: ...
-    def state(self) -> dict[str, np.ndarray]: ...
+    def held_by_all(self) -> dict[str, np.ndarray]: ...
 
 
 class Ranks:
     """The rank of a trainer among others. update: the model that it runs behind the summed gradients."""
 
-    def __init__(self, trainer: Trained, model: ModelProto, verify_every: int, *, sync_batch_norm: bool) -> None:
+    def __init__(
+        self,
+        trainer: Trained,
+        model: ModelProto,
+        verify_every: int,
+        *,
+        sync_batch_norm: bool,
+        overlap: bool,
+        shard_update: bool,
+    ) -> None:
         """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
         self._trainer, self._every, self._communicator = trainer, verify_every, trainer.communicator
         end_all_on_uncaught(self._communicator)
@@ -59,11 +69,16 @@ class Ranks:
         check_equal(
             self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
         )
-        graph = [model.SerializeToString(deterministic=True), f"{trainer.kernels} {sync_batch_norm}".encode()]
+        start = start_of(self._communicator) if overlap and trainer.kernels == "numba" else None
+        options = f"{trainer.kernels} {sync_batch_norm} {start is not None} {shard_update}"
+        graph = [model.SerializeToString(deterministic=True), options.encode()]
         check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
         parts = split(trainer.graph, model)
         self.update = parts.update
-        self._replica = Replica(trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm)
+        self.division = Division(trainer.graph, parts.update, self._communicator) if shard_update else None
+        self.replica = Replica(
+            trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm, start=start
+        )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "numba":
@@ -84,20 +99,23 @@ class Ranks:
         shard = own_rows(batch, self._communicator.rank, self._communicator.size)
         fed = inputs.ort_values(shard) if shard.rows else {}
 
-        def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+        def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, again: bool) -> None:
             with refusals(fed):
-                run_bound(session, binding)
+                if again:
+                    run_bound(session, binding)
+                else:
+                    session.run_with_iobinding(binding)
 
-        return self._replica.step(shard, fed, state, run)
+        return self.replica.step(shard, fed, state, run)
 
     def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """What is new in the state once no gradients wait to be summed."""
-        return self._replica.settled(state)
+        return self.replica.settled(state)
 
     def verify(self) -> None:
         """Every so many steps: ReplicaError where a rank has come to another state, which is never put right."""
         if self._every and self._trainer.steps % self._every == 0:
-            state = self._trainer.state()
+            state = self._trainer.held_by_all()
             parts = [f"{self._trainer.steps} {self._trainer.learning_rate!r}".encode(), *named(state)]
             what = f"after step {self._trainer.steps} another state"
             check_equal(
@@ -116,17 +134,19 @@ class Ranks:
         return float(sum(rows_of_all[:, 0].tolist())), int(rows_of_all[:, 1].sum())
 
     def from_first(
-        self, tensors: dict[str, np.ndarray], about: dict[str, Any], state: Mapping[str, OrtValue]
+        self, tensors: dict[str, np.ndarray], about: dict[str, Any], state: Mapping[str, tuple[Sequence[int], np.dtype]]
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """A checkpoint that rank 0 has read, on all ranks; CheckpointError on all where it is one of another graph."""
-        own = {name: value.numpy() for name, value in state.items()}
+        """A checkpoint that rank 0 has read, on all ranks; CheckpointError on all where it is one of another graph.
+
+        state: shapes and types of the graph's.
+        """
         fits = {name: [list(a.shape), str(a.dtype)] for name, a in tensors.items()}
         about, fits = broadcast_json(self._communicator, [about, fits])
-        if fits != {name: [list(a.shape), str(a.dtype)] for name, a in own.items()}:
+        if fits != {name: [list(shape), str(dtype)] for name, (shape, dtype) in state.items()}:
             if tensors:
                 return tensors, about  # rank 0 says what is wrong
             raise CheckpointError("the checkpoint of rank 0 belongs to another training graph")
-        tensors = tensors or {name: np.empty(a.shape, a.dtype) for name, a in own.items()}
+        tensors = tensors or {name: np.empty(shape, dtype) for name, (shape, dtype) in state.items()}
         for name in sorted(tensors):
             self._communicator.broadcast(tensors[name])
         return tensors, about

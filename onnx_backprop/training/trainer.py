@@ -28,6 +28,7 @@ from onnx_backprop.training.inputs import Inputs, refusals, rows, together
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
+    from onnx_backprop.distributed.sharded import Division
     from onnx_backprop.training.ranks import Ranks
 
 Feeds = Mapping[str, Any]
@@ -65,6 +66,8 @@ class Trainer:
         session_options: onnxruntime.SessionOptions | None = None,
         communicator: Any = None,
         sync_batch_norm: bool = False,
+        overlap: bool = True,
+        shard_update: bool = False,
         verify_every: int = 100,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
@@ -80,6 +83,11 @@ class Trainer:
         share of the rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
         sync_batch_norm: standardise by the statistics of the whole batch, not those of a rank's rows: two messages for
         each BatchNormalization forward and one backward.
+        overlap: sum gradients beside the backward pass where that is possible, as it is for float32 gradients, the
+        native kernels and an engine with `start`, which MPI is; False for one sum behind it.
+        shard_update: each rank updates a part of the parameters and keeps the optimizer's state of that part alone;
+        then they exchange what is new. The numbers are the same, bit for bit. `state`, and whatever reads running means
+        of the weights, then are messages, which all ranks take part in.
         verify_every: the number of steps after which ranks compare their states, 0 for never.
 
         Errors: InvalidArgumentError for a graph without an optimizer; ReplicaError for ranks with another graph,
@@ -108,11 +116,15 @@ class Trainer:
         model = without_tensors(self.graph.model, self.graph.updates)
         self._in_place: frozenset[str] = frozenset()
         self._ranks: Ranks | None = None
+        self._division: Division | None = None
         if self.communicator.size > 1:
             require_operators("training on several ranks")
             from onnx_backprop.training.ranks import Ranks
 
-            self._ranks = Ranks(self, model, verify_every, sync_batch_norm=sync_batch_norm)
+            self._ranks = Ranks(
+                self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap, shard_update=shard_update
+            )
+            self._division = self._ranks.division
             model = self._ranks.update
         if self.kernels == "numba":
             from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
@@ -142,11 +154,12 @@ class Trainer:
 
     def _set_state(self, state: dict[str, np.ndarray]) -> None:
         """Take the arrays, one after the other out of `state`."""
-        first = {name: self._ort_value(name, state.pop(name)) for name in list(state)}
+        places, others = ({}, {}) if self._division is None else self._division.allocated(self._in_place)
+        first = {name: self._ort_value(name, state.pop(name), places.get(name)) for name in list(state)}
         second = {
             name: value
             if name in self._in_place
-            else OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
+            else others.get(name) or OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
             for name, value in first.items()
         }
         self._sets = (first, self._bound(first, second)), (second, self._bound(second, first))
@@ -160,11 +173,15 @@ class Trainer:
     def _dtype(self, name: str) -> np.dtype:
         return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
 
-    def _ort_value(self, name: str, value: np.ndarray) -> OrtValue:
-        """A copy in memory of onnxruntime's: tensors there begin with a cache line, and nobody else looks at them."""
+    def _ort_value(self, name: str, value: np.ndarray, place: OrtValue | None = None) -> OrtValue:
+        """A copy at a place, or in memory of onnxruntime's: tensors there begin with a cache line, nobody else has it.
+
+        Of what this rank keeps a part of, that part.
+        """
         if self._types[name].elem_type == TensorProto.BFLOAT16:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
-        result = OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
+        value = value if self._division is None else self._division.own(name, value)
+        result = place or OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
         return result
 
@@ -176,8 +193,11 @@ class Trainer:
     def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()
         for name, output in self.graph.updates.items():
-            binding.bind_ortvalue_input(name, source[name])
-            binding.bind_ortvalue_output(output, target[name])
+            read, written = source[name], target[name]
+            if self._division is not None:
+                read, written = self._division.part(name, read), self._division.part(name, written)
+            binding.bind_ortvalue_input(name, read)
+            binding.bind_ortvalue_output(output, written)
         binding.bind_ortvalue_output(self.graph.loss, self._loss)
         if self.graph.gradient_norms is not None and self._norms is not None:
             binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
@@ -225,6 +245,8 @@ class Trainer:
         if not self._in_place:
             self._guard[...] = 2
         self._settle()
+        if self._division is not None:
+            self._division.exchange(self._sets[0][0])
         if self.loss_scale == LEAST_SCALE and self._state[GOOD_STEPS].numpy() == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
@@ -269,6 +291,11 @@ class Trainer:
             self.set_state(new)
         return self._arrays(self._state)
 
+    def held_by_all(self) -> dict[str, np.ndarray]:
+        """A copy of what a step renews and every rank has the whole of."""
+        parts = {} if self._division is None else self._division.kept
+        return self._arrays({name: value for name, value in self._state.items() if name not in parts})
+
     def set_state(self, values: Mapping[str, np.ndarray]) -> None:
         """Put values in the place of parts of the state; InvalidArgumentError for unknown names and other shapes."""
         state = self.state()
@@ -298,7 +325,8 @@ class Trainer:
         for name, mean in means.items():
             array = self._arrays({mean: self._state[mean]})[mean]
             dtype = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
-            result[name] = self._state[mean] if array.dtype == dtype else self._ort_value(name, array.astype(dtype))
+            same = array.dtype == dtype and self._division is None
+            result[name] = self._state[mean] if same else self._ort_value(name, array.astype(dtype))
         return result
 
     def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, Any]:
@@ -306,12 +334,15 @@ class Trainer:
 
         Arrays, and of outputs that are no tensors, as the maps of ZipMap, what `InferenceSession.run` gives.
         """
+        return self._predicted(together(feeds, more), self._weights(ema=ema))
+
+    def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue]) -> dict[str, Any]:
         if self._evaluation is None:
             model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
-        batch = self.inputs.ort_values(together(feeds, more))
+        batch = self.inputs.ort_values(feeds)
         accepted = {value.name for value in self._evaluation.get_inputs()}
-        fed = batch | {name: value for name, value in self._weights(ema=ema).items() if name in accepted}
+        fed = batch | {name: value for name, value in weights.items() if name in accepted}
         outputs = self._evaluation.get_outputs()
         names = [value.name for value in outputs]
         with refusals(batch):
@@ -322,12 +353,13 @@ class Trainer:
 
     def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
+        weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping):
-            return float(self.predict(together(loader, more), ema=ema)[self.graph.loss].reshape(()))
+            return float(self._predicted(together(loader, more), weights)[self.graph.loss].reshape(()))
         total, seen = 0.0, 0
         for batch in loader if self._ranks is None else self._ranks.whole_batches(loader):
             feeds = self.named(batch)
-            loss = self.evaluate(feeds, ema=ema)
+            loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
             count = rows(feeds[self.graph.inputs[0]])
             total += count * loss
             seen += count
@@ -379,11 +411,13 @@ class Trainer:
         Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer
         stays as it was. All ranks call this, rank 0 reads.
         """
+        shapes = {name: [d.dim_value for d in self._types[name].shape.dim] for name in self._state}
+        declared = {name: (shape, self._dtype(name)) for name, shape in shapes.items()}
         tensors, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
         if self._ranks is not None:
-            tensors, about = self._ranks.from_first(tensors, about, self._state)
+            tensors, about = self._ranks.from_first(tensors, about, declared)
         progress = read_progress(path, about)
-        check_tensors(path, tensors, {name: (v.shape(), self._dtype(name)) for name, v in self._state.items()})
+        check_tensors(path, tensors, declared)
         if progress.learning_rate is not None:
             try:
                 self.learning_rate = progress.learning_rate  # first, since it may be refused
@@ -412,4 +446,5 @@ class Trainer:
             raise InvalidArgumentError(
                 "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
             )
-        return {name: np.array(value.numpy()) for name, value in values.items()}
+        arrays = {name: np.array(value.numpy()) for name, value in values.items()}
+        return arrays if self._division is None else {n: self._division.whole(n, a) for n, a in arrays.items()}

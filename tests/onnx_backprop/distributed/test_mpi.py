@@ -44,6 +44,11 @@ def test_two_ranks_are_as_one(tmp_path: Path) -> None:
     assert len((tmp_path / "two.csv").read_text().splitlines()) == 11
 
 
+def test_sums_beside_the_backward_pass_and_divided_updates() -> None:
+    """With real requests of two ranks, statistics being summed meanwhile: the bits of one sum behind it."""
+    finished(on_ranks(2, "-m", "tests.support.rank_overlap"))
+
+
 def test_what_ends_one_rank_ends_all(tmp_path: Path) -> None:
     """Within seconds, with one line that names the rank."""
     check_ended(tmp_path, "raise", 1)

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
 
 
+class Board(NamedTuple):
+    """Where each rank puts what the others read."""
+
+    barrier: threading.Barrier
+    shown: list[np.ndarray | None]
+
+
 class Threads:
-    """A rank among `size` threads. lost: how many bytes its sums have had."""
+    """A rank among `size` threads. bytes: how many its sums have had; began: when those of `start` did."""
 
     threads = 1
 
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[np.ndarray | None]) -> None:
-        self.rank, self.size, self._barrier, self._board = rank, size, barrier, board
+    def __init__(self, rank: int, boards: Sequence[Board]) -> None:
+        """boards: what ranks show each other; the second one, where there is one, is that of `start`."""
+        self.rank, self.size, (self._barrier, self._board) = rank, boards[0].barrier.parties, boards[0]
+        self._beside = Threads(rank, boards[1:]) if boards[1:] else None
         self.bytes = 0
+        self.began: list[float] = []
+
+    def start(self, array: np.ndarray) -> Callable[[], bool]:
+        assert self._beside is not None
+        self.began.append(time.perf_counter())
+        self.bytes += array.nbytes
+        self._beside.sum(array)
+        return lambda: True
 
     def sum(self, array: np.ndarray) -> None:
         self.bytes += array.nbytes
@@ -45,16 +63,17 @@ class Threads:
 
 def on_ranks(size: int, work: Callable[[Threads], T]) -> list[T]:
     """What each rank's work returns; the first error otherwise."""
-    barrier, board = threading.Barrier(size), [None] * size
+    boards = [Board(threading.Barrier(size), [None] * size) for _ in range(2)]
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(Threads(rank, size, barrier, board))
+            results[rank] = work(Threads(rank, boards))
         except BaseException as e:  # noqa: BLE001 to be raised by the caller
             errors[rank] = e
-            barrier.abort()
+            for board in boards:
+                board.barrier.abort()
 
     ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in ranks:
