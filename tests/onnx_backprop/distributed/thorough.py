@@ -15,10 +15,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.mpi import SAID, check_ended, environment, finished, made_training, on_ranks, ranks, weights
+from onnx_backprop.command.files import checkpoint_beside
+from tests.support.mpi import (
+    SAID,
+    SECONDS,
+    check_ended,
+    environment,
+    finished,
+    launcher_of,
+    made_training,
+    on_ranks,
+    rank_command,
+    ranks,
+    stamp,
+    started,
+    weights,
+)
 
 KILLS = int(os.environ.get("KILLS", "20"))
 SEED = int(os.environ.get("SEED", "20261123"))
+
+
+def check_same(folder: Path, name: str, where: str = "") -> None:
+    """The weights are those of the training that nobody has disturbed, bit for bit."""
+    expected = weights(folder, "whole")
+    for parameter, value in weights(folder, name).items():
+        np.testing.assert_array_equal(value, expected[parameter], err_msg=f"{parameter} {where}")
 
 
 @pytest.mark.parametrize(
@@ -49,29 +71,51 @@ def test_resumption(tmp_path: Path) -> None:
 
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    """The job is resumed after each, and comes to the bits of one that nobody has killed."""
+    """A scheduler starts the job again after each, as it was; it comes to the bits of one that nobody has killed."""
     rng = np.random.default_rng(SEED)
-    train = (*made_training(tmp_path), "--epochs", str(60 * KILLS), "--every", "7")
-    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")))
+    train = (*made_training(tmp_path), "--epochs", str(100 * KILLS), "--every", "7")
+    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=600)
     output, kills = tmp_path / "killed.onnx", 0
-    while True:
-        process, own = on_ranks(2, *train, "-o", str(output), "--resume", "--force"), int(rng.integers(2))
-        end = time.monotonic() + (rng.uniform(2, 5) if kills < KILLS else 120)
-        while process.poll() is None and (time.monotonic() < end or own not in ranks(output)):
+    job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
+    scheduler = started([sys.executable, "-m", "tests.support.requeue", str(KILLS), *job])
+    while kills < KILLS:
+        own, end = int(rng.integers(2)), time.monotonic() + rng.uniform(1, 4)
+        while scheduler.poll() is None and (time.monotonic() < end or own not in ranks(output)):
             time.sleep(0.01)
-        if process.poll() is not None:
-            break
-        os.kill(ranks(output)[own], signal.SIGKILL)
-        _, err = process.communicate(timeout=10)
-        assert process.returncode, err
-        assert not ranks(output)
+        assert scheduler.poll() is None, f"over after {kills} kills, seed {SEED}"
+        victims, killed = ranks(output), time.monotonic()
+        os.kill(victims[own], signal.SIGKILL)
+        while set(victims.values()) & set(ranks(output).values()):
+            assert time.monotonic() < killed + SECONDS, f"rank {own} was killed, another goes on, seed {SEED}"
+            time.sleep(0.01)
         kills += 1
-    finished(process)
-    expected = weights(tmp_path, "whole")
+    _, err = finished(scheduler, seconds=600)
+    assert err.count("requeue: exit code") == KILLS, err
     print(f"seed {SEED}: {kills} kills")
-    assert kills
-    for name, value in weights(tmp_path, "killed").items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=f"{name}, seed {SEED}")
+    check_same(tmp_path, "killed", f"seed {SEED}")
+
+
+def test_a_requeued_training_ends_by_itself(tmp_path: Path) -> None:
+    """A rank is killed, the launcher is, the job is told to end: each time the same command goes on, to the same bits."""
+    train = (*made_training(tmp_path), "--epochs", "400", "--every", "20", "--optimizer", "adam")
+    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=300)
+    output = tmp_path / "killed.onnx"
+    job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
+    scheduler = started([sys.executable, "-m", "tests.support.requeue", "5", *job])
+    for number, of_launcher in ((signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True)):
+        before = stamp(checkpoint_beside(output))
+        while stamp(checkpoint_beside(output)) == before:  # this run has written one of its own
+            assert scheduler.poll() is None
+            time.sleep(0.01)
+        victims = ranks(output)
+        os.kill(launcher_of(scheduler) if of_launcher else victims[1], number)
+        end = time.monotonic() + SECONDS
+        while set(victims.values()) & set(ranks(output).values()):
+            assert time.monotonic() < end, f"{number!r}"
+            time.sleep(0.01)
+    _, err = finished(scheduler, seconds=300)
+    assert err.count("requeue: exit code") == 3, err
+    check_same(tmp_path, "killed")
 
 
 def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
@@ -81,18 +125,14 @@ def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
     killed, checkpoint = tmp_path / "killed.onnx", tmp_path / "killed.onnx.checkpoint.safetensors"
     checkpoint.write_bytes(b"of another training")
     own = ["-o", str(killed), "--force", "--launch", "mpiexec -n 2", "--restarts", "3"]
-    process = subprocess.Popen(
-        [sys.executable, *train, *own], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = started([sys.executable, *train, *own])
     while checkpoint.stat().st_size < 100 and process.poll() is None:
         time.sleep(0.01)
     os.kill(ranks(killed)[1], signal.SIGKILL)
     _, err = finished(process)
     finished(whole)
     assert err.count("again from") == 1, err
-    expected = weights(tmp_path, "whole")
-    for name, value in weights(tmp_path, "killed").items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    check_same(tmp_path, "killed")
 
 
 def test_supervision_does_not_repeat_what_is_refused(tmp_path: Path) -> None:
