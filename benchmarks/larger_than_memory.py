@@ -1,8 +1,8 @@
 """`python -m benchmarks.larger_than_memory`: the resident set of a training whose data do not fit into memory.
 
 For each kind of files a data set of --gigabytes is written to a new folder inside --folder, the command trains one
-epoch on it, and everything is removed again. Beside it stands the same training on a hundredth of the data: what the model,
-onnxruntime and Python take.
+epoch on it, and everything is removed again. Beside it stands the same training on a hundredth of the data: what the
+model, onnxruntime and Python take.
 """
 
 from __future__ import annotations
