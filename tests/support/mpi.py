@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow as pa
+from pyarrow import parquet
 
 from models import unet_resize
 from onnx_backprop.training.checkpoint import read_checkpoint
@@ -96,13 +98,18 @@ def end_jobs(*, seconds: float) -> list[str]:
     return [" ".join(arguments) for _, arguments, _ in left]
 
 
-def made_training(folder: Path, *, rows: int = 22) -> tuple[str, ...]:
-    """The arguments of a training on a model and data that are written into a folder."""
+def made_training(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tuple[str, ...]:
+    """The arguments of a training on a model and data, an .npz or a Parquet file, that are written into a folder."""
     rng = np.random.default_rng(0)
     image = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
     onnx.save(unet_resize.build(features=2), folder / "model.onnx")
-    np.savez(folder / "data.npz", image=image, target=(image > 0.3).astype(np.float32))
-    given = f"train {folder / 'model.onnx'} --data {folder / 'data.npz'} --loss bce_with_logits --batch-size 5".split()
+    arrays = {"image": image, "target": (image > 0.3).astype(np.float32)}
+    if data.endswith(".npz"):
+        np.savez(folder / data, **arrays)
+    else:
+        table = pa.table({name: pa.array(array.tolist()) for name, array in arrays.items()})
+        parquet.write_table(table, folder / data, row_group_size=3)
+    given = f"train {folder / 'model.onnx'} --data {folder / data} --loss bce_with_logits --batch-size 5".split()
     return ("-m", "onnx_backprop", *given)
 
 

@@ -57,9 +57,10 @@ def test_networks(count: int) -> None:
     print(out)
 
 
-def test_resumption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["data.npz", "data.parquet"])
+def test_resumption(tmp_path: Path, data: str) -> None:
     """On as many ranks bit for bit, on others within rounding."""
-    train = (*made_training(tmp_path), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
+    train = (*made_training(tmp_path, data=data), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx"), "--epochs", "2"))
     for count in (1, 2, 3, 4):
         output = ("-o", str(tmp_path / f"on{count}.onnx"))
