@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _write(folder: Path, kind: str, size: float) -> None:
         rows = min(PART, left - part * PART)
         arrays = {"x": rng.random((rows, FEATURES), np.float32), "target": rng.random((rows, TARGETS), np.float32)}
         if kind == "npz":
-            np.savez(folder / f"{part:05}.npz", **arrays)
+            np.savez(folder / f"{part:05}.npz", x=arrays["x"], target=arrays["target"])
         elif kind == "npy":
             for name, array in arrays.items():
                 np.save(folder / f"{name}.{part:05}.npy", array)
@@ -67,9 +68,7 @@ def _write(folder: Path, kind: str, size: float) -> None:
 
 
 def _write_columns(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    import pyarrow as pa
-    from pyarrow import feather, parquet
-
+    pa, feather, parquet = map(import_module, ("pyarrow", "pyarrow.feather", "pyarrow.parquet"))
     table = pa.table(
         {name: pa.FixedSizeListArray.from_arrays(pa.array(a.ravel()), a.shape[1]) for name, a in arrays.items()}
     )

@@ -95,7 +95,7 @@ def _end_with_launcher() -> None:
 
 def _end_without_destructors() -> None:
     """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing: extension modules would crash there."""
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "on_exit"):  # glibc; what was registered last runs first
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 

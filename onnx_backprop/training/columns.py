@@ -199,7 +199,7 @@ class _File:
             yield
         except InvalidArgumentError:
             raise
-        except (OSError, ValueError, LookupError, TypeError, MemoryError, NotImplementedError, RuntimeError) as e:
+        except Exception as e:  # pyarrow's errors are of many classes
             raise self.wrong(f"it cannot be read: {textwrap.shorten(str(e), _MESSAGE) or type(e).__name__}") from e
 
     def wrong(self, what: str) -> InvalidArgumentError:

@@ -13,12 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import onnx
-import pyarrow as pa
-from pyarrow import parquet
 
 from models import unet_resize
 from onnx_backprop.training.checkpoint import read_checkpoint
@@ -107,8 +106,8 @@ def made_training(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tu
     if data.endswith(".npz"):
         np.savez(folder / data, **arrays)
     else:
-        table = pa.table({name: pa.array(array.tolist()) for name, array in arrays.items()})
-        parquet.write_table(table, folder / data, row_group_size=3)
+        table = import_module("pyarrow").table({name: array.tolist() for name, array in arrays.items()})
+        import_module("pyarrow.parquet").write_table(table, folder / data, row_group_size=3)
     given = f"train {folder / 'model.onnx'} --data {folder / data} --loss bce_with_logits --batch-size 5".split()
     return ("-m", "onnx_backprop", *given)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
 
 import onnx_backprop as ob
 from models import unet_resize
@@ -19,6 +18,7 @@ from onnx_backprop.training.order import BlockOrder
 from onnx_backprop.training.stored import read_rows
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 
+pa, feather, parquet = map(import_module, ("pyarrow", "pyarrow.feather", "pyarrow.parquet"))
 Arrays = dict[str, np.ndarray]
 ROWS, BLOCK = 23, 4
 
