@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,9 +95,11 @@ def _end_with_launcher() -> None:
 
 
 def _end_without_destructors() -> None:
-    """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing: extension modules would crash there."""
+    """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing: an extension module would crash there."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "on_exit"):  # glibc; what was registered last runs first
+    if hasattr(libc, "on_exit"):  # glibc
+        with suppress(ImportError):  # what was registered last runs first, and this is what crashes
+            import_module("onnx_backprop.ort_ops.runtime.extensions")
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
