@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from onnx_backprop.command.files import checkpoint_beside
+from onnx_backprop.training.checkpoint import read_checkpoint
 from tests.support.mpi import (
     SAID,
     SECONDS,
@@ -33,6 +34,7 @@ from tests.support.mpi import (
 )
 
 KILLS = int(os.environ.get("KILLS", "20"))
+STEPS_OF_A_KILL = 500  # that a training makes at most until the next; an epoch has 5
 SEED = int(os.environ.get("SEED", "20261123"))
 
 
@@ -41,6 +43,12 @@ def check_same(folder: Path, name: str, where: str = "") -> None:
     expected = weights(folder, "whole")
     for parameter, value in weights(folder, name).items():
         np.testing.assert_array_equal(value, expected[parameter], err_msg=f"{parameter} {where}")
+
+
+def steps_of(output: Path) -> int:
+    """Of the last checkpoint."""
+    path = checkpoint_beside(output)
+    return read_checkpoint(path)[1]["steps"] if path.exists() else 0
 
 
 @pytest.mark.parametrize(
@@ -74,14 +82,17 @@ def test_resumption(tmp_path: Path, data: str) -> None:
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     """A scheduler starts the job again after each, as it was; it comes to the bits of one that nobody has killed."""
     rng = np.random.default_rng(SEED)
-    train = (*made_training(tmp_path), "--epochs", str(100 * KILLS), "--every", "7")
+    train = (*made_training(tmp_path), "--epochs", str(KILLS * STEPS_OF_A_KILL // 5), "--every", "7")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=600)
     output, kills = tmp_path / "killed.onnx", 0
     job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
     scheduler = started([sys.executable, "-m", "tests.support.requeue", str(KILLS), *job])
     while kills < KILLS:
         own, end = int(rng.integers(2)), time.monotonic() + rng.uniform(1, 4)
-        while scheduler.poll() is None and (time.monotonic() < end or own not in ranks(output)):
+        last = steps_of(output) + rng.integers(STEPS_OF_A_KILL)  # fast machines leave some for the next kill
+        while scheduler.poll() is None and (
+            (time.monotonic() < end and steps_of(output) < last) or own not in ranks(output)
+        ):
             time.sleep(0.01)
         assert scheduler.poll() is None, f"over after {kills} kills, seed {SEED}"
         victims, killed = ranks(output), time.monotonic()
