@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from onnx_backprop.converters.training.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import Limits, limits
-from onnx_backprop.training.stored import read_folder
+from onnx_backprop.training import stored
 
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
@@ -82,8 +81,8 @@ def read_arrays(path: str | None, option: str) -> NpzArrays | None:
 
 
 def read_rows(path: str | None, option: str) -> Mapping[str, Any] | None:
-    """The arrays of an .npz file, or those of a folder of files, whose rows are read when they are needed."""
-    return read_folder(path, what=option) if path and os.path.isdir(path) else read_arrays(path, option)
+    """The arrays of a file or a folder, read when they are needed; None without one."""
+    return None if path is None else stored.read_rows(path, what=option)
 
 
 def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:

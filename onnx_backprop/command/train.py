@@ -32,11 +32,11 @@ def add_train(commands: Any) -> None:
     """Add the command to a parser's sub-commands."""
     train = commands.add_parser(
         "train",
-        help="train a model on arrays in an .npz file or a folder",
+        help="train a model on arrays in files",
         description="DATA is an .npz file that holds an array for every input of the model and for the target: "
         "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
-        "may be larger than memory. A checkpoint lies beside OUT while the training runs and afterwards; --resume goes "
-        "on from it. Lists of names end at the next option.",
+        "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
+        "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
     )
     train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
     train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")

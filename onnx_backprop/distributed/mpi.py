@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +43,7 @@ class Mpi:
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.threads = self._threads()
         self.start: Start | None = self._start if MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
+        _end_with_launcher()
 
     def _threads(self) -> int:
         """The cores that this process may use, divided by the ranks of this machine that may use the same ones."""
@@ -90,6 +96,30 @@ class Mpi:
         self._communicator.Abort(code)
 
 
+@cache  # once a process
+def _end_with_launcher() -> None:
+    """Let this rank end within a second of what has started it: nobody would end it, and it may wait for ever."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1)
+        with suppress(OSError):  # who reads it has ended as well, perhaps
+            os.write(2, b"onnx-backprop: error: the launcher of the ranks has ended\n")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+def _end_without_destructors() -> None:
+    """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing: an extension module would crash there."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "on_exit"):  # glibc
+        with suppress(ImportError):  # what was registered last runs first, and this is what crashes
+            import_module("onnx_backprop.ort_ops.runtime.extensions")
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+
+
 def _pieces(array: np.ndarray) -> list[np.ndarray]:
     flat = array.reshape(-1)
     assert np.shares_memory(flat, array) or not array.size  # a copy would be summed and thrown away
@@ -124,6 +154,7 @@ def world(environment: Mapping[str, str] = os.environ) -> Communicator:
                 "with the mpiexec of this library, or under Slurm with srun --mpi=pmix"
             )
         MPI.COMM_WORLD.Barrier()
+    _end_without_destructors()
     return Mpi(MPI.COMM_WORLD.Dup())
 
 
@@ -146,9 +177,11 @@ def _patience(environment: Mapping[str, str], expected: int) -> float:
 _WATCH = """
 import os, select, sys, time
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
-    os.write(2, sys.argv[2].encode())
-    time.sleep(float(sys.argv[4]))
-    os.kill(int(sys.argv[3]), 9)
+    try:
+        os.write(2, sys.argv[2].encode())
+        time.sleep(float(sys.argv[4]))
+    finally:
+        os.kill(int(sys.argv[3]), 9)
 """
 
 

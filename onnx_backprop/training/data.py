@@ -1,7 +1,6 @@
 """Batches of arrays that lie in memory or in files, in an order that is a function of a seed and the epoch."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,8 @@ import numpy as np
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.training.stored import StoredRows
+from onnx_backprop.training.order import BlockOrder, lanes
+from onnx_backprop.training.rows import StoredRows
 
 
 class Batches:
@@ -17,6 +17,7 @@ class Batches:
 
     Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
     an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `whole` leaves it out.
+    Rows of Parquet and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Batches:
             raise InvalidArgumentError(f"size: expected 1 … {self.rows}, got {size}")
         self.size, self.seed, self.shuffle, self.whole = size, seed, shuffle, whole
         self._epoch = 0
+        self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation that the next iteration goes through."""
@@ -56,7 +58,7 @@ class Batches:
 
     def since(self, batch: int) -> Iterator[dict[str, np.ndarray]]:
         """The batches of one epoch from one on; those before are not read."""
-        return map(self._take, islice(self._chosen(), batch, None))
+        return map(self._take, self._chosen(batch))
 
     def shards(self, rank: int, size: int) -> "Shards":
         """The same batches, of which this rank's rows alone are read."""
@@ -64,15 +66,19 @@ class Batches:
 
     def every(self, rank: int, size: int) -> Iterator[dict[str, np.ndarray]]:
         """Batches rank, rank + size, … of an epoch; the others are not read."""
-        return map(self._take, islice(self._chosen(), rank, None, size))
+        return map(self._take, self._chosen(rank, size))
 
-    def _chosen(self) -> Iterator[np.ndarray]:
-        """The numbers of the rows of each batch."""
-        order = np.arange(self.rows)
+    def _chosen(self, first: int = 0, step: int = 1) -> Iterator[np.ndarray]:
+        """The numbers of the rows of batches first, first + step, …"""
+        numbers = range(first, len(self), step)
+        if self.shuffle and self._blocks:
+            starts, mixed = self._blocks[0].starts, lanes(self._blocks, self.size)
+            assert starts is not None
+            return map(BlockOrder(starts, self.size, mixed, self.seed, self._epoch).batch, numbers)
+        order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.int64)
         if self.shuffle:
-            order = np.random.default_rng([self.seed, self._epoch]).permutation(self.rows)
-        for start in range(0, len(self) * self.size, self.size):
-            yield order[start : start + self.size]
+            np.random.default_rng([self.seed, self._epoch]).shuffle(order)
+        return (order[n * self.size : (n + 1) * self.size] for n in numbers)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[rows] for name, array in self.arrays.items()}
@@ -102,7 +108,7 @@ class Shards:
 
     def since(self, batch: int) -> Iterator[Shard]:
         """See `Batches.since`."""
-        for rows in islice(self._batches._chosen(), batch, None):
+        for rows in self._batches._chosen(batch):
             start, end = bounds(len(rows), self._rank, self._size)
             yield Shard(self._batches._take(rows[start:end]))
 

@@ -1,69 +1,74 @@
 """Arrays in a folder of files, larger than memory: rows are read when they are asked for, and not kept.
 
 FOLDER holds *.npz files, each with some rows of all arrays, as np.savez writes them; or NAME.npy, or several
-NAME.PART.npy, for every array. Files come in the order of their names.
+NAME.PART.npy, for every array; or files of `columns`. Files come in the order of their names.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from onnx_backprop.opset.core.archives import NpzArrays, Place, npy_place
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.columns import SUFFIXES, Columns
+from onnx_backprop.training.rows import StoredRows
 
 Part = tuple[Path, Place]
 
 
-class StoredRows:
-    """An array whose rows lie in files. It has a length, and rows: `array[[5, 3]]`, `array[:8]`."""
+class FileRows(StoredRows):
+    """An array that lies in files as it is; single rows are read, and none is kept."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = list(parts)
         first = self._parts[0][1]
-        self._starts = np.cumsum([0, *(place.shape[0] for _, place in self._parts)])
-        self.dtype, self.shape = first.dtype, (int(self._starts[-1]), *first.shape[1:])
-        self.ndim = len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, wanted: slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        """The rows, read from the disk; InvalidArgumentError where the files have become shorter."""
-        rows = np.arange(*wanted.indices(len(self))) if isinstance(wanted, slice) else np.asarray(wanted, np.int64)
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows: expected 0 … {len(self) - 1}, got {rows.min()} … {rows.max()}")
-        result = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        if result.size:
-            self._read(rows, result.reshape(len(rows), -1).view(np.uint8))
-        return result
+        self._firsts = np.cumsum([0, *(place.shape[0] for _, place in self._parts)])
+        self.dtype, self.shape = first.dtype, (int(self._firsts[-1]), *first.shape[1:])
 
     def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
-        parts, length = np.searchsorted(self._starts, rows, side="right") - 1, into.shape[1]
+        parts, raw = np.searchsorted(self._firsts, rows, side="right") - 1, into.reshape(len(rows), -1).view(np.uint8)
+        length = raw.shape[1]
         for part in np.unique(parts):
             path, place = self._parts[part]
             with open(path, "rb", buffering=0) as file:
                 for n in np.flatnonzero(parts == part):
-                    file.seek(place.start + int(rows[n] - self._starts[part]) * length)
-                    if file.readinto(into[n].data) != length:
+                    file.seek(place.start + int(rows[n] - self._firsts[part]) * length)
+                    if file.readinto(raw[n].data) != length:
                         raise InvalidArgumentError(f"{path} has become shorter while it was read")
 
 
-def read_folder(folder: str | os.PathLike[str], *, what: str) -> dict[str, StoredRows]:
+def read_rows(path: str | os.PathLike[str], *, what: str = "data") -> Mapping[str, np.ndarray | StoredRows]:
+    """The arrays of an .npz file, which are read as a whole, or of a Parquet or Arrow file or a folder, by rows.
+
+    what: names them in errors. Errors: InvalidArgumentError for what cannot be read.
+    """
+    if os.path.isdir(path):
+        return read_folder(path, what=what)
+    return Columns([Path(path)], what=what) if Path(path).suffix in SUFFIXES else NpzArrays(path, what=what)
+
+
+def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, StoredRows]:
     """The arrays of a folder by name, of which nothing but the headers is read.
 
-    Errors: InvalidArgumentError for a folder with no such files, or of both kinds, files that cannot be read by rows,
-    parts of one array of different types or shapes, and .npz files that have not the same arrays, each with one number
-    of rows.
+    Errors: InvalidArgumentError for a folder with no such files, or of several kinds, files that cannot be read by
+    rows, parts of one array of different types or shapes, .npz files that have not the same arrays, each with one
+    number of rows, and what `Columns` refuses.
     """
-    npz, npy = (sorted(Path(folder).glob(f"*.{suffix}")) for suffix in ("npz", "npy"))
-    if bool(npz) == bool(npy):
-        found = "both" if npz else "neither"
-        raise InvalidArgumentError(f"{what}: {folder}: expected files *.npz, or NAME.npy, got {found}")
+    by_suffix = {suffix: sorted(Path(folder).glob(f"*{suffix}")) for suffix in (".npz", ".npy", *SUFFIXES)}
+    found = [suffix for suffix, paths in by_suffix.items() if paths]
+    if len(found) != 1:
+        raise InvalidArgumentError(
+            f"{what}: {folder}: expected files *.npz, or NAME.npy, or *{', or *'.join(SUFFIXES)}, "
+            f"got {' and '.join(found) or 'none of them'}"
+        )
+    if found[0] in SUFFIXES:
+        return Columns(by_suffix[found[0]], what=what)
+    npz, npy = by_suffix[".npz"], by_suffix[".npy"]
     parts: defaultdict[str, list[Part]] = defaultdict(list)
     for path in npz:
         arrays = NpzArrays(path, what=what)
@@ -82,4 +87,4 @@ def read_folder(folder: str | os.PathLike[str], *, what: str) -> dict[str, Store
         if len(kinds) > 1:
             said = ", ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
             raise InvalidArgumentError(f"{what}: {folder}: rows of {name!r} have several types or shapes: {said}")
-    return {name: StoredRows(own) for name, own in parts.items()}
+    return {name: FileRows(own) for name, own in parts.items()}

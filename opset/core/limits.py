@@ -16,7 +16,8 @@ class Limits:
 
     nodes: of a model, those of sub-graphs and functions included. expansions: nodes that there are once functions are
     written out. folded_bytes: of a tensor that is computed from constants alone. npz_bytes: of arrays that take less
-    room in their file than in memory, all that are read of one file together. header_bytes: of a checkpoint's header.
+    room in their file than in memory, all that are read of one file together; of one row group of a column.
+    header_bytes: of a checkpoint's header.
     """
 
     nodes: int = 1_000_000

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +32,11 @@ _OPENMPI = {
 }
 
 
+# Of every process that the tests here start: launchers give each rank a session of its own.
+_MARK = {"ONNX_BACKPROP_TEST_JOB": uuid.uuid4().hex}
+_PR_SET_PDEATHSIG = 1
+
+
 def mpiexec() -> str | None:
     """That of the wheel beside this Python; None without one."""
     return shutil.which("mpiexec", path=sysconfig.get_path("scripts"))
@@ -33,45 +44,93 @@ def mpiexec() -> str | None:
 
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return os.environ | _OPENMPI | {"PYTHONPATH": path} | more
+    return os.environ | _OPENMPI | _MARK | {"PYTHONPATH": path} | more
+
+
+def rank_command(count: int, *arguments: str) -> list[str]:
+    return [str(mpiexec()), "-n", str(count), sys.executable, *arguments]
 
 
 def on_ranks(count: int, *arguments: str, **more: str) -> subprocess.Popen[str]:
     """Python with these arguments on every rank."""
+    return started(rank_command(count, *arguments), **more)
+
+
+def started(command: list[str], **more: str) -> subprocess.Popen[str]:
+    """A command in a session of its own, which ends when this process does; `end_jobs` ends all that is left of it."""
     return subprocess.Popen(
-        [str(mpiexec()), "-n", str(count), sys.executable, *arguments],
+        command,
         env=environment(**more),
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
 
 
-def made_training(folder: Path, *, rows: int = 22) -> tuple[str, ...]:
-    """The arguments of a training on a model and data that are written into a folder."""
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
+    """Number, arguments and environment of everything that runs and was started here."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            arguments, entries = (
+                (folder / name).read_bytes().decode(errors="replace").split("\0") for name in ("cmdline", "environ")
+            )
+            told = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+            if told.items() >= _MARK.items() and int(folder.name) != os.getpid():
+                yield int(folder.name), arguments, told
+
+
+def end_jobs(*, seconds: float) -> list[str]:
+    """The commands of processes that were started here and have not ended after some seconds; they are killed."""
+    end = time.monotonic() + seconds
+    while (left := list(_processes())) and time.monotonic() < end:
+        time.sleep(0.05)
+    for number, _, _ in left:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    return [" ".join(arguments) for _, arguments, _ in left]
+
+
+def made_training(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tuple[str, ...]:
+    """The arguments of a training on a model and data, an .npz or a Parquet file, that are written into a folder."""
     rng = np.random.default_rng(0)
     image = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
     onnx.save(unet_resize.build(features=2), folder / "model.onnx")
-    np.savez(folder / "data.npz", image=image, target=(image > 0.3).astype(np.float32))
-    given = f"train {folder / 'model.onnx'} --data {folder / 'data.npz'} --loss bce_with_logits --batch-size 5".split()
+    arrays = {"image": image, "target": (image > 0.3).astype(np.float32)}
+    if data.endswith(".npz"):
+        np.savez(folder / data, **arrays)
+    else:
+        table = import_module("pyarrow").table({name: array.tolist() for name, array in arrays.items()})
+        import_module("pyarrow.parquet").write_table(table, folder / data, row_group_size=3)
+    given = f"train {folder / 'model.onnx'} --data {folder / data} --loss bce_with_logits --batch-size 5".split()
     return ("-m", "onnx_backprop", *given)
 
 
 def ranks(output: Path) -> dict[int, int]:
     """The ranks that train a model into a file, and the numbers of their processes."""
     found: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (folder / "cmdline").read_bytes().split(b"\0")
-            entries = (folder / "environ").read_bytes().split(b"\0")
-            told = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
-        except OSError:
-            continue
-        rank = told.get(b"OMPI_COMM_WORLD_RANK") or told.get(b"PMI_RANK")
-        if rank and str(output).encode() in arguments:
-            found[int(rank)] = int(folder.name)
+    for number, arguments, told in _processes():
+        rank = told.get("OMPI_COMM_WORLD_RANK") or told.get("PMI_RANK")
+        if rank and str(output) in arguments:
+            found[int(rank)] = number
     return found
+
+
+def launcher_of(process: subprocess.Popen[str]) -> int:
+    """The number of what a process has started last."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[-1])
+
+
+def stamp(path: Path) -> int | None:
+    """What changes when a file is written anew."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def finished(process: subprocess.Popen[str], *, seconds: float = 120) -> tuple[str, str]:
@@ -112,5 +171,6 @@ def check_ended(folder: Path, way: str, rank: int) -> None:
     assert (said[0].startswith(SAID[way].format(rank)) and len(said) == 1) if SAID[way] else not said, err
     took = time.time() - float(begun.read_text())
     assert took < SECONDS
+    assert "Fatal Python error" not in err, err
     print(f"{way} on rank {rank}: all ended after {took:.1f} s")
     assert not ranks(folder / "m.onnx")

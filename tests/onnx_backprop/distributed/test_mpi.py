@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.mpi import check_ended, environment, finished, made_training, mpiexec, on_ranks, weights
+from tests.support.mpi import check_ended, finished, made_training, mpiexec, on_ranks, started, weights
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no mpiexec")
 
@@ -34,7 +33,7 @@ def test_two_ranks_are_as_one(tmp_path: Path) -> None:
         2, *train, "-o", str(tmp_path / "two.onnx"), "--epochs", "2", "--log", str(tmp_path / "two.csv")
     )
     alone = [sys.executable, *train, "-o", str(tmp_path / "one.onnx"), "--epochs", "2"]
-    single = subprocess.Popen(alone, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    single = started(alone)
     out, _ = finished(together)
     assert out.count("written:") == 1  # rank 0 speaks
     finished(single)

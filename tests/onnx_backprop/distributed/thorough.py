@@ -18,10 +18,40 @@ import numpy as np
 import pytest
 
 from benchmarks.emulated_network import TEN_GIGABIT
-from tests.support.mpi import SAID, SECONDS, check_ended, environment, finished, made_training, on_ranks, ranks, weights
+from onnx_backprop.command.files import checkpoint_beside
+from onnx_backprop.training.checkpoint import read_checkpoint
+from tests.support.mpi import (
+    SAID,
+    SECONDS,
+    check_ended,
+    environment,
+    finished,
+    launcher_of,
+    made_training,
+    on_ranks,
+    rank_command,
+    ranks,
+    stamp,
+    started,
+    weights,
+)
 
 KILLS = int(os.environ.get("KILLS", "20"))
+STEPS_OF_A_KILL = 500  # that a training makes at most until the next; an epoch has 5
 SEED = int(os.environ.get("SEED", "20261123"))
+
+
+def check_same(folder: Path, name: str, where: str = "") -> None:
+    """The weights are those of the training that nobody has disturbed, bit for bit."""
+    expected = weights(folder, "whole")
+    for parameter, value in weights(folder, name).items():
+        np.testing.assert_array_equal(value, expected[parameter], err_msg=f"{parameter} {where}")
+
+
+def steps_of(output: Path) -> int:
+    """Of the last checkpoint."""
+    path = checkpoint_beside(output)
+    return read_checkpoint(path)[1]["steps"] if path.exists() else 0
 
 
 @pytest.mark.parametrize(
@@ -67,9 +97,10 @@ def test_ten_gigabit_are_hidden(tmp_path: Path) -> None:
     assert min(ways["beside"]["exposed"]) <= 0.15 * transfer
 
 
-def test_resumption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["data.npz", "data.parquet"])
+def test_resumption(tmp_path: Path, data: str) -> None:
     """On as many ranks bit for bit, on others within rounding."""
-    train = (*made_training(tmp_path), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
+    train = (*made_training(tmp_path, data=data), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx"), "--epochs", "2"))
     for count in (1, 2, 3, 4):
         output = ("-o", str(tmp_path / f"on{count}.onnx"))
@@ -81,29 +112,54 @@ def test_resumption(tmp_path: Path) -> None:
 
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    """The job is resumed after each, and comes to the bits of one that nobody has killed."""
+    """A scheduler starts the job again after each, as it was; it comes to the bits of one that nobody has killed."""
     rng = np.random.default_rng(SEED)
-    train = (*made_training(tmp_path), "--epochs", str(60 * KILLS), "--every", "7")
-    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")))
+    train = (*made_training(tmp_path), "--epochs", str(KILLS * STEPS_OF_A_KILL // 5), "--every", "7")
+    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=600)
     output, kills = tmp_path / "killed.onnx", 0
-    while True:
-        process, own = on_ranks(2, *train, "-o", str(output), "--resume", "--force"), int(rng.integers(2))
-        end = time.monotonic() + (rng.uniform(2, 5) if kills < KILLS else 120)
-        while process.poll() is None and (time.monotonic() < end or own not in ranks(output)):
+    job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
+    scheduler = started([sys.executable, "-m", "tests.support.requeue", str(KILLS), *job])
+    while kills < KILLS:
+        own, end = int(rng.integers(2)), time.monotonic() + rng.uniform(1, 4)
+        last = steps_of(output) + rng.integers(STEPS_OF_A_KILL)  # fast machines leave some for the next kill
+        while scheduler.poll() is None and (
+            (time.monotonic() < end and steps_of(output) < last) or own not in ranks(output)
+        ):
             time.sleep(0.01)
-        if process.poll() is not None:
-            break
-        os.kill(ranks(output)[own], signal.SIGKILL)
-        _, err = process.communicate(timeout=10)
-        assert process.returncode, err
-        assert not ranks(output)
+        assert scheduler.poll() is None, f"over after {kills} kills, seed {SEED}"
+        victims, killed = ranks(output), time.monotonic()
+        os.kill(victims[own], signal.SIGKILL)
+        while set(victims.values()) & set(ranks(output).values()):
+            assert time.monotonic() < killed + SECONDS, f"rank {own} was killed, another goes on, seed {SEED}"
+            time.sleep(0.01)
         kills += 1
-    finished(process)
-    expected = weights(tmp_path, "whole")
+    _, err = finished(scheduler, seconds=600)
+    assert err.count("requeue: exit code") == KILLS, err
     print(f"seed {SEED}: {kills} kills")
-    assert kills
-    for name, value in weights(tmp_path, "killed").items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=f"{name}, seed {SEED}")
+    check_same(tmp_path, "killed", f"seed {SEED}")
+
+
+def test_a_requeued_training_ends_by_itself(tmp_path: Path) -> None:
+    """A rank is killed, the launcher is, the job is told to end: each time the same command goes on, to the same bits."""
+    train = (*made_training(tmp_path), "--epochs", "400", "--every", "20", "--optimizer", "adam")
+    finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=300)
+    output = tmp_path / "killed.onnx"
+    job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
+    scheduler = started([sys.executable, "-m", "tests.support.requeue", "5", *job])
+    for number, of_launcher in ((signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True)):
+        before = stamp(checkpoint_beside(output))
+        while stamp(checkpoint_beside(output)) == before:  # this run has written one of its own
+            assert scheduler.poll() is None
+            time.sleep(0.01)
+        victims = ranks(output)
+        os.kill(launcher_of(scheduler) if of_launcher else victims[1], number)
+        end = time.monotonic() + SECONDS
+        while set(victims.values()) & set(ranks(output).values()):
+            assert time.monotonic() < end, f"{number!r}"
+            time.sleep(0.01)
+    _, err = finished(scheduler, seconds=300)
+    assert err.count("requeue: exit code") == 3, err
+    check_same(tmp_path, "killed")
 
 
 def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
@@ -113,18 +169,14 @@ def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
     killed, checkpoint = tmp_path / "killed.onnx", tmp_path / "killed.onnx.checkpoint.safetensors"
     checkpoint.write_bytes(b"of another training")
     own = ["-o", str(killed), "--force", "--launch", "mpiexec -n 2", "--restarts", "3"]
-    process = subprocess.Popen(
-        [sys.executable, *train, *own], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = started([sys.executable, *train, *own])
     while checkpoint.stat().st_size < 100 and process.poll() is None:
         time.sleep(0.01)
     os.kill(ranks(killed)[1], signal.SIGKILL)
     _, err = finished(process)
     finished(whole)
     assert err.count("again from") == 1, err
-    expected = weights(tmp_path, "whole")
-    for name, value in weights(tmp_path, "killed").items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    check_same(tmp_path, "killed")
 
 
 def test_supervision_does_not_repeat_what_is_refused(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def test_what_is_no_folder_of_rows_is_refused(rng: np.random.Generator, tmp_path
         for path in tmp_path.iterdir():
             path.unlink()
 
-    refused("got neither")
+    refused("got none of them")
     given = arrays(rng, 4)
     np.savez(tmp_path / "a.npz", **given)
     np.save(tmp_path / "x.npy", given["x"])
-    refused("got both")
+    refused(r"got \.npz and \.npy")
     np.savez_compressed(tmp_path / "a.npz", **given)
     refused("expected rows as np.savez writes them")
     np.savez(tmp_path / "a.npz", x=given["x"], labels=given["labels"][:3])
