@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
-from onnx_backprop.ort_ops import default_options, native_kernels_work, session
+from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
@@ -60,7 +60,7 @@ def module(
         model: a ModelProto, an onnx_ir.Model or the path of a file.
         kernels: what the operators of our domain run on, see `use_kernels`.
         untie: give every place that reads a tensor of equal numbers one of its own, as of `training_graph`.
-        session_options: yours, for all sessions.
+        session_options: yours, for all sessions; as of `Trainer`, memory patterns and reuse are turned off in them.
 
     Errors: KernelError without PyTorch; what `training_graph` raises for a file.
     """
@@ -216,7 +216,7 @@ class _Run:
         self.reads: tuple[str, ...] = ()
         model = made.model
         # PyTorch's threads want the cores, as those of NumPy do
-        own = options or default_options(python_operators=True, lean=True)
+        own = be_lean(options) if options else default_options(python_operators=True, lean=True)
 
         def opened(part: ModelProto) -> onnxruntime.InferenceSession:
             return session(part, kernels=kernels, session_options=own)

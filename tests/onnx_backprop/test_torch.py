@@ -216,7 +216,16 @@ def test_modes() -> None:
     c = own(x)
     assert not torch.equal(a, b)
     close(a, c)
-    a.sum().backward()
+    a.square().sum().backward()
+    direction, losses = torch.randn_like(own.w1), []
+    for h in (1e-2, -1e-2):  # the masks are those of the backward pass
+        torch.manual_seed(5)
+        with torch.no_grad():
+            own.w1.add_(h * direction)
+            losses.append(own(x).square().sum().item())
+            own.w1.sub_(h * direction)
+    slope = (losses[0] - losses[1]) / 2e-2
+    assert (own.w1.grad * direction).sum().item() == pytest.approx(slope, rel=2e-2)
     own.eval()
     statistics = own.mean.clone()
     d, e = own(x), own(x)
