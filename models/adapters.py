@@ -28,10 +28,16 @@ from models.digits import Data, digits, turned
 
 
 def train(
-    model: ModelProto, data: Data, *, epochs: int, rate: float, trainable: Sequence[str] | None = None
+    model: ModelProto,
+    data: Data,
+    *,
+    epochs: int,
+    rate: float,
+    trainable: Sequence[str] | None = None,
+    untie: bool = False,
 ) -> ob.Trainer:
     """Train a classifier on images and labels; its loss is all that is told."""
-    graph = ob.training_graph(model, loss="softmax_cross_entropy", trainable=trainable, optimizer="adamw")
+    graph = ob.training_graph(model, loss="softmax_cross_entropy", trainable=trainable, optimizer="adamw", untie=untie)
     loader = ob.Batches(dict(zip(graph.inputs, data, strict=True)), 32, seed=0)
     trainer = ob.Trainer(graph)
     steps = epochs * len(loader)
@@ -80,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.model
         else transformer.build(classes=10, width=given.width, heads=4, layers=4, image=8)
     )
-    first = train(model, upright, epochs=given.epochs, rate=given.rates[0])
+    first = train(model, upright, epochs=given.epochs, rate=given.rates[0], untie=True)  # exporters merge fresh biases
     base = first.graph.inference_model(first.parameters())
     full = train(base, training, epochs=given.epochs, rate=given.rates[0])
     full.export(folder / "turned_full.onnx")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import ModelProto
 from safetensors import numpy as safetensors
 
 import onnx_backprop as ob
@@ -30,7 +31,7 @@ def values(adapted: ob.LoraModel, seed: int) -> dict[str, np.ndarray]:
     return {name: 0.3 * rng.standard_normal(shapes[name]).astype(np.float32) for name in adapted.trainable}
 
 
-def stock(model: object) -> onnxruntime.InferenceSession:
+def stock(model: ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
