@@ -98,16 +98,14 @@ class Module(torch.nn.Module):
         self._inputs = Inputs(TrainingGraph(found.model, "", names, None, {}))
         self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in found.model.graph.input}
         self._places: dict[str, tuple[Any, str]] = {}
+        self._forget()
         for name, value in stored.items():
             if name in own:
                 self._types[name] = _dtype(value.data_type)
                 array = numpy_helper.to_array(value)
-                wide = (
-                    array.astype("float32") if self._types[name] == torch.bfloat16 else array.copy()
-                )  # no type of NumPy
-                tensor = torch.from_numpy(wide).to(self._types[name])
+                known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
+                tensor = torch.from_numpy(known).to(self._types[name])
                 self._places[name] = self._register(name, tensor, trained=name in found.parameters)
-        self._forget()
 
     def _forget(self) -> None:
         self._compiled: dict[tuple[bool, tuple[str, ...]], _Run] = {}

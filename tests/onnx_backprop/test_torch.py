@@ -273,7 +273,7 @@ def test_the_state_dict(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_attributes_have_slashes() -> None:
-    names = ["a", "a.b", "training", "x..y", "forward.weight", "onnx::MatMul_3"]
+    names = ["a", "a.b", "training", "x..y", "forward.weight", "onnx::MatMul_3", "_compiled"]
     nodes = "".join(f"v{n + 1} = Add(v{n}, w{n}) " for n in range(len(names)))
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 18]> m (float[3] v0) => (float[3] v{len(names)}) {{ {nodes} }}'
