@@ -29,7 +29,7 @@ GROUPS = [ob.optimizers.Group(parameters=[f"Conv_{n}.*"], rate=0.5 ** (4 - n)) f
 def train(model: ModelProto, data: Data, epochs: int, **options: object) -> ModelProto:
     """The model, trained; options: of `training_graph`."""
     given = {"optimizer": "adamw", **options}
-    graph = ob.training_graph(model, loss="softmax_cross_entropy", **given)  # pyright: ignore[reportArgumentType]
+    graph = ob.training_graph(model, loss="softmax_cross_entropy", **given)
     loader = ob.Batches(dict(zip(graph.inputs, data, strict=True)), 32, seed=0)
     trainer = ob.Trainer(graph)
     trainer.fit(loader, epochs, schedule=ob.schedules.OneCycle(RATE, steps=epochs * len(loader)))
