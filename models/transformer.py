@@ -13,11 +13,23 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from models.graphs import IR_VERSION, OPSET, main
 
+PATCH = 2  # pixels of a patch's side
+
 
 def build(
-    *, inputs: int = 6, classes: int = 5, width: int = 16, heads: int = 2, layers: int = 2, seed: int = 0
+    *,
+    inputs: int = 6,
+    classes: int = 5,
+    width: int = 16,
+    heads: int = 2,
+    layers: int = 2,
+    image: int = 0,
+    seed: int = 0,
 ) -> ModelProto:
     """Encoder: tokens (N, T, inputs) -> logits (N, classes), from the mean over the T positions.
+
+    With an `image` side, a vision transformer: image (N, 1, image, image), whose patches of 2×2 pixels are the tokens,
+    with a table of positions that is trained.
 
     Each layer: x + Attention(norm(x)), then x + W₂ gelu(W₁ norm(x)), W₁ four times as wide. The projections of
     queries, keys and values carry no bias.
@@ -25,7 +37,12 @@ def build(
     if width % heads:
         raise ValueError(f"width: expected a multiple of heads ({heads}), got {width}")
     net = _Encoder(np.random.default_rng(seed), width, heads)
-    x = net.linear("tokens", "embed", inputs, width)
+    if image:
+        x = net.linear(net.patches("image", image), "embed", PATCH**2, width)
+        positions = np.random.default_rng(seed + 1).standard_normal(((image // PATCH) ** 2, width)) / 10
+        x = net.op("Add", x, net.weight("positions", positions))
+    else:
+        x = net.linear("tokens", "embed", inputs, width)
     for layer in range(layers):
         x = net.op("Add", x, net.attention(net.norm(x, f"layer{layer}.norm1"), f"layer{layer}.attention"))
         hidden = net.linear(net.norm(x, f"layer{layer}.norm2"), f"layer{layer}.rise", width, 4 * width)
@@ -35,7 +52,11 @@ def build(
     graph = helper.make_graph(
         net.nodes,
         "transformer",
-        [helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["N", "T", inputs])],
+        [
+            helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, image, image])
+            if image
+            else helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["N", "T", inputs])
+        ],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", classes])],
         net.weights,
     )
@@ -71,6 +92,13 @@ class _Encoder:
         values = self._rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)
         y = self.op("MatMul", x, self.weight(f"{name}.weight", values))
         return self.op("Add", y, self.weight(f"{name}.bias", np.zeros(outputs))) if bias else y
+
+    def patches(self, x: str, side: int) -> str:
+        """(N, 1, side, side) -> (N, T, 4), row by row."""
+        across = side // PATCH
+        split = self.op("Reshape", x, self.constant(np.array([0, across, PATCH, across, PATCH])))
+        together = self.op("Transpose", split, perm=[0, 1, 3, 2, 4])
+        return self.op("Reshape", together, self.constant(np.array([0, across**2, PATCH**2])))
 
     def norm(self, x: str, name: str) -> str:
         scale = self.weight(f"{name}.scale", np.ones(self._width))

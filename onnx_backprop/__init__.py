@@ -35,11 +35,15 @@ from onnx_backprop.opset.core.signals import Deferred as _Deferred
 
 if TYPE_CHECKING:
     from onnx_backprop import artifacts
+    from onnx_backprop import torch as torch  # not in __all__: it needs PyTorch
+    from onnx_backprop.adapters import save_adapter
     from onnx_backprop.checking import check_gradients
     from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
     from onnx_backprop.converters.check.report import GradientReport
     from onnx_backprop.converters.derivatives.dense import hessian, jacobian
     from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
+    from onnx_backprop.converters.finetune.head import replace_head
+    from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
     from onnx_backprop.converters.reverse.backward import backward
     from onnx_backprop.converters.reverse.derivatives import Derivative, derivatives
@@ -66,6 +70,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidModelError",
     "KernelError",
+    "LoraModel",
     "OnnxBackpropError",
     "OnnxBackpropWarning",
     "RegistrationError",
@@ -89,10 +94,13 @@ __all__ = [
     "jacobian",
     "jvp",
     "limits",
+    "lora",
     "losses",
     "optimizers",
     "reference_ops",
     "register_ops",
+    "replace_head",
+    "save_adapter",
     "schedules",
     "session",
     "supported_ops",
@@ -109,10 +117,13 @@ except PackageNotFoundError:  # the source on the path, not installed
     __version__ = "0+unknown"
 
 _WHERE = {
+    "adapters": "save_adapter",
     "converters.check.explain": "GradientExplanation explain_gradients",
     "converters.check.report": "GradientReport",
     "converters.derivatives.dense": "hessian jacobian",
     "converters.derivatives.products": "hvp jvp vjp",
+    "converters.finetune.head": "replace_head",
+    "converters.finetune.lora": "LoraModel lora",
     "converters.reverse.backward": "backward",
     "converters.reverse.derivatives": "Derivative derivatives",
     "converters.reverse.registry": "supported_ops",
@@ -127,7 +138,7 @@ _WHERE = {
     "training.data": "Batches",
     "training.trainer": "Trainer",
 }
-_MODULES = {"artifacts": "artifacts", "schedules": "training.schedules"}
+_MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "torch": "torch"}
 _MODULES |= {name: f"converters.training.{name}" for name in ("losses", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

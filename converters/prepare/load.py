@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, w
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
@@ -29,6 +29,7 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
 
 Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47
@@ -39,10 +40,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
 
     Of declared types and shapes those of graph inputs alone are believed, see `declared`.
     """
-    proto, weights = set_aside(load(model))
-    put_in_order(proto)
-    for tensor in weights.tensors.values():
-        _check_tensor(tensor)
+    proto, weights = _in_order(model)
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)
@@ -53,6 +51,23 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
     )
     return weights.put_back(proto)
+
+
+def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
+    """A checked copy with model-local functions inlined and weights as initializers; else as it came."""
+    proto, weights = _in_order(model)
+    proto = _inline(proto)
+    lift_weights(proto)
+    result = weights.put_back(proto)
+    return use_kernels(result, DEFAULT_KERNELS) if any(n.domain == DOMAIN for n in all_nodes(result)) else result
+
+
+def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, Weights]:
+    proto, weights = set_aside(load(model))
+    put_in_order(proto)
+    for tensor in weights.tensors.values():
+        _check_tensor(tensor)
+    return proto, weights
 
 
 def infer_loops(proto: ModelProto) -> ModelProto:

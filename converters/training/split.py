@@ -66,8 +66,8 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     typed = {name: _typed(name, types, graph, of) for name in first}
     whole = [name for name in passed if passed[name] != name]
     kept = [helper.make_node("Identity", [passed[name]], [name], name=f"{name}/kept") for name in whole]
-    gradients = _part(model, [nodes[n] for n in sorted(early)], list(graph.inputs), typed.values())
-    update = _part(
+    gradients = part(model, [nodes[n] for n in sorted(early)], list(graph.inputs), typed.values())
+    update = part(
         model,
         [*kept, *(nodes[n] for n in sorted(late))],
         [v.name for v in model.graph.input if v.name not in graph.inputs],
@@ -118,7 +118,7 @@ def _typed(
     return result
 
 
-def _part(
+def part(
     model: ModelProto,
     nodes: list[NodeProto],
     inputs: list[str],

@@ -26,6 +26,9 @@ from onnx_backprop.training.schedules import Schedule
 Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
 
 
+Logger = Callable[[dict[str, Any]], Any]  # of what is known of a step
+
+
 class Trained(Protocol):
     """What the loop moves: a Trainer."""
 
@@ -63,7 +66,7 @@ def fit(
     evaluation: Iterable[Any] | None = None,
     checkpoint: str | Path | None = None,
     every: int = 0,
-    log: str | Path | None = None,
+    log: str | Path | Logger | None = None,
     plot: str | Path | None = None,
     progress: bool | None = None,
 ) -> list[Record]:
@@ -79,7 +82,9 @@ def fit(
         evaluation: batches whose loss in inference mode is measured after every epoch.
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
-        log: a file that gets a line for every step: .csv or .jsonl.
+        log: a file that gets a line for every step, .csv or .jsonl; or a function that gets a dict for every step, as
+            loggers take it: `wandb.log`. It has what is known of "step", "epoch", "loss", "learning_rate", "seconds",
+            behind the last step of an epoch "evaluation", with a loss scale "skipped".
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching.
 
@@ -108,7 +113,7 @@ def fit(
         if checkpoint is not None and writes:
             stack.enter_context(held(checkpoint))
         file = None
-        if log is not None:
+        if isinstance(log, str | Path):
             file = Log(log, start=trainer.steps)
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
@@ -116,6 +121,8 @@ def fit(
             records.append(record)
             if file is not None:
                 file.write(record)
+            elif callable(log):
+                log(record.known())
             bar.show(record)
             stop = [callback(trainer, record) for callback in callbacks]
             # behind the callbacks: a killed process goes through a step once more rather than past one

@@ -30,6 +30,10 @@ class Record:
     evaluation: float | None = None
     skipped: int | None = None
 
+    def known(self) -> dict[str, int | float]:
+        """What there is of it by name, without what is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 COLUMNS = tuple(field.name for field in fields(Record))
 
@@ -61,11 +65,12 @@ class Log:
         return self.path.suffix == ".jsonl"
 
     def _line(self, record: Record) -> str:
-        values = asdict(record)
         if self._json:
-            return json.dumps({name: value for name, value in values.items() if value is not None}) + "\n"
+            return json.dumps(record.known()) + "\n"
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerow(["" if v is None else repr(v) for v in values.values()])
+        csv.writer(buffer, lineterminator="\n").writerow(
+            ["" if v is None else repr(v) for v in asdict(record).values()]
+        )
         return buffer.getvalue()
 
     def write(self, record: Record) -> None:

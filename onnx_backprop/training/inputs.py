@@ -90,16 +90,17 @@ class Inputs:
         Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind, other shapes than
         the graph declares, in which equal symbols are equal lengths, no rows, and labels of classes that there are not.
         """
-        self._check_names(given)
+        self.check_names(given)
         fed = {name: self._typed(name, given[name]) for name in self.names}
-        self._check_shapes({name: _shape(value) for name, value in fed.items()})
+        self.check_shapes({name: _shape(value) for name, value in fed.items()})
         if self.names and not rows(fed[self.names[0]]):
             raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
         if self.labels and isinstance(labels := fed[self.labels], np.ndarray):
             self._check_classes(labels)
         return fed
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """InvalidArgumentError for names that are missing or unknown."""
         unknown = [name for name in given if name not in self.names]
         missing = [name for name in self.names if name not in given]
         expected = f"expected {', '.join(self.names)}"
@@ -126,7 +127,8 @@ class Inputs:
             )
         return array.astype(dtype)
 
-    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """InvalidArgumentError for other shapes than declared, in which equal symbols are equal lengths."""
         lengths: dict[str, tuple[int, str]] = {}
         for name, got in shapes.items():
             wanted = self._shapes[name]

@@ -42,6 +42,27 @@ def readme() -> Names:
     return {"batches": [(data["input"][n : n + 4], data["target"][n : n + 4]) for n in range(0, 16, 4)]}
 
 
+def adapters() -> Names:
+    """imagenet.onnx, model.onnx with a layer called attn, bert.onnx with numbered ones."""
+    classifier = """
+        <ir_version: 10, opset_import: ["": 18]>
+        classifier (float[batch, 4] x) => (float[batch, 3] logits) {
+            a = MatMul (x, attn) b = Relu (a) logits = Gemm (b, head_w, head_b) }"""
+    shapes = {"attn": (4, 8), "head_w": (8, 3), "head_b": (3,)}
+    model = _filled(parser.parse_model(classifier), shapes)
+    onnx.save(model, "model.onnx")
+    onnx.save(model, "imagenet.onnx")
+    nodes = "".join(f"h{n + 1} = MatMul (h{n}, w{n}) " for n in range(12))
+    bert = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> bert (float[batch, 4] h0) => (float[batch, 4] h12) {{ {nodes} }}'
+    )
+    for n, node in enumerate(bert.graph.node):  # the text form has no names with dots
+        node.input[1] = f"layer.{n}.weight"
+    onnx.save(_filled(bert, {f"layer.{n}.weight": (4, 4) for n in range(12)}), "bert.onnx")
+    x = np.random.default_rng(1).random((30, 4), np.float32)
+    return {"x": x, "batches": [(x, x[:, :3].argmax(axis=1))]}
+
+
 def distributed() -> Names:
     data = _image_model()
     return {"x": data["input"], "t": data["target"]}
@@ -79,6 +100,7 @@ def migrating() -> Names:
 
 SETUPS: dict[str, Callable[[], Names]] = {
     "README.md": readme,
+    "docs/adapters.md": adapters,
     "docs/distributed.md": distributed,
     "docs/migrating.md": migrating,
     "docs/precision.md": precision,

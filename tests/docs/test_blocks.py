@@ -13,9 +13,11 @@ from tests.docs.setups import SETUPS
 # All that is not run; whatever is added here is added on the page too, with its reason.
 NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
+    "docs/adapters.md": ["needs TensorBoard"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET; not tried by us"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/migrating.md": ["needs onnxruntime-training"],
+    "docs/pytorch.md": ["needs PyTorch"],
     "docs/tutorial.md": ["needs PyTorch"],
 }
 CODE = {page: found for page in PAGES if (found := [block for block in blocks(page) if block.language])}

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnx_backprop as ob
-from models import deblurring, digits, predators, segmentation
+from models import adapters, deblurring, digits, predators, segmentation
 from models.photographs import load
 
 
@@ -45,6 +45,20 @@ def test_fine_tuning_a_given_file(tmp_path: Path, capsys: pytest.CaptureFixture[
         same = np.array_equal(tuned[tensor.name], onnx.numpy_helper.to_array(tensor))
         assert same == tensor.name.startswith("Conv_1."), tensor.name
     assert code == 0, said
+
+
+def test_adapters_learn_what_the_base_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a quarter of the width: too small for the promise of 2 %, so the exit code is 1."""
+    assert adapters.main(["--epochs", "4", "--width", "16", "--rank", "2", "--output", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    data = digits.turned(digits.digits()[1])
+    before, after = (
+        adapters.accuracy(adapters.logits(adapters.opened(tmp_path / f"{name}.onnx"), data), data)
+        for name in ("upright", "turned")
+    )
+    assert before < 0.25, said
+    assert after > before + 0.25, said
+    assert float(said.rsplit(maxsplit=1)[1]) < 1e-4, said
 
 
 def test_turned_digits_are_the_same_digits() -> None:

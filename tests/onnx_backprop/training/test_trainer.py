@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -242,6 +243,15 @@ def test_log_and_plot(tmp_path: Path, name: str) -> None:
     assert [r.step for r in records if r.evaluation is not None] == [8, 17]
     assert [r.learning_rate for r in records] == [SCHEDULE(t // 2) for t in range(18)]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_function_as_log() -> None:
+    """It gets what a line of a .jsonl has, as loggers take it."""
+    told: list[dict[str, Any]] = []
+    _, records = fitted(2, log=told.append, evaluation=batches())
+    assert [{**values} for values in told] == [{k: v for k, v in asdict(r).items() if v is not None} for r in records]
+    assert {name: "evaluation" in told[n] for n, name in ((7, "inside"), (8, "end"))} == {"inside": False, "end": True}
+    assert all(isinstance(value, int | float) for value in told[-1].values())
 
 
 @pytest.mark.parametrize(

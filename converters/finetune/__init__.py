@@ -1,0 +1,1 @@
+"""Fine-tuning: adapters beside the weights of a model that was given, and another head on it."""

@@ -1,0 +1,183 @@
+"""A model's forward and backward pass as two models, for a caller who computes the loss in between.
+
+The forward model gives, beside the outputs, what the backward model reads: nothing is computed twice but what costs
+nothing, as changes of shape, which would be copied as outputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, used_names, without_tensors
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
+from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import find_path
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.parameters import constants
+from onnx_backprop.converters.training.modes import draw_masks, infer_mode, renew_statistics, train
+from onnx_backprop.converters.training.sharing import STATISTICS, shared, split_statistics, told_shared
+from onnx_backprop.converters.training.sharing import untie as separate
+from onnx_backprop.converters.training.split import part
+from onnx_backprop.opset.core.errors import OnnxBackpropWarning
+
+_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Variables:
+    """A model that is prepared; its parameters, and the running statistics of its BatchNormalizations."""
+
+    model: ModelProto
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Both passes in one model, the nodes of the forward one first.
+
+    model: parameters and statistics are inputs without values.
+    outputs: of the model that came.
+    statistics: each running statistic of a BatchNormalization in training mode and the output that is its new value.
+    masks: the input that Dropouts draw their masks from, int64 (2,): a seed and a number; None without such nodes.
+    seeds: each float output and the input that is its gradient.
+    gradients: each variable that is differentiated by and the output that is its gradient.
+    """
+
+    model: ModelProto
+    outputs: tuple[str, ...]
+    statistics: dict[str, str]
+    masks: str | None
+    seeds: dict[str, str]
+    gradients: dict[str, str]
+
+    @property
+    def ends(self) -> list[str]:
+        """The outputs of the forward pass."""
+        return [*self.outputs, *self.statistics.values()]
+
+    def split(
+        self, types: Callable[[ModelProto], dict[str, ValueInfoProto]]
+    ) -> tuple[ModelProto, ModelProto, tuple[str, ...]]:
+        """(the forward model, the backward model, what the first hands to the second).
+
+        types: of the outputs of the forward model, which inference may not have found.
+        """
+        nodes = list(self.model.graph.node)
+        maker = {name: n for n, node in enumerate(nodes) for name in node.output if name}
+        early = _leading(self.ends, nodes, maker)
+        late = _leading(list(self.gradients.values()), nodes, maker) - early
+        read = set().union(*(reads(nodes[n]) for n in late)) | set(self.gradients.values())
+        again: set[int] = set()
+        waiting = [name for name in read if name in maker]
+        kept: dict[str, None] = {}
+        while waiting:
+            name = waiting.pop()
+            n = maker[name]
+            if n in late or n in again:
+                continue
+            node = nodes[n]
+            if node.domain in DEFAULT_DOMAINS and (node.op_type in _VIEWS or node.op_type == "Constant"):
+                again.add(n)
+                waiting += [x for x in reads(node) if x in maker]
+            else:
+                kept[name] = None
+        declared = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
+        ends = [*self.ends, *(name for name in kept if name not in self.ends)]
+        known = [declared.get(name, ValueInfoProto(name=name)) for name in ends]
+        forward = part(self.model, [nodes[n] for n in sorted(early)], [], known)
+        found = types(forward)
+        backward = part(
+            self.model,
+            [nodes[n] for n in sorted(late | again)],
+            [],
+            [declared[name] for name in dict.fromkeys(self.gradients.values())],
+            {name: found[name] for name in kept},
+        )
+        return forward, backward, tuple(kept)
+
+
+def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
+    """What a model has for a training: see `Variables`. untie: as of `training_graph`."""
+    ir_model = to_ir(prepare(model))
+    graph = ir_model.graph
+    if untie:
+        separate(graph)
+    split_statistics(graph)
+    floats = [value for value in graph.initializers.values() if is_float(value)]
+    path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
+    left_out = constants(graph, floats)
+    parameters = [str(value.name) for value in floats if value in path.active and value not in left_out]
+    normalizations = [node for node in graph if node.domain == "" and node.op_type == "BatchNormalization"]
+    read = [value for node in normalizations for place in STATISTICS if (value := node.inputs[place]) is not None]
+    statistics = [str(value.name) for value in dict.fromkeys(read) if value.is_initializer()]
+    together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in parameters}
+    if together:
+        warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=4)
+    return Variables(infer_large(to_proto(ir_model)), tuple(parameters), tuple(statistics))
+
+
+def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
+    """The model in inference mode with other values of its variables."""
+    ir_model = to_ir(found.model)
+    infer_mode(ir_model.graph)
+    model = finish(ir_model, found.model, DEFAULT_KERNELS, inline=False)
+    for tensor in model.graph.initializer:
+        if tensor.name in values:
+            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+    return model
+
+
+def passes(found: Variables, wrt: Sequence[str], *, training: bool) -> Passes:
+    """The passes of a model with gradients by `wrt`, parameters and statistics being inputs without values.
+
+    training: with Dropout and BatchNormalization in training mode, else in inference mode. Errors: as `backward`.
+    """
+    ir_model = to_ir(found.model)
+    inputs = {*found.parameters, *found.statistics}
+    graph = ir_model.graph
+    outputs = tuple(str(value.name) for value in graph.outputs)
+    (train if training else infer_mode)(graph)
+    op = Builder(used_names(graph))
+    statistics = {
+        str(old.name): str(new.name) for old, new in (renew_statistics(graph, op) if training else {}).items()
+    }
+    masks = draw_masks(graph, op) if training else None
+    if masks is not None:
+        graph.inputs.append(masks)
+    ir_model = to_ir(infer_large(to_proto(ir_model)))
+    graph = ir_model.graph
+    made = {str(value.name): value for node in graph for value in node.outputs}
+    seeds: dict[str, str] = {}
+    gradients: dict[str, str] = {}
+    if wrt:
+        differentiation = Differentiation(ir_model, wrt=wrt, of=None, seed_all=True, quiet=True)
+        gradients = differentiation.emit()
+        seeds = differentiation.seeds
+    graph.outputs.extend(made[name] for name in statistics.values() if not made[name].is_graph_output())
+    graph.inputs.extend(
+        value for name, value in graph.initializers.items() if name in inputs and not value.is_graph_input()
+    )
+    model = without_tensors(finish(ir_model, found.model, DEFAULT_KERNELS, inline=False), inputs)
+    return Passes(model, outputs, statistics, None if masks is None else str(masks.name), seeds, gradients)
+
+
+def _leading(names: Sequence[str], nodes: Sequence[NodeProto], maker: Mapping[str, int]) -> set[int]:
+    """The positions of the nodes that some values are computed by."""
+    found: set[int] = set()
+    waiting = [name for name in names if name in maker]
+    while waiting:
+        n = maker[waiting.pop()]
+        if n not in found:
+            found.add(n)
+            waiting += [name for name in reads(nodes[n]) if name in maker]
+    return found

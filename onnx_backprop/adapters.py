@@ -1,0 +1,59 @@
+"""`save_adapter`: what was trained of a model as a file of its own, for stock onnxruntime or as safetensors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnxruntime import AdapterFormat, OrtValue
+from safetensors import numpy as safetensors
+
+from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.files import replacing
+
+SUFFIXES = (".onnx_adapter", ".safetensors")
+
+
+def save_adapter(values: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Write tensors by name: the name's end says whether for onnxruntime, .onnx_adapter, or as .safetensors.
+
+        ob.save_adapter(trainer.parameters(), "task.onnx_adapter")
+
+    onnxruntime puts those of an .onnx_adapter in the place of inputs of their names, as those of `lora(…).model`, in
+    the runs that it is active in: `LoraAdapter().Load(path)`, `RunOptions().add_active_adapter(adapter)`. Several may
+    be loaded beside one session. The file appears complete or not at all.
+
+    Errors: InvalidArgumentError for another end of the name, no values, a number without axes in an .onnx_adapter, or
+    a file that cannot be written.
+    """
+    suffix = Path(path).suffix
+    if suffix not in SUFFIXES:
+        raise InvalidArgumentError(f"expected a name that ends in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+    if not values:
+        raise InvalidArgumentError("values: expected at least one tensor, got none")
+    check_writable(path)
+    arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in values.items()}
+    if suffix == ".onnx_adapter" and (numbers := [name for name, array in arrays.items() if not array.ndim]):
+        raise InvalidArgumentError(f"values: {numbers[0]!r} has no axis, which onnxruntime does not read. Give it one")
+    content = safetensors.save(arrays) if suffix == ".safetensors" else _adapter(arrays)
+    try:
+        with replacing(path) as (file,):
+            file.write(content)
+    except OSError as e:
+        raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+def _adapter(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """What onnxruntime writes, which takes names of files alone."""
+    made: Any = AdapterFormat()  # whose annotations ask for another type of path than it takes
+    made.set_adapter_version(1)
+    made.set_model_version(1)
+    made.set_parameters({name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "adapter"
+        made.export_adapter(str(file))
+        return file.read_bytes()

@@ -1,0 +1,315 @@
+"""`module`: an ONNX model as a module of PyTorch, whose forward and backward pass run in onnxruntime."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.graphs import unique
+from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
+from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, session
+from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
+from onnx_backprop.ort_ops.elementwise.made_again import make_again
+from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.training.inputs import Inputs, refusals
+
+try:
+    torch: Any = import_module("torch")
+except ImportError as e:
+    raise KernelError(
+        f"onnx_backprop.torch needs PyTorch, and importing it failed: {e}. Install it with `pip install torch`, or "
+        "train with onnx_backprop.Trainer, which does without"
+    ) from e
+
+OrtValue = onnxruntime.OrtValue
+Tensors = Mapping[str, Any]
+
+
+def module(
+    model: ModelProto | ir.Model | str | Path,
+    *,
+    kernels: str = "numba",
+    untie: bool = False,
+    session_options: onnxruntime.SessionOptions | None = None,
+) -> Module:
+    """A `torch.nn.Module` of a model: y = f(x), and of a loss of y the gradients by x and the weights.
+
+        network = ob.torch.module("model.onnx")
+        optimizer = torch.optim.AdamW(network.parameters())
+        for x, target in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(network(x), target).backward()
+            optimizer.step()
+        network.export("trained.onnx")
+
+    Forward and backward pass run in sessions of onnxruntime, on the tensors of PyTorch and without copies: what an
+    optimizer writes into a weight is what the next run reads. Converted and compiled is on the first call of each kind:
+    in training and in inference mode, with and without gradients.
+
+    Args:
+        model: a ModelProto, an onnx_ir.Model or the path of a file.
+        kernels: what the operators of our domain run on, see `use_kernels`.
+        untie: give every place that reads a tensor of equal numbers one of its own, as of `training_graph`.
+        session_options: yours, for all sessions; as of `Trainer`, memory patterns and reuse are turned off in them.
+
+    Errors: KernelError without PyTorch; what `training_graph` raises for a file.
+    """
+    return Module(variables(model, untie=untie), kernels=kernels, session_options=session_options)
+
+
+class Module(torch.nn.Module):
+    """What `module` makes.
+
+    A call takes the model's inputs, in their order or by their names, as tensors of the model's types on the CPU, and
+    returns its output, or a tuple of several. Float inputs get a gradient where they require one.
+
+    Parameters, as of `training_graph` by default, and running statistics, which are buffers, have the names of the
+    tensors in the file, dots in which are modules inside this one, as in PyTorch; where that cannot be, as for "a" and
+    "a.b", slashes take the place of dots. What `requires_grad_(False)` freezes has no gradient computed.
+
+    In training mode Dropout draws from PyTorch's generator, and BatchNormalization takes the statistics of the batch
+    and renews its running ones as ONNX defines it, by the biased variance. In inference mode (`eval()`) they do not,
+    whatever mode the file is in.
+
+    A second derivative, by `create_graph=True`, is refused with UnsupportedError: `ob.hvp` has those. A copy, as by
+    copy.deepcopy, makes sessions of its own.
+    """
+
+    def __init__(
+        self, found: Variables, *, kernels: str, session_options: onnxruntime.SessionOptions | None = None
+    ) -> None:
+        super().__init__()
+        self._model = found
+        self._kernels = None if kernels == "numba" and not native_kernels_work() else kernels
+        self._options = session_options
+        stored = {tensor.name: tensor for tensor in found.model.graph.initializer}
+        own = {*found.parameters, *found.statistics}
+        names = tuple(v.name for v in found.model.graph.input if v.name not in stored)
+        self._inputs = Inputs(TrainingGraph(found.model, "", names, None, {}))
+        self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in found.model.graph.input}
+        self._places: dict[str, tuple[Any, str]] = {}
+        self._forget()
+        for name, value in stored.items():
+            if name in own:
+                self._types[name] = _dtype(value.data_type)
+                array = numpy_helper.to_array(value)
+                known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
+                tensor = torch.from_numpy(known).to(self._types[name])
+                self._places[name] = self._register(name, tensor, trained=name in found.parameters)
+
+    def _forget(self) -> None:
+        self._compiled: dict[tuple[bool, tuple[str, ...]], _Run] = {}
+        self._lock = threading.Lock()
+
+    def _register(self, name: str, tensor: Any, *, trained: bool) -> tuple[Any, str]:
+        """Where a tensor lies: the module that has it, and its name there."""
+        *scopes, leaf = name.split(".")
+        owner: Any = self
+        for scope in scopes:
+            inner = owner._modules.get(scope)
+            if inner is None and (not scope or hasattr(owner, scope)):
+                break
+            owner = owner._modules.setdefault(scope, torch.nn.Module()) if inner is None else inner
+        else:
+            if leaf and not hasattr(owner, leaf):
+                return _put(owner, leaf, tensor, trained=trained)
+        return _put(self, unique(name.replace(".", "/"), {*dir(self)}), tensor, trained=trained)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of the model.
+
+        Errors: InvalidArgumentError for inputs that are missing, unknown, or of another type, shape or device, and for
+        what onnxruntime does not run.
+        """
+        given = self._given(inputs, named)
+        tensors = given | {name: getattr(owner, leaf) for name, (owner, leaf) in self._places.items()}
+        for name in self._places:
+            self._check(name, tensors[name])
+        wrt = tuple(name for name, tensor in tensors.items() if tensor.requires_grad) if torch.is_grad_enabled() else ()
+        run = self._run(wrt)
+        if run.masks is not None:
+            tensors[run.masks] = torch.randint(0, 2**31, (2,))
+        with refusals(given):
+            if wrt:
+                results = _Function.apply(run, tuple(tensors), *tensors.values())
+            else:
+                results = tuple(run.forward(tensors).values())
+        outputs = results[: len(run.outputs)]
+        with torch.no_grad():
+            for name, new in zip(run.statistics, results[len(outputs) :], strict=True):
+                tensors[name].copy_(new)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._inputs.names
+        if len(inputs) > len(names) or not named.keys().isdisjoint(names[: len(inputs)]):
+            raise InvalidArgumentError(f"expected {', '.join(names)}, got {len(inputs)} tensors and {', '.join(named)}")
+        given = {**dict(zip(names, inputs, strict=False)), **named}
+        self._inputs.check_names(given)
+        for name, tensor in given.items():
+            self._check(name, tensor)
+        self._inputs.check_shapes({name: tuple(tensor.shape) for name, tensor in given.items()})
+        return {name: given[name] for name in names}
+
+    def _check(self, name: str, tensor: Any) -> None:
+        """Raise for what is no tensor of the type that the model has, on the CPU."""
+        expected = self._types[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(f"{name!r}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype != expected:
+            raise InvalidArgumentError(
+                f"{name!r} has type {expected}, got a tensor of {tensor.dtype}. Use .to({expected})"
+            )
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            kind = f"{tensor.layout} on {tensor.device}"
+            raise InvalidArgumentError(f"{name!r}: expected a dense tensor on the CPU, got {kind}. Use .cpu()")
+
+    def _run(self, wrt: tuple[str, ...]) -> _Run:
+        key = (self.training, wrt)
+        with self._lock:
+            if key not in self._compiled:
+                made = passes(self._model, wrt, training=self.training)
+                self._compiled[key] = _Run(made, self._kernels, self._options)
+            return self._compiled[key]
+
+    def export(self, path: str | Path) -> None:
+        """Write the plain inference model with the weights and statistics of now; above 2 GB they lie beside it.
+
+        Inputs, outputs, names and metadata are those of the model that came.
+        """
+        values = {name: getattr(owner, leaf).detach() for name, (owner, leaf) in self._places.items()}
+        arrays = {name: OrtValue.from_dlpack(value.contiguous()).numpy() for name, value in values.items()}
+        save_model(inference(self._model, arrays), path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without sessions and their lock, which no copy can have."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_lock")}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        super().__setstate__(saved)
+        self._forget()
+
+    def extra_repr(self) -> str:
+        """The inputs, and how many numbers are trained."""
+        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        return f"inputs=({', '.join(self._inputs.names)}), {trained:,} numbers trained"
+
+
+class _Run:
+    """The sessions of one kind of call."""
+
+    def __init__(self, made: Passes, kernels: str | None, options: onnxruntime.SessionOptions | None) -> None:
+        self.masks, self.outputs, self.statistics = made.masks, made.outputs, tuple(made.statistics)
+        self._ends, self.seeds, self._gradients = made.ends, made.seeds, made.gradients
+        self.reads: tuple[str, ...] = ()
+        model = made.model
+        # PyTorch's threads want the cores, as those of NumPy do
+        own = be_lean(options) if options else default_options(python_operators=True, lean=True)
+
+        def opened(part: ModelProto) -> onnxruntime.InferenceSession:
+            return session(part, kernels=kernels, session_options=own)
+
+        if kernels == "numba":
+            own_convolutions(model)
+            fuse_chains(model)
+        if not made.gradients:
+            self._forward = opened(model)
+            return
+        if kernels == "numba":
+            places = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
+            make_again(model, max(self._ends, key=lambda name: places.get(name, -1)))
+
+        def types(part: ModelProto) -> dict[str, ValueInfoProto]:
+            self._forward = opened(part)
+            return {value.name: _info(value) for value in self._forward.get_outputs()}
+
+        _, backward, _ = made.split(types)
+        self._backward = opened(backward)
+        self.reads = tuple(v.name for v in self._backward.get_inputs() if v.name not in made.seeds.values())
+
+    def forward(self, given: Tensors) -> dict[str, Any]:
+        """Outputs, new statistics and what the backward pass reads, by name."""
+        return _called(self._forward, given)
+
+    def backward(self, given: Tensors) -> dict[str, Any]:
+        """The gradients, by the names of what they are the gradients of."""
+        found = _called(self._backward, given)
+        return {name: found[gradient] for name, gradient in self._gradients.items()}
+
+
+class _Function(torch.autograd.Function):
+    """The two sessions as one differentiable function of tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, names: Sequence[str], *tensors: Any) -> tuple[Any, ...]:
+        given = dict(zip(names, tensors, strict=True))
+        found = run.forward(given)
+        ctx.run, ctx.names = run, names
+        ctx.save_for_backward(*({**given, **found}[name] for name in run.reads))
+        results = tuple(list(found.values())[: len(run.outputs) + len(run.statistics)])
+        seeded = [found[name] for name in run.seeds]
+        ctx.mark_non_differentiable(*(y for y in results if all(y is not other for other in seeded)))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        run = ctx.run
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                "the gradient of a model of onnx_backprop.torch has no derivative in PyTorch. Leave create_graph out, "
+                "or compute second derivatives with onnx_backprop.hvp"
+            )
+        given = dict(zip(run.reads, ctx.saved_tensors, strict=True))
+        seeds = dict(zip(run.outputs, gradients, strict=False))
+        found = run.backward(given | {seed: seeds[y] for y, seed in run.seeds.items()})
+        return (None, None, *(found.get(name) for name in ctx.names))
+
+
+def _called(session: onnxruntime.InferenceSession, given: Tensors) -> dict[str, Any]:
+    """The outputs of a session on those of the tensors that it reads, in the same memory, in tensors of their own."""
+    taken = {v.name: given[v.name].detach().contiguous() for v in session.get_inputs()}
+    fed = {name: OrtValue.from_dlpack(tensor) for name, tensor in taken.items()}
+    names = [value.name for value in session.get_outputs()]
+    places = {tensor.data_ptr() for tensor in taken.values()}
+    results: dict[str, Any] = {}
+    for name, value in zip(names, session.run_with_ort_values(names, fed), strict=True):
+        result = torch.from_dlpack(value)
+        if result.data_ptr() in places and result.numel():  # one tensor under two names, which PyTorch may write into
+            result = result.clone()
+        places.add(result.data_ptr())
+        results[name] = result
+    return results
+
+
+def _put(owner: Any, leaf: str, tensor: Any, *, trained: bool) -> tuple[Any, str]:
+    if trained:
+        owner.register_parameter(leaf, torch.nn.Parameter(tensor))
+    else:
+        owner.register_buffer(leaf, tensor)
+    return owner, leaf
+
+
+def _dtype(elements: int) -> Any:
+    """PyTorch's name of a type of ONNX; None for a type that it has not."""
+    return getattr(torch, helper.tensor_dtype_to_np_dtype(elements).name, None)
+
+
+def _info(value: Any) -> ValueInfoProto:
+    """What a session says of an output, as of a graph's input."""
+    if not value.type.startswith("tensor("):
+        raise UnsupportedError(
+            f"the backward pass reads {value.name!r}, a {value.type}, which PyTorch cannot hold. Train with "
+            "onnx_backprop.Trainer"
+        )
+    elements = TensorProto.DataType.Value(value.type[len("tensor(") : -1].upper())
+    return helper.make_tensor_value_info(value.name, elements, value.shape)

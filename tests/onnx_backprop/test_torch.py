@@ -1,0 +1,369 @@
+"""`ob.torch.module` beside PyTorch itself. Runs where PyTorch is (`make field` makes such an environment)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+import onnx_backprop as ob
+from models import unet_conv_transpose, unet_resize
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
+from tests.support.training_models import classifier
+
+torch: Any = pytest.importorskip("torch")
+functional: Any = torch.nn.functional
+TOLERANCE = 1e-5  # of gradients, relative to the largest
+
+
+def close(own: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    own, expected = own.detach().numpy(), expected.detach().numpy()
+    np.testing.assert_allclose(own, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
+
+
+def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
+    names = [f"x{n}" for n in range(len(inputs))]
+    axes = {name: {0: "batch"} for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the older exporter, which is deprecated
+        torch.onnx.export(
+            module, inputs, str(path), dynamo=False, opset_version=18, input_names=names, dynamic_axes=axes, **more
+        )
+    return path
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: unet_conv_transpose.build(features=4, levels=2),
+        lambda: unet_resize.build(features=4, levels=2),
+        lambda: unet_resize.build(features=4, levels=2, mode="nearest"),
+    ],
+    ids=["transposed", "linear", "nearest"],
+)
+def test_u_nets_train_as_in_pytorch(build: Callable[[], ModelProto]) -> None:
+    """Gradients by weights and input, and the losses of ten steps of AdamW."""
+    from benchmarks.torch_twin import Twin
+
+    torch.manual_seed(0)
+    own, twin = ob.torch.module(build()), Twin(build())
+    weights = {name.replace("/", "."): p for name, p in twin.named_parameters()}
+    assert {name for name, _ in own.named_parameters()} == weights.keys()
+    x, target = torch.randn(2, 1, 24, 24), torch.rand(2, 1, 24, 24)
+    seen = [x.clone().requires_grad_() for _ in range(2)]
+    losses: list[list[float]] = [[], []]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (own, twin)]
+    for step in range(10):
+        for network, optimizer, image, told in zip((own, twin), optimizers, seen, losses, strict=True):
+            optimizer.zero_grad()
+            loss = functional.binary_cross_entropy_with_logits(network(image), target)
+            loss.backward()
+            told.append(loss.item())
+        if not step:
+            close(seen[0].grad, seen[1].grad)
+            for name, parameter in own.named_parameters():
+                close(parameter.grad, weights[name].grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+class Several(torch.nn.Module):
+    """Several inputs, one of integers, and several outputs, one of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 6)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)])
+        self.norm = torch.nn.LayerNorm(6)
+
+    def forward(self, words: Any, scale: Any) -> tuple[Any, Any, Any]:
+        x = self.words(words) * scale.unsqueeze(-1)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.norm(x), x.argmax(-1), scale * 2
+
+
+def several(tmp_path: Path) -> tuple[Any, Any, tuple[Any, Any]]:
+    torch.manual_seed(1)
+    module = Several()
+    inputs = torch.randint(0, 11, (2, 3)), torch.rand(2, 3)
+    return ob.torch.module(exported(module, tmp_path / "m.onnx", *inputs)), module, inputs
+
+
+def test_several_inputs_and_outputs(tmp_path: Path) -> None:
+    own, module, (words, scale) = several(tmp_path)
+    scales = [scale.clone().requires_grad_() for _ in range(2)]
+    results = [network(words, s) for network, s in zip((own, module), scales, strict=True)]
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+    assert not results[0][1].requires_grad
+    for first, _, doubled in results:
+        (first.pow(3).sum() + 3 * doubled.sum()).backward()
+    close(scales[0].grad, scales[1].grad)
+    expected = dict(module.named_parameters())
+    assert {name for name, _ in own.named_parameters() if name in expected} >= {"words.weight", "blocks.0.bias"}
+    close(own.words.weight.grad, module.words.weight.grad)
+    close(own.blocks.get_submodule("1").bias.grad, module.blocks[1].bias.grad)
+    named = own(x1=scale, x0=words)
+    close(named[0], results[1][0])
+
+
+def test_only_what_is_wanted_has_a_gradient(tmp_path: Path) -> None:
+    own, module, (words, scale) = several(tmp_path)
+    own.requires_grad_(False)
+    first, _, _ = own(words, scale)
+    assert first.grad_fn is None
+    own.norm.weight.requires_grad_(True)
+    first, _, _ = own(words, scale)
+    first.square().sum().backward()
+    module(words, scale)[0].square().sum().backward()
+    close(own.norm.weight.grad, module.norm.weight.grad)
+    assert [name for name, p in own.named_parameters() if p.grad is not None] == ["norm.weight"]
+    with torch.no_grad():
+        assert own(words, scale)[0].grad_fn is None
+    with torch.inference_mode():
+        close(own(words, scale)[0], first)
+
+
+def test_gradients_add_up_and_a_graph_is_gone_after_its_use(tmp_path: Path) -> None:
+    own, _, (words, scale) = several(tmp_path)
+    first = own(words, scale)[0].square().mean()
+    second = own(words, 2 * scale)[0].sum()
+    second.backward()
+    once = own.norm.weight.grad.clone()
+    first.backward(retain_graph=True)
+    first.backward()
+    twice = own.norm.weight.grad - once
+    own.zero_grad()
+    own(words, scale)[0].square().mean().backward()
+    close(twice, 2 * own.norm.weight.grad)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        first.backward()
+
+
+def test_a_weight_that_changes_before_backward_is_noticed(tmp_path: Path) -> None:
+    own, _, (words, scale) = several(tmp_path)
+    loss = own(words, scale)[0].square().sum()
+    with torch.no_grad():
+        own.norm.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_output_that_is_written_into_is_noticed_or_its_own() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[N] x) => (float[N] y, float[N] z, float[N] x) '
+        "{ y = Sigmoid(x) z = Identity(y) }"
+    )
+    own = ob.torch.module(model)
+    x = torch.linspace(-1, 1, 3).requires_grad_()
+    y, z, same = own(x)
+    with torch.no_grad():
+        same.zero_()
+        z.zero_()
+    np.testing.assert_allclose(x.detach(), [-1, 0, 1])
+    np.testing.assert_allclose(y.detach(), torch.sigmoid(x).detach())
+    y.sum().backward()
+    close(x.grad, torch.sigmoid(x.detach()) * (1 - torch.sigmoid(x.detach())))
+    y, _, _ = own(x)
+    loss = y.sum()
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradients_of_one_value_are_tensors_of_their_own() -> None:
+    """x and z get the same gradient; PyTorch adds to one of them in place."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }'
+    )
+    own = ob.torch.module(model)
+    x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    dy = torch.arange(3.0)
+    for _ in range(2):
+        own(x, z).backward(dy)
+    np.testing.assert_array_equal(x.grad, [0, 2, 4])
+    np.testing.assert_array_equal(z.grad, [0, 2, 4])
+    np.testing.assert_array_equal(dy, [0, 1, 2])
+
+
+def test_modes() -> None:
+    """Dropout draws in training mode alone, from PyTorch's generator; BatchNormalization as the Trainer has it."""
+    own = ob.torch.module(classifier())
+    torch.manual_seed(3)
+    x = torch.randn(50, 4)
+    before = own.mean.clone()
+    assert {name for name, _ in own.named_buffers()} == {"mean", "variance"}
+    torch.manual_seed(5)
+    a = own(x)
+    moved = own.mean.clone()
+    hidden = functional.linear(x, own.w1.T, own.b1)
+    close(moved, 0.9 * before + 0.1 * hidden.mean(0), 1e-4)
+    close(own.variance, 0.9 * torch.ones(16) + 0.1 * hidden.var(0, unbiased=False), 1e-4)
+    b = own(x)
+    torch.manual_seed(5)
+    c = own(x)
+    assert not torch.equal(a, b)
+    close(a, c)
+    a.square().sum().backward()
+    direction, losses = torch.randn_like(own.w1), []
+    for h in (1e-2, -1e-2):  # the masks are those of the backward pass
+        torch.manual_seed(5)
+        with torch.no_grad():
+            own.w1.add_(h * direction)
+            losses.append(own(x).square().sum().item())
+            own.w1.sub_(h * direction)
+    slope = (losses[0] - losses[1]) / 2e-2
+    assert (own.w1.grad * direction).sum().item() == pytest.approx(slope, rel=2e-2)
+    own.eval()
+    statistics = own.mean.clone()
+    d, e = own(x), own(x)
+    assert torch.equal(d, e)
+    assert torch.equal(own.mean, statistics)
+    normal = (hidden - own.mean) / torch.sqrt(own.variance + 1e-5) * own.scale + own.b1
+    close(d, functional.linear(torch.relu(normal), own.w2.T, own.b2), 1e-4)
+
+
+def test_batch_normalization_in_training_has_pytorchs_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3, stride=2)
+    )
+    x = torch.randn(3, 3, 9, 9)
+    more = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
+    own = ob.torch.module(exported(module, tmp_path / "m.onnx", x, **more))
+    for training in (True, False):
+        module[1].load_state_dict({**own.get_submodule("1").state_dict(), "num_batches_tracked": torch.tensor(0)})
+        own.train(training)
+        module.train(training)
+        for network in (own, module):
+            network.zero_grad()
+            network(x).square().mean().backward()
+        for name, parameter in module.named_parameters():
+            if name != "0.bias" or not training:  # which has none in training, but rounding
+                close(own.get_parameter(name).grad, parameter.grad, 2e-5)
+
+
+def test_the_state_dict(tmp_path: Path) -> None:
+    """It has PyTorch's names, goes into PyTorch's module and comes from there; a copy is one of its own."""
+    own, module, (words, scale) = several(tmp_path)
+    expected = module.state_dict()
+    state = {name: value for name, value in own.state_dict().items() if name in expected}
+    assert {"words.weight", "norm.weight", "norm.bias"} <= state.keys()
+    other = copy.deepcopy(own)
+    with torch.no_grad():
+        own.words.weight.mul_(2)
+    assert not torch.equal(own(words, scale)[0], other(words, scale)[0])
+    other.load_state_dict(own.state_dict())
+    close(own(words, scale)[0], other(words, scale)[0])
+    torch.save(own.state_dict(), tmp_path / "state.pt")
+    module.load_state_dict(torch.load(tmp_path / "state.pt"), strict=False)
+    close(module(words, scale)[0], own(words, scale)[0], 1e-4)
+
+
+def test_names_that_are_no_attributes_have_slashes() -> None:
+    names = ["a", "a.b", "training", "x..y", "forward.weight", "onnx::MatMul_3", "_compiled"]
+    nodes = "".join(f"v{n + 1} = Add(v{n}, w{n}) " for n in range(len(names)))
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> m (float[3] v0) => (float[3] v{len(names)}) {{ {nodes} }}'
+    )
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.input[1] = name
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32) * 0.3, name))
+    own = ob.torch.module(model)
+    assert len(list(own.parameters())) == len(names)
+    assert {"a", "a/b", "x//y", "forward/weight", "onnx::MatMul_3"} <= own.state_dict().keys()
+    np.testing.assert_allclose(own(torch.zeros(3)).detach(), np.full(3, 0.3 * len(names)), rtol=1e-6)
+
+
+def test_export(tmp_path: Path) -> None:
+    own, _, (words, scale) = several(tmp_path)
+    with torch.no_grad():
+        own.norm.bias.add_(1)
+    own.export(tmp_path / "trained.onnx")
+    onnx.checker.check_model(str(tmp_path / "trained.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx")
+    y = session.run(None, {"x0": words.numpy(), "x1": scale.numpy()})
+    close(torch.from_numpy(np.asarray(y[0])), own(words, scale)[0])
+    assert [v.name for v in session.get_inputs()] == ["x0", "x1"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types(dtype: Any) -> None:
+    element = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}.get(dtype, TensorProto.DOUBLE)
+    x, y = (helper.make_tensor_value_info(name, element, ["N", n]) for name, n in (("x", 4), ("y", 3)))
+    w = np.random.default_rng(0).standard_normal((4, 3)).astype(helper.tensor_dtype_to_np_dtype(element))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    if dtype == torch.bfloat16:
+        pytest.importorskip("torch")
+        with pytest.raises(ob.OnnxBackpropError):  # onnxruntime has no MatMul of bfloat16 on the CPU
+            ob.torch.module(model)(torch.ones(2, 4, dtype=dtype))
+        return
+    own = ob.torch.module(model)
+    rows = torch.randn(2, 4).to(dtype)
+    own(rows).sum().backward()
+    weight = own.w.detach().clone().requires_grad_()
+    torch.tanh(rows @ weight).sum().backward()
+    close(own.w.grad.double(), weight.grad.double(), 1e-2 if dtype == torch.float16 else 1e-12)
+
+
+def test_a_second_derivative_is_refused(tmp_path: Path) -> None:
+    own, _, (words, scale) = several(tmp_path)
+    scale.requires_grad_()
+    with pytest.raises(UnsupportedError, match=r"has no derivative in PyTorch\. Leave create_graph out"):
+        torch.autograd.grad(own(words, scale)[0].square().sum(), scale, create_graph=True)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    own, _, (words, scale) = several(tmp_path)
+    for inputs, sentence in [
+        ((words,), "expected x0, x1; 'x1' missing"),
+        ((words, scale, scale), "got 3 tensors"),
+        ((words.int(), scale), r"'x0' has type torch.int64, got a tensor of torch.int32. Use .to\(torch.int64\)"),
+        ((words, scale.double()), r"'x1' has type torch.float32"),
+        ((words, scale.numpy()), "'x1': expected a torch.Tensor, got ndarray"),
+        ((words, scale[:1]), "batch is 2 in 'x0'"),
+        ((words, scale[0]), "expected the shape"),
+        ((words + 100, scale), "onnxruntime cannot run this batch"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=sentence):
+            own(*inputs)
+    with pytest.raises(InvalidArgumentError, match="expected x0, x1"):
+        own(words, x0=words)
+    with pytest.raises(InvalidArgumentError, match="'words.weight' has type torch.float32"):
+        own.double()(words, scale)
+
+
+def test_strided_inputs_and_gradients(tmp_path: Path) -> None:
+    own, module, (words, scale) = several(tmp_path)
+    turned = torch.rand(3, 2).T
+    for network in (own, module):
+        network(words.T.contiguous().T, turned)[0].transpose(0, 1).square().sum().backward()
+    close(own.norm.weight.grad, module.norm.weight.grad)
+    assert scale.shape == turned.shape
+
+
+@pytest.mark.parametrize("kernels", ["onnx", "numpy"])
+def test_other_kernels(kernels: str) -> None:
+    model = unet_conv_transpose.build(features=4, levels=1)
+    x = torch.randn(1, 1, 8, 8)
+    grads = []
+    for one in ("numba", kernels):
+        own = ob.torch.module(model, kernels=one)
+        own(x).square().mean().backward()
+        grads.append([p.grad for p in own.parameters()])
+    for a, b in zip(*grads, strict=True):
+        close(a, b)
