@@ -25,7 +25,7 @@ def check_gradients(
     kernels: str | None = None,
     tolerance: float | None = None,
     nodes: bool = False,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
 ) -> GradientReport:
     """Whether `backward` gives the gradients of a model: <gradient, v> against differences along random directions v.
 
@@ -46,7 +46,8 @@ def check_gradients(
         tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 where only a
             forward in float32 is to be had; 3e-2 in float16 and 1e-1 in bfloat16 models.
         nodes: check every node even when the whole model is right.
-        progress: wraps the list of nodes while they are checked, for a progress bar.
+        progress: wraps the list of variables, and that of nodes, while they are checked. Default: a progress bar where
+            a person is watching, on a terminal or in a notebook; `iter` for none.
 
     Returns: a report; `print` shows its tables, the worst node first. `ok` when right. `repro` is the smallest
     sub-model whose gradient is wrong, with its inputs' values. Where the differences do not settle, as for a network

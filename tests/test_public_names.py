@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -70,7 +74,7 @@ NAMES = [
 
 def test_public_names() -> None:
     assert ob.__all__ == NAMES
-    assert set(NAMES) <= set(dir(ob))
+    assert dir(ob) == sorted(NAMES)
     for name in NAMES:
         assert getattr(ob, name) is not None
     # a name that is defined here but not in __all__ would be public by accident
@@ -91,6 +95,31 @@ def test_every_error_is_exported() -> None:
     assert defined == {name for name in NAMES if name.endswith(("Error", "Warning"))}
     for name in defined - {"OnnxBackpropWarning"}:
         assert issubclass(getattr(ob, name), ob.OnnxBackpropError)
+
+
+def functions_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A public function, or the public functions of a class or a module."""
+    if inspect.ismodule(value):
+        for inner in getattr(value, "__all__", [n for n in vars(value) if not n.startswith("_")]):
+            if getattr(getattr(value, inner), "__module__", "").startswith("onnx_backprop"):
+                yield from functions_of(f"{name}.{inner}", getattr(value, inner))
+    elif inspect.isclass(value):
+        yield name, value
+        for inner, member in vars(value).items():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (inner == "__init__" or not inner.startswith("_")):
+                yield f"{name}.{inner}", function
+    elif callable(value):
+        yield name, value
+
+
+def test_types_are_there_for_whoever_asks() -> None:
+    """What editors, notebooks and validators do: `typing.get_type_hints`."""
+    found = [pair for name in NAMES for pair in functions_of(name, getattr(ob, name))]
+    assert len(found) > 100
+    for name, function in found:
+        hints = typing.get_type_hints(function)
+        assert inspect.isclass(function) or "return" in hints or name.endswith("__init__"), name
 
 
 def test_values() -> None:

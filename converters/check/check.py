@@ -1,14 +1,15 @@
 """`check`: are the gradients of a model right? The whole model first, then node by node where it is not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from onnx_backprop.converters.check.check_model import Examination, Examiner, Open, path_between
+from onnx_backprop.converters.check.check_model import Examination, Examiner, Open, Progress, path_between
 from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
@@ -20,9 +21,8 @@ from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import OnnxBackpropError
+from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.reading import load
-
-Progress = Callable[[Sequence[NodeProto]], Iterable[NodeProto]]
 
 CHUNK = 64  # nodes whose inputs are kept at the same time
 
@@ -38,14 +38,15 @@ def check(
     kernels: str = DEFAULT_KERNELS,
     tolerance: float | None = None,
     nodes: bool = False,
-    progress: Progress = iter,
+    progress: Progress | None = None,
 ) -> GradientReport:
     """The report of `onnx_backprop.check_gradients`; `open_session` makes a model into a function that runs it."""
+    progress = progress or partial(shown, what="checking", unit="check")
     proto = copied(load(model))
     put_in_order(proto)
     lift_weights(proto)
     examiner = Examiner(open_session, seed, kernels, tolerance)
-    whole = examiner.examine(proto, wrt, of, dict(feeds or {}))
+    whole = examiner.examine(proto, wrt, of, dict(feeds or {}), progress)
     report = GradientReport(whole.results, whole.forward, seed)
     if report.verdict == RIGHT and not nodes:
         return report

@@ -4,8 +4,9 @@ Nothing here runs a model itself: the caller hands over a function that opens se
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +29,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelEr
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 Open = Callable[[ModelProto], Run]
+Progress = Callable[[Sequence[Any]], Iterable[Any]]
 
 ALONE, GROUPS = 12, 6  # up to so many variables each get a verdict of their own; more are put into so many groups
 # Elements of inputs and parameters up to which onnx's reference evaluator, which is slow, is used; and up to which it
@@ -97,7 +99,12 @@ class Examiner:
             raise InvalidModelError(f"onnxruntime does not load the model: {_first_line(e)}") from e
 
     def examine(
-        self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None, given: Feeds
+        self,
+        model: ModelProto,
+        wrt: Sequence[str] | None,
+        of: Sequence[str] | None,
+        given: Feeds,
+        progress: Progress = iter,
     ) -> Examination:
         """The verdicts for the gradients of a model with respect to each variable, or each group of variables."""
         subject = self._subject(model, wrt, of)
@@ -107,10 +114,10 @@ class Examiner:
         feeds = self._feeds(subject, forward, check_given(model, given, defaults))
         values = {name: feeds.get(name, defaults.get(name)) for name in subject.variables}
         values = {name: np.asarray(value) for name, value in values.items()}
-        results, used = self._results(subject, forward, feeds, values)
+        results, used = self._results(subject, forward, feeds, values, progress)
         if any(result.verdict == KINK for result in results):
             values = {name: self._moved(value) for name, value in values.items()}
-            results, used = self._results(subject, forward, feeds, values)
+            results, used = self._results(subject, forward, feeds, values, progress)
         outputs = tuple(value.name for value in subject.model.graph.output)
         return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
 
@@ -176,7 +183,9 @@ class Examiner:
         }
         return dys, {name: dys[y] for y, name in subject.seeds.items()}
 
-    def _results(self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds) -> tuple[tuple[Result, ...], str]:
+    def _results(
+        self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds, progress: Progress
+    ) -> tuple[tuple[Result, ...], str]:
         everything = feeds | values
         outputs = forward(everything)
         dys, fed = self._cotangents(subject, outputs)
@@ -199,7 +208,7 @@ class Examiner:
         rng = np.random.default_rng((self.seed, 2))
         results = [
             Result(_named(group), _shapes_fit(gradients, values, group) or judge(point, group, precision, rng))
-            for group in _groups(list(subject.variables))
+            for group in progress(_groups(list(subject.variables)))
         ]
         limit = HALF_AGREEMENT if halves else AGREEMENT
         for y, value in outputs.items():

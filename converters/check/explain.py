@@ -1,6 +1,7 @@
 """`explain_gradients`: which rule serves each node, and where and why a gradient path stops. It writes no model."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters import pages
+from onnx_backprop.converters.pages import Bar, Verdict
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
@@ -25,10 +28,13 @@ from onnx_backprop.converters.reverse.differentiate import (
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.parameters import constants
-from onnx_backprop.converters.tables import table
+from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
+from onnx_backprop.opset.core.progress import shown
 
 SERVED, STOPS, REFUSED, MISSING, ASIDE = "served", "stops", "refused", "no rule", "aside"
+_GOOD = {SERVED: True, REFUSED: False, MISSING: False}
+_ROWS = 30  # that a page lists at once
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class VariableExplanation:
     refused: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientExplanation:
     """What `backward` would do; `print` shows it as tables.
 
@@ -92,7 +98,42 @@ class GradientExplanation:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
         if self.refusal:
             lines += ["", f"refused: {self.refusal}"]
-        return "\n".join(lines)
+        return wrapped("\n".join(lines))
+
+    def _counts(self) -> Counter[str]:
+        return Counter(node.status for node in self.nodes)
+
+    def __repr__(self) -> str:
+        """Whether it converts and how many nodes are served, in one line."""
+        counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
+        reached = sum(variable.reached for variable in self.variables)
+        verdict = "converts" if self.ok else "does not convert"
+        return (
+            f"<GradientExplanation: {verdict}, {reached} of {len(self.variables)} variables reached; nodes: {counts}>"
+        )
+
+    def html(self) -> str:
+        """The tables as a part of a page."""
+        told = Verdict("converts" if self.ok else self.refusal or "does not convert", self.ok)
+        counts = [(status, Bar(str(n), n / len(self.nodes))) for status, n in self._counts().most_common()]
+        variables = [
+            (v.name, Verdict("yes", True) if v.reached else Verdict("no", None), v.why) for v in self.variables
+        ]
+        nodes = [(n.op, n.node, Verdict(n.status, _GOOD.get(n.status)), n.by, n.why) for n in self.nodes]
+        return "".join(
+            (
+                pages.table((), [(told,)]),
+                pages.table(("gradient", "nodes"), counts),
+                "<h2>Variables</h2>",
+                pages.table(("variable", "gradient", ""), variables, most=_ROWS),
+                "<h2>Nodes</h2>",
+                pages.table(("operator", "node", "gradient", "by", ""), nodes, most=_ROWS),
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return pages.fragment(self.html())
 
 
 def explain_gradients(
@@ -181,7 +222,7 @@ class _Explainer:
         on_path = set(self.path.nodes)
         influenced = {v for v in variables if is_float(v)}
         result: list[NodeExplanation] = []
-        for node in list(self.graph):
+        for node in shown(list(self.graph), what="explaining"):
             if influenced.isdisjoint(values_read(node)):
                 continue
             if node in on_path:

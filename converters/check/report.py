@@ -7,11 +7,13 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnx_backprop.converters import pages
 from onnx_backprop.converters.check.differences import KINK, RIGHT, UNDECIDED, WRONG, Answer
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.tables import table
+from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
+_ROWS = 30  # that a page lists at once
 _SEVERITY = {RIGHT: 0, KINK: 1, UNDECIDED: 1, WRONG: 2}
 
 
@@ -57,7 +59,7 @@ class NodeResult:
         return self.worst.badness
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientReport:
     """What `check_gradients` found; `print` shows it as tables.
 
@@ -105,7 +107,30 @@ class GradientReport:
         if self.nodes:
             cells = [(n.op_type, n.node, n.worst.variables, *_row(n.worst)) for n in self.nodes]
             lines += ["", *table(("operator", "node", "worst input", *_NUMBERS), cells)]
-        return "\n".join(lines)
+        return wrapped("\n".join(lines))
+
+    def __repr__(self) -> str:
+        """The verdict, in one line."""
+        right = sum(result.verdict == RIGHT for result in self.results)
+        nodes = f", {len(self.nodes)} nodes checked" if self.nodes else ""
+        return f"<GradientReport: {self.verdict}, {right} of {len(self.results)} variables right{nodes}>"
+
+    def html(self) -> str:
+        """The tables as a part of a page; bars: errors from 10⁻⁸ to 1, logarithmic."""
+        told = {"gradients": self.verdict, "compared with": f"differences in {self.forward}", "seed": str(self.seed)}
+        parts = [pages.facts(told), "<p>Bars are errors from 10⁻⁸ to 1, on a logarithmic scale.</p>"]
+        parts.append(
+            pages.table(("variable", *_NUMBERS), [(r.variables, *_cells(r)) for r in self.results], most=_ROWS)
+        )
+        if self.nodes:
+            rows = [(n.op_type, n.node, n.worst.variables, *_cells(n.worst)) for n in self.nodes]
+            header = ("operator", "node", "worst input", *_NUMBERS)
+            parts += ["<h2>Nodes, the worst first</h2>", pages.table(header, rows, most=_ROWS)]
+        return "".join(parts)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return pages.fragment(self.html())
 
 
 def verdict_of(results: Sequence[Result]) -> str:
@@ -117,6 +142,14 @@ def verdict_of(results: Sequence[Result]) -> str:
 
 
 _NUMBERS = ("verdict", "error", "differences", "gradient", "directions", "")
+
+
+def _cells(result: Result) -> tuple[pages.Cell, ...]:
+    verdict, error, *others = _row(result)
+    good = {RIGHT: True, WRONG: False}.get(verdict)
+    size = result.answer.error
+    share = 1 + math.log10(size) / 8 if 0 < size < math.inf else float(size > 0)
+    return pages.Verdict(verdict, good), pages.Bar(error, share), *others
 
 
 def _row(result: Result) -> tuple[str, ...]:

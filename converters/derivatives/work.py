@@ -20,6 +20,7 @@ from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
+from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 Model = ModelProto | ir.Model | str | Path
@@ -45,7 +46,7 @@ class Settings:
     straight_through: bool = False
     strict: bool = False
     checkpoint: int = 0
-    progress: Progress = field(default=iter)
+    progress: Progress = field(default=shown)
 
 
 class Work:

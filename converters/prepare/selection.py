@@ -8,7 +8,7 @@ from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near, suggest
 
-Patterns = Sequence["str | re.Pattern[str]"]
+Patterns = Sequence[str | re.Pattern[str]]
 REGEX = "re:"
 _WILDCARDS = frozenset("*?[")
 

@@ -33,6 +33,7 @@ from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
 
 
@@ -47,7 +48,7 @@ def backward(
     straight_through: bool = False,
     strict: bool = False,
     checkpoint: int = 0,
-    progress: Progress = iter,
+    progress: Progress = shown,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
 
@@ -69,7 +70,8 @@ def backward(
             depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
         checkpoint: store the states of a Loop or a Scan at every so many steps only and compute those between again,
             √n being the least memory for n steps. 0: store all.
-        progress: wraps the list of nodes while they are walked, for a progress bar.
+        progress: wraps the list of nodes while they are walked. Default: a progress bar where a person is watching, on
+            a terminal or in a notebook; `iter` for none.
 
     Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
     type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of its own shape.

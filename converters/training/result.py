@@ -12,19 +12,21 @@ from typing import Any, get_type_hints
 import numpy as np
 from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign, without_tensors
-from onnx_backprop.converters.tables import table
+from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
 
 _SHOWN = 5  # names of a kind that a summary lists
+_ROWS = 16  # parameters that a page lists at once
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
@@ -160,22 +162,36 @@ class TrainingGraph:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(kind, copy=False), name))
         return model
 
-    def summary(self) -> str:
-        """A table of the parameters, their shapes, elements and whether they are trained; what was left out and why."""
+    def summary(self, *, most: int | None = None) -> str:
+        """A table of the parameters, their shapes, elements and whether they are trained; what was left out and why.
+
+        most: rows to show, None for all.
+        """
+        held = self._held()
+        rows = [(name, shape, f"{elements:,}", group) for name, shape, elements, group in held[:most]]
+        if len(rows) < len(held):
+            rows.append((f"… and {len(held) - len(rows)} more", "", "", ""))
+        return "\n".join((*table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2)), *self.totals()))
+
+    def _held(self) -> list[tuple[str, str, int, str]]:
+        """What the graph holds: name, shape, elements and whether it is trained."""
         tensors = self._tensors
         statistics = [name for name in self.updates if name not in self.parameters]
         groups = (("trained", self.parameters), ("frozen", self.frozen), ("statistic", statistics))
+        return [
+            (name, "×".join(map(str, tensors[name].dims)) or "scalar", prod(tensors[name].dims), group)
+            for group, names in groups
+            for name in names
+            if name in tensors
+        ]
+
+    def totals(self) -> list[str]:
+        """The lines of the summary below its table."""
         counts: dict[str, int] = {}
-        rows: list[tuple[str, ...]] = []
-        for group, names in groups:
-            for name in names:
-                if name in tensors:
-                    elements, shape = prod(tensors[name].dims), "×".join(map(str, tensors[name].dims)) or "scalar"
-                    counts[group] = counts.get(group, 0) + elements
-                    rows.append((name, shape, f"{elements:,}", group))
+        for _, _, elements, group in self._held():
+            counts[group] = counts.get(group, 0) + elements
         total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
-        lines = table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2))
-        lines.append(f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}")
+        lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}"]
         if told := self.memory_told():
             lines.append(f"activations: {told}")
         from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED  # for which onnx_ir is imported
@@ -187,7 +203,7 @@ class TrainingGraph:
             lines.append(printable(f"left out as {what}: {shown}"))
         if left_out:
             lines.append("A name that is written out in `trainable` is trained all the same.")
-        return "\n".join(lines)
+        return [wrapped(line) for line in lines]
 
     def memory_told(self) -> str:
         """What is expected of a budget of memory, in one sentence; nothing where there is none."""
@@ -201,6 +217,27 @@ class TrainingGraph:
     def __str__(self) -> str:
         """The summary."""
         return self.summary()
+
+    def __repr__(self) -> str:
+        """What it is, in one line."""
+        given = self.settings.get("optimizer")
+        optimizer = f", {given['name']}" if isinstance(given, dict) and "name" in given else ""
+        return (
+            f"<TrainingGraph {printable(self.model.graph.name)!r}: ({', '.join(map(printable, self.inputs))}) -> "
+            f"{printable(self.loss)}, {len(self.parameters)} parameters{optimizer}, {len(self.model.graph.node)} nodes>"
+        )
+
+    def html(self) -> str:
+        """The summary as a part of a page."""
+        held = self._held()
+        largest = max((elements for *_, elements, _ in held), default=0) or 1
+        rows = [(name, shape, pages.Bar(f"{n:,}", n / largest), group) for name, shape, n, group in held]
+        told = "".join(f"<p>{pages.text(line)}</p>" for line in self.totals())
+        return told + pages.table(("parameter", "shape", "elements", ""), rows, numbers=(1,), most=_ROWS)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return pages.fragment(f"<p><b>{pages.text(repr(self)[1:-1])}</b></p>", self.html())
 
     def save(self, path: str | Path) -> None:
         """Write the model; the file appears complete or not at all. InvalidArgumentError where it cannot be.

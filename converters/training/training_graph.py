@@ -34,6 +34,7 @@ from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
+from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 
@@ -58,7 +59,7 @@ def training_graph(
     precision: str | None = None,
     memory: int | str | None = None,
     lengths: Mapping[str, int] | None = None,
-    progress: Progress = iter,
+    progress: Progress = shown,
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
 
@@ -103,7 +104,8 @@ def training_graph(
             costs least, in plain ONNX, and gradients keep their bits. Activations are all that forward and backward
             compute but the gradients of the parameters. What is expected is `settings["memory"]`.
         lengths: of the symbolic dimensions of the inputs, {"batch": 8}, which `memory` counts with; other lengths run.
-        progress: wraps the list of nodes while they are walked, for a progress bar.
+        progress: wraps the list of nodes while they are walked. Default: a progress bar where a person is watching, on
+            a terminal or in a notebook; `iter` for none.
 
     Shapes: the target input is `target`, of the prediction's shape and type, or for softmax_cross_entropy `labels`,
     int64, of the prediction's shape (N, C, d1, …) less its axis 1. When the model already uses that name, a number

@@ -11,7 +11,7 @@ from onnx_backprop.training.history import read_log
 
 # Arguments of any command that name files, and what a person calls them.
 _READ = {"model": "the model", "data": "--data", "evaluation": "--evaluation", "feeds": "--feeds"}
-_WRITTEN = {"output": "-o", "save_repro": "--save-repro", "log": "--log", "report": "--report"}
+_WRITTEN = {"output": "-o", "save_repro": "--save-repro", "log": "--log", "report": "--report", "html": "--html"}
 _FOLDERS = ("--data", "--evaluation")  # which `train` reads by rows
 _MODELS = ("output", "save_repro")
 

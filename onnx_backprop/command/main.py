@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import subprocess
@@ -24,20 +25,22 @@ from onnx import ModelProto, ValueInfoProto
 from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.modes import add_modes, differentiated, results
-from onnx_backprop.command.options import NO_LOSS, limits_of, progress_bar, read_arrays, share, training_options
+from onnx_backprop.command.options import NO_LOSS, limits_of, read_arrays, say, share, training_options
 from onnx_backprop.command.train import add_train
 from onnx_backprop.command.web import add_web
-from onnx_backprop.converters.check.explain import explain_gradients
+from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
+from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.converters.pages import write_page
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.registry import supported_ops
-from onnx_backprop.converters.tables import table
+from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable
+from onnx_backprop.opset.core.progress import hidden
 from onnx_backprop.opset.core.reading import load
 
 PROGRAM = "onnx-backprop"
@@ -52,13 +55,16 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file in an old encoding gets question marks for what it lacks
+            stream.reconfigure(errors="replace")
     try:
         parser = _parser()
         arguments, arguments.rest = parser.parse_known_args(argv)
         arguments.argv = sys.argv[1:] if argv is None else list(argv)
         if arguments.rest and arguments.run is not _demo:
             parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
-        with warnings.catch_warnings(), limits_of(arguments):
+        with warnings.catch_warnings(), limits_of(arguments), hidden(really=getattr(arguments, "quiet", False)):
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = _show_warning
             check_files(arguments)
@@ -88,7 +94,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any) 
     """One line for a warning of ours; another's as Python writes it."""
     ours = issubclass(category, OnnxBackpropWarning)
     text = (
-        f"{PROGRAM}: warning: {_as_options(str(message))}\n"
+        wrapped(f"{PROGRAM}: warning: {_as_options(str(message))}\n", sys.stderr)
         if ours
         else warnings.formatwarning(message, category, *where[:2])
     )
@@ -96,7 +102,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any) 
 
 
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {_as_options(message)}", file=sys.stderr)
+    print(wrapped(f"{PROGRAM}: error: {_as_options(message)}", sys.stderr), file=sys.stderr)
     return 2
 
 
@@ -151,7 +157,6 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
-    progress: Progress = iter if arguments.quiet else progress_bar
     with _logging(verbose=arguments.verbose):
         model = load(arguments.model)
         expanded = has_training_nodes(model)
@@ -161,22 +166,20 @@ def _convert(arguments: argparse.Namespace) -> int:
             result = model
             lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
-            result = differentiated(arguments, model, progress)
+            result = differentiated(arguments, model)
             lines = [("inputs", _required(result)), (arguments.mode or "gradients", results(result))]
         else:
             graph = training_graph(
                 model,
                 kernels=arguments.kernels,
                 inline=arguments.inline,
-                progress=progress,
                 lengths=_lengths(arguments),
                 **training_options(arguments),
             )
             result = graph.model
             lines = _training_lines(graph)
     save_model(result, arguments.output)
-    if not arguments.quiet:
-        _print_summary(arguments, result, lines)
+    _print_summary(arguments, result, lines)
     return 0
 
 
@@ -193,6 +196,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
     check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
     check.add_argument("--nodes", action="store_true", help="check every node, even when the whole model is right")
+    share(check, "--html")
     check.add_argument("--save-repro", metavar="OUT", help="write the smallest sub-model whose gradient is wrong")
     check.set_defaults(run=_check)
 
@@ -210,14 +214,12 @@ def _check(arguments: argparse.Namespace) -> int:
         kernels=arguments.kernels,
         tolerance=arguments.tolerance,
         nodes=arguments.nodes,
-        progress=iter if arguments.quiet else progress_bar,
     )
-    if not arguments.quiet:
-        print(report)
+    say(arguments, str(report))
     if arguments.save_repro and report.repro is not None:
         report.save_repro(arguments.save_repro)
-        if not arguments.quiet:
-            print(f"\nwritten: {arguments.save_repro}")
+        say(arguments, f"\nwritten: {arguments.save_repro}")
+    _save_page(arguments, "Check", report)
     return 0 if report.ok else 1
 
 
@@ -228,14 +230,22 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
         description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
-    share(explain, "--wrt", "--of", "--limit")
+    share(explain, "--wrt", "--of", "--limit", "--html", "--force")
     explain.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
     explanation = explain_gradients(arguments.model, wrt=arguments.wrt, of=arguments.of)
     print(explanation)
+    _save_page(arguments, "Gradients", explanation)
     return 0 if explanation.ok else 1
+
+
+def _save_page(arguments: argparse.Namespace, what: str, found: GradientReport | GradientExplanation) -> None:
+    """What --html asks for."""
+    if arguments.html:
+        write_page(arguments.html, f"{what} of {Path(arguments.model).name}", found.html())
+        say(arguments, f"\nwritten: {arguments.html}")
 
 
 def _lengths(arguments: argparse.Namespace) -> dict[str, int]:
@@ -310,8 +320,9 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
     for title, names in [*lines, (f"operators of {DOMAIN}", used)]:
         shown = names if arguments.verbose else names[:8]
         more = f", … ({len(names)} in all; --verbose lists them)" if len(names) > len(shown) else ""
-        print(f"{title}: {printable(', '.join(shown)) or 'none'}{more}")
-    print(f"written: {arguments.output} (kernels {arguments.kernels!r}{', inlined' if arguments.inline else ''})")
+        say(arguments, f"{title}: {printable(', '.join(shown)) or 'none'}{more}")
+    inlined = ", inlined" if arguments.inline else ""
+    say(arguments, f"written: {arguments.output} (kernels {arguments.kernels!r}{inlined})")
 
 
 def _ops(arguments: argparse.Namespace) -> int:

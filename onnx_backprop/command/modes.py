@@ -10,7 +10,6 @@ from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.reverse.backward import backward
 from onnx_backprop.converters.reverse.derivatives import derivatives
-from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 MODES: dict[str, Callable[..., ModelProto]] = {
@@ -35,7 +34,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batched", action="store_true", help="several seeds in one run (vjp, jvp, hvp)")
 
 
-def differentiated(arguments: argparse.Namespace, model: ModelProto, progress: Progress) -> ModelProto:
+def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
     """What the function of a mode makes of a model."""
     mode = arguments.mode or "backward"
     if arguments.batched and mode not in BATCHED:
@@ -50,7 +49,6 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto, progress: P
         straight_through=arguments.straight_through,
         strict=arguments.strict,
         checkpoint=arguments.checkpoint,
-        progress=progress,
         **more,
     )
 

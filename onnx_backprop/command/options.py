@@ -3,18 +3,18 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tqdm import tqdm
-
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import Limits, limits
+from onnx_backprop.opset.core.progress import watched
 from onnx_backprop.training import stored
 
 NO_LOSS = "none"
@@ -47,6 +47,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "NAME=NUMBER",
         "help": "another value for a limit that an error names, as npz_bytes=8000000000",
     },
+    "--html": {"metavar": "FILE.html", "help": "write it as a page too"},
     "--force": {"action": "store_true", "help": "replace what is there"},
     "--quiet": {"action": "store_true", "help": "print nothing but errors"},
 }
@@ -96,14 +97,15 @@ def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
     return limits(**given)
 
 
-def progress_bar(nodes: Sequence[Any]) -> Iterable[Any]:
-    """A progress bar where a person is watching."""
-    return tqdm(nodes, unit="node", leave=False, delay=0.5, disable=None)
+def say(arguments: argparse.Namespace, text: str) -> None:
+    """Tell the person, unless it was to be quiet; at once, as what comes next may take long."""
+    if not getattr(arguments, "quiet", False):
+        print(wrapped(text), flush=True)
 
 
 @contextlib.contextmanager
 def compilation_shown(*, quiet: bool) -> Iterator[None]:
-    """Say on the standard error when kernels are compiled, with a progress bar where a person is watching."""
+    """Say on the standard error when kernels are compiled; on a terminal there is a progress bar, which says it."""
     from onnx_backprop.ort_ops import native_kernels_work  # not before: not every command needs a runtime
 
     if not native_kernels_work():
@@ -111,15 +113,9 @@ def compilation_shown(*, quiet: bool) -> Iterator[None]:
         return
     from onnx_backprop.ort_ops.runtime import ahead
 
-    bars: list[Any] = []
-
     def show(done: int, total: int) -> None:
-        if done == 0:
+        if done == 0 and not watched():
             sys.stderr.write(f"compiling {total} kernels for this processor, once\n")
-            bars.append(tqdm(total=total, unit="kernel", leave=False, disable=None))
-        bars[-1].update(done - bars[-1].n)
-        if done == total:
-            bars.pop().close()
 
     if not quiet:
         ahead.watchers.append(show)
@@ -127,5 +123,3 @@ def compilation_shown(*, quiet: bool) -> Iterator[None]:
         yield
     finally:
         ahead.watchers[:] = [watcher for watcher in ahead.watchers if watcher is not show]
-        for bar in bars:
-            bar.close()

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.command.files import checkpoint_beside
-from onnx_backprop.command.options import compilation_shown, read_rows, share, training_options
+from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
 from onnx_backprop.command.supervise import supervise
+from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.distributed.communicator import Communicator, anywhere
 from onnx_backprop.distributed.failures import ending_all
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.progress import hidden, note
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data import Batches
@@ -25,6 +27,7 @@ from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
+_ROWS = 12  # parameters that are listed
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
@@ -93,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     communicator = world()
     arguments.quiet |= communicator.rank > 0
-    with ending_all(communicator), ExitStack() as stack:
+    with ending_all(communicator), hidden(really=arguments.quiet), ExitStack() as stack:
         if communicator.rank == 0:
             stack.enter_context(held(checkpoint))  # what is resumed from is nobody else's
         return _train(arguments, target, checkpoint, communicator)
@@ -104,6 +107,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
 
     data, evaluation = (read_rows(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     assert data is not None
+    note(f"making a training graph of {arguments.model}")
     graph = training_graph(
         arguments.model,
         optimizer=optimizer_of(arguments),
@@ -117,6 +121,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         loader_of(graph, evaluation, arguments, "--evaluation"),
     )
     assert loader is not None
+    schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
+    say(arguments, "\n".join((graph.summary(most=_ROWS), *_plan(arguments, loader, measured))))
+    note("opening it in onnxruntime")
     trainer = Trainer(
         graph,
         learning_rate=arguments.learning_rate,
@@ -127,11 +134,10 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
-        _say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
-    _say(arguments, graph.summary())
+        say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
     norms: dict[str, list[tuple[float, float]]] = {name: [] for name in graph.parameters}
 
-    def note(_: Trainer, record: Record) -> None:
+    def keep_norms(_: Trainer, record: Record) -> None:
         for name, value in trainer.gradient_norms.items():
             norms[name].append((float(record.step), value))
 
@@ -141,15 +147,15 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
             records = trainer.fit(
                 loader,
                 arguments.epochs,
-                schedule=_schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate)),
-                callbacks=[note] if arguments.report else [],
+                schedule=schedule,
+                callbacks=[keep_norms] if arguments.report else [],
                 evaluation=measured,
                 checkpoint=checkpoint,
                 every=arguments.every,
                 log=arguments.log,
-                progress=False if arguments.quiet else None,
             )
         seconds = time.perf_counter() - start
+        note(f"writing {target}")
         trainer.export(target, ema=arguments.ema is not None)
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
@@ -159,11 +165,24 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         raise
     facts = _facts(arguments, records, seconds, trainer.steps)
     if arguments.report and communicator.rank == 0:
+        note("timing some steps for the report")
         _report(arguments, trainer, loader, facts, records, norms)
-    for name, value in facts.items():
-        _say(arguments, f"{name}: {value}")
-    _say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
+    curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
+    say(arguments, "\n".join(f"{name}: {value}" for name, value in (facts | curve).items()))
+    say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
     return 0
+
+
+def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> Iterator[str]:
+    """What is about to be done."""
+    steps = len(loader) * arguments.epochs
+    yield f"data: {repr(loader)[len('<Batches of ') : -1]}"
+    if measured is not None:
+        yield f"evaluation: {measured.rows:,} rows, after every epoch"
+    yield (
+        f"training: {arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, {steps:,} steps, "
+        f"learning rate {arguments.learning_rate:g} ({arguments.schedule})"
+    )
 
 
 def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
@@ -264,10 +283,5 @@ def _report(
         records=read_log(arguments.log) if arguments.log else records,
         norms=norms if records else {},
         profile=profile(trainer, next(iter(loader))),
-        summary=trainer.graph.summary(),
+        graph=trainer.graph,
     )
-
-
-def _say(arguments: argparse.Namespace, text: str) -> None:
-    if not arguments.quiet:
-        print(text)

@@ -1,10 +1,12 @@
 """Batches of arrays that lie in memory or in files, in an order that is a function of a seed and the epoch."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from onnx_backprop.converters.pages import fragment, table
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -43,6 +45,27 @@ class Batches:
         self.size, self.seed, self.shuffle, self.whole = size, seed, shuffle, whole
         self._epoch = 0
         self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
+
+    def __repr__(self) -> str:
+        """Arrays and batches, in one line."""
+        arrays = ", ".join(f"{name} {kind} {shape}" for name, kind, shape, _ in self._described())
+        return f"<Batches of {arrays}: {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [(name, kind, shape, f"{size / 2**20:,.1f} MiB") for name, kind, shape, size in self._described()]
+        told = f"<p>{self._told()}</p>"
+        return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), told)
+
+    def _described(self) -> list[tuple[str, str, str, int]]:
+        return [
+            (name, str(a.dtype), "×".join(map(str, a.shape)), math.prod(a.shape) * a.dtype.itemsize)
+            for name, a in self.arrays.items()
+        ]
+
+    def _told(self) -> str:
+        order = f"shuffled, seed {self.seed}" if self.shuffle else "in order"
+        return f"{self.rows:,} rows, {len(self):,} batches of {self.size:,}, {order}"
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation that the next iteration goes through."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,15 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere
+from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data import Batches, Shards, own_rows_of
-from onnx_backprop.training.history import Log, Record, check_plot, draw
+from onnx_backprop.training.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
 
@@ -69,7 +67,7 @@ def fit(
     log: str | Path | Logger | None = None,
     plot: str | Path | None = None,
     progress: bool | None = None,
-) -> list[Record]:
+) -> Records:
     """Train until `epochs` epochs are over, those before a checkpoint that was loaded included.
 
     Args:
@@ -86,13 +84,14 @@ def fit(
             loggers take it: `wandb.log`. It has what is known of "step", "epoch", "loss", "learning_rate", "seconds",
             behind the last step of an epoch "evaluation", with a loss scale "skipped".
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
-        progress: a progress bar. Default: where a person is watching.
+        progress: a progress bar. Default: where a person is watching, on a terminal or in a notebook.
 
     Of several ranks all call this, each with the whole batches, of which `Batches` reads a rank's rows alone, or with
     `distributed.Shard`s; rank 0 writes the files.
 
-    Returns: a record for every step. Errors: FloatingPointError when a loss is no finite number, or the state that is
-    to be saved holds one that was finite at the start; the last checkpoint is of a step before that.
+    Returns: a record for every step, a list that a notebook shows as a curve. Errors: FloatingPointError when a loss
+    is no finite number, or the state that is to be saved holds one that was finite at the start; the last checkpoint
+    is of a step before that.
     """
     if epochs < 0 or every < 0:
         raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
@@ -106,10 +105,11 @@ def fit(
     trainer.inputs.check_loader(evaluation)
     if schedule is not None:
         trainer.schedule = schedule
-    callbacks, records = tuple(callbacks), []
+    callbacks, records = tuple(callbacks), Records()
     writes = trainer.communicator.rank == 0
     log, plot, progress = (log, plot, progress) if writes else (None, None, False)
     with ExitStack() as stack:
+        stack.enter_context(bars.hidden(really=progress is False))
         if checkpoint is not None and writes:
             stack.enter_context(held(checkpoint))
         file = None
@@ -127,10 +127,12 @@ def fit(
             stop = [callback(trainer, record) for callback in callbacks]
             # behind the callbacks: a killed process goes through a step once more rather than past one
             if checkpoint is not None and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
+                bar.wait("saving")
                 trainer.save(checkpoint)
             if callbacks and anywhere(trainer.communicator, any(stop)):
                 break
         if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
+            bar.wait("saving")
             trainer.save(checkpoint)
     if plot is not None:
         try:
@@ -172,28 +174,28 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
 
 
 class _Bar:
-    """A progress bar where a person is watching, else nothing."""
+    """A progress bar with the running mean of the loss."""
 
     def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trained) -> None:
-        self._bar: Any = None
-        if wanted is False or (wanted is None and not sys.stderr.isatty()):
-            return
         total = len(loader) * epochs if hasattr(loader, "__len__") else None
-        pause = 0.1 if sys.stderr.isatty() else 10  # a log file wants few lines
-        self._bar = tqdm(total=total, initial=trainer.steps, desc="training", unit="step", mininterval=pause)
+        pause = 0.1 if bars.watched() else 10  # a log file wants few lines
+        shown = {"total": total, "initial": trainer.steps, "desc": "training", "unit": "step", "mininterval": pause}
+        self._bar = bars.bar(always=wanted is True, dynamic_ncols=True, **shown)
         self._mean: float | None = None
 
     def __enter__(self) -> _Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
+
+    def wait(self, what: str) -> None:
+        """Say what takes the time until the next step."""
+        self._bar.set_description_str(what)
 
     def show(self, record: Record) -> None:
-        """Move on by one step; the loss shown is a running mean."""
-        if self._bar is None:
-            return
+        """Move on by one step."""
+        self._bar.set_description_str("training", False)
         self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
         self._bar.set_postfix_str(f"epoch {record.epoch} loss {self._mean:.4g} η {record.learning_rate:.2g}", False)
         self._bar.update()

@@ -3,16 +3,22 @@
 import csv
 import io
 import json
+import math
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from onnx_backprop.converters.pages import chart, fragment
+from onnx_backprop.converters.pages import text as escaped
 from onnx_backprop.converters.prepare.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.files import replacing
+
+_POINTS = 1024  # even; of a curve that grows with every step
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,48 @@ class Record:
     def known(self) -> dict[str, int | float]:
         """What there is of it by name, without what is None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Records(list[Record]):
+    """The records of a training, one for every step; a notebook shows the curve of their losses."""
+
+    def __repr__(self) -> str:
+        """How many there are, and what the loss was in the first and in the last."""
+        if not self:
+            return "<Records: no steps>"
+        first, last = self[0], self[-1]
+        return f"<Records: steps {first.step} … {last.step}, loss {first.loss:.4g} -> {last.loss:.4g}>"
+
+    def chart(self) -> str:
+        """Losses over steps, as a part of a page."""
+        curves = {"loss": [(r.step, r.loss) for r in self]}
+        measured = [(r.step, r.evaluation) for r in self if r.evaluation is not None]
+        return chart(curves | ({"evaluation": measured} if measured else {}), "step", "loss")
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return fragment(f"<p>{escaped(repr(self)[1:-1])}</p>", self.chart())
+
+
+class Losses:
+    """The losses of all steps so far in a bounded number of points: means of runs of 1, 2, 4, … steps."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self.last = math.nan
+        self._each, self._run = 1, array("d")
+
+    def add(self, step: int, loss: float) -> None:
+        """The loss of a step behind all those that came before."""
+        self.last = loss
+        self._run.append(loss)
+        if len(self._run) == self._each:
+            self.points.append((step - (self._each - 1) / 2, sum(self._run) / self._each))
+            del self._run[:]
+            if len(self.points) == _POINTS:
+                pairs = zip(self.points[::2], self.points[1::2], strict=True)
+                self.points = [((a + b) / 2, (x + y) / 2) for (a, x), (b, y) in pairs]
+                self._each *= 2
 
 
 COLUMNS = tuple(field.name for field in fields(Record))

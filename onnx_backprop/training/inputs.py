@@ -59,6 +59,23 @@ class Inputs:
             )
         return dict(zip(self.names, batch, strict=True))
 
+    def together(self, given: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch that is given as a mapping, by keywords, or both; or as arrays in the order of the inputs.
+
+        The latter as arguments of their own or as one tuple or list, which is never an array itself; those that are
+        left may come by keywords. Errors: InvalidArgumentError for too many arrays, or one that is given twice.
+        """
+        if len(given) == 1 and (given[0] is None or isinstance(given[0], Mapping)):
+            batch = given[0] or {}
+            return type(batch)({**batch, **more}) if isinstance(batch, Shard) else {**batch, **more}
+        arrays = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        if len(arrays) > len(self.names):
+            raise InvalidArgumentError(f"expected {', '.join(self.names)}, got {len(arrays)} arrays. Leave some out")
+        named = dict(zip(self.names, arrays, strict=False))
+        if twice := [name for name in named if name in more]:
+            raise InvalidArgumentError(f"{twice[0]!r} is given twice: by its place and by its name. Leave one out")
+        return {**named, **more}
+
     def check_loader(self, loader: Any) -> None:
         """What can be told of a loader before it is gone through: all of `Batches`, the first batch of a sequence."""
         if isinstance(loader, Batches):
@@ -161,13 +178,6 @@ class Inputs:
                 f"{self.labels!r}: expected classes 0 … {self.classes - 1}, got {labels[bad][0]} "
                 f"at {tuple(map(int, np.argwhere(bad)[0]))}. Number the classes from 0"
             )
-
-
-def together(feeds: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch that is given as a mapping, by keywords, or both; InvalidArgumentError for anything else."""
-    if feeds is not None and not isinstance(feeds, Mapping):
-        raise InvalidArgumentError(f"a batch must be a mapping of names to arrays, got {type(feeds).__name__}")
-    return type(feeds)({**feeds, **more}) if isinstance(feeds, Shard) else {**(feeds or {}), **more}
 
 
 def rows(value: Any) -> int:

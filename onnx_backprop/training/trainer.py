@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
+from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, RANDOM_STATE, SKIPPED_STEPS
@@ -19,12 +20,14 @@ from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, require_operators, run_bound, session
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.inputs import Inputs, refusals, rows, together
+from onnx_backprop.training.history import Losses
+from onnx_backprop.training.inputs import Inputs, refusals, rows
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class Trainer:
     A graph of precision="fp16" leaves out the update where a gradient is not finite, and halves the scale of its loss.
 
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
-    that was saved or loaded last, and its step.
+    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve.
     """
 
     fit = fit
@@ -151,6 +154,20 @@ class Trainer:
         self._accepted = not_finite(state)
         self._set_state(state)
         self.kept: tuple[str | Path, int] | None = None
+        self.losses = Losses()
+
+    def __repr__(self) -> str:
+        """What it trains and how far it is, in one line."""
+        loss = "" if math.isnan(self.losses.last) else f", loss {self.losses.last:.4g}"
+        return f"<Trainer of {self.graph!r}: {self.steps} steps{loss}, learning rate {self.learning_rate:g}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: where it is, and the losses so far."""
+        facts = {"graph": repr(self.graph)[1:-1], "steps": str(self.steps), "epoch": str(self.epoch)}
+        facts |= {"learning rate": f"{self.learning_rate:g}", "kernels": str(self.kernels or "the file's")}
+        facts |= {} if math.isnan(self.losses.last) else {"loss": f"{self.losses.last:.6g}"}
+        curve = [pages.chart({"loss": self.losses.points}, "step", "loss")] if self.losses.points else []
+        return pages.fragment(pages.facts(facts), *curve)
 
     def _set_state(self, state: dict[str, np.ndarray]) -> None:
         """Take the arrays, one after the other out of `state`."""
@@ -220,18 +237,20 @@ class Trainer:
         self._rate = np.full(shape, checked_rate(value, dtype), dtype)
         self._learning_rate = float(value)
 
-    def step(self, feeds: Feeds | None = None, /, **more: Any) -> float:
-        """Run one training step on a batch, given by the names of `graph.inputs`; return the loss before the update.
+    def step(self, /, *batch: Any, **more: Any) -> float:
+        """Run one training step on a batch; return the loss before the update.
 
-        Arrays are cast within their kind (float64 to float32, int32 to int64) to what the graph takes.
-        Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind or shape, labels of
-        classes that there are not, no rows, and whatever else onnxruntime cannot run; FloatingPointError for a loss
-        that is no finite number. The state then is what it was before.
+        The batch: arrays by the names of `graph.inputs`, as keywords or as one mapping; or in their order, as
+        arguments or as one tuple or list, as a DataLoader gives it. They are cast within their kind (float64 to
+        float32, int32 to int64) to what the graph takes.
+        Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
+        another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
+        FloatingPointError for a loss that is no finite number. The state then is what it was before.
         """
         self._settle()
         binding = self._sets[0][1]
-        batch = together(feeds, more)
-        fed = self.inputs.ort_values(batch) if self._ranks is None else self._ranks.summed(batch, self._sets[0][0])
+        feeds = self.inputs.together(batch, more)
+        fed = self.inputs.ort_values(feeds) if self._ranks is None else self._ranks.summed(feeds, self._sets[0][0])
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         if self.graph.learning_rate is not None:
@@ -251,6 +270,7 @@ class Trainer:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
+        self.losses.add(self._steps, loss)
         return loss
 
     @property
@@ -329,12 +349,12 @@ class Trainer:
             result[name] = self._state[mean] if same else self._ort_value(name, array.astype(dtype))
         return result
 
-    def predict(self, feeds: Feeds | None = None, /, *, ema: bool = False, **more: Any) -> dict[str, Any]:
-        """The outputs of the model in inference mode, the loss among them, for one batch with its target.
+    def predict(self, /, *batch: Any, ema: bool = False, **more: Any) -> dict[str, Any]:
+        """The outputs of the model in inference mode, the loss among them, for one batch with its target, as `step`.
 
         Arrays, and of outputs that are no tensors, as the maps of ZipMap, what `InferenceSession.run` gives.
         """
-        return self._predicted(together(feeds, more), self._weights(ema=ema))
+        return self._predicted(self.inputs.together(batch, more), self._weights(ema=ema))
 
     def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue]) -> dict[str, Any]:
         if self._evaluation is None:
@@ -355,9 +375,10 @@ class Trainer:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
         weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping):
-            return float(self._predicted(together(loader, more), weights)[self.graph.loss].reshape(()))
+            return float(self._predicted(self.inputs.together([loader], more), weights)[self.graph.loss].reshape(()))
         total, seen = 0.0, 0
-        for batch in loader if self._ranks is None else self._ranks.whole_batches(loader):
+        batches = loader if self._ranks is None else self._ranks.whole_batches(loader)
+        for batch in shown(batches, what="evaluating", unit="batch"):
             feeds = self.named(batch)
             loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
             count = rows(feeds[self.graph.inputs[0]])
@@ -426,6 +447,7 @@ class Trainer:
         self._set_state({name: tensors[name] for name in self._state})
         self._steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
         self.schedule = progress.schedule
+        self.losses = Losses()  # those before are not known
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps
         return self

@@ -23,6 +23,7 @@ from typing import TypeVar
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
+from onnx_backprop.opset.core import progress
 from onnx_backprop.opset.core.files import remove_rest
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
@@ -136,6 +137,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
     logger.info("compiling %d kernels for this processor, once; %s", len(waiting), where)
 
     def note() -> None:
+        bar.update(len(finished) - bar.n)
         for watcher in watchers:
             watcher(len(finished), len(functions))
 
@@ -150,6 +152,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
                     return
                 finished.append(None)
 
+    bar = progress.bar(total=len(functions), desc="compiling kernels, once", unit="kernel", leave=False)
     workers = _workers(min(processors() - 1, len(waiting) // 2)) if folder and len(waiting) >= _MANY else []
     threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
     try:
@@ -166,6 +169,7 @@ def compile_all(functions: Sequence[Exported]) -> None:
                 thread.join(0.1)
                 note()
     finally:
+        bar.close()
         for worker in workers:
             worker.kill()
             with contextlib.suppress(OSError), worker:  # which closes its pipes

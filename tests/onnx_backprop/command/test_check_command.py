@@ -45,6 +45,22 @@ def test_command_wrong(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert command.main(["check", "repro.onnx", "--quiet"]) == 0
 
 
+@pytest.mark.parametrize("call", ["check", "explain"])
+def test_a_page(folder: Path, capsys: pytest.CaptureFixture[str], call: str) -> None:
+    assert command.main([call, "small.onnx", "--html", "page.html"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("written: page.html\n")
+    assert err == ""
+    text = Path("page.html").read_text(encoding="utf-8")
+    assert "small.onnx</h1>" in text
+    for words in ("weight", "gain", "color-scheme"):
+        assert words in text
+    assert command.main([call, "small.onnx", "--html", "page.html"]) == 2
+    assert "page.html exists" in capsys.readouterr().err
+    assert command.main([call, "small.onnx", "--html", "page.html", "--force"]) == 0
+    assert command.main([call, "small.onnx", "--html", "small.onnx", "--force"]) == 2
+
+
 def test_command_feeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "g (float[A, B] x, int64[2] s) => (float[C, D] y) { y = Reshape(x, s) }"
     onnx.save(model_of(text), "shape.onnx")

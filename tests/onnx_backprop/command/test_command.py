@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -168,17 +167,7 @@ def test_many_names_are_shortened(folder: Path, capsys: pytest.CaptureFixture[st
     assert "gain11_grad" in capsys.readouterr().out
 
 
-def test_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(options.progress_bar([1, 2])) == [1, 2]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar: Any = options.progress_bar([1, 2])
-    for _ in bar:
-        bar.refresh()
-    assert "node" in capsys.readouterr().err
-
-
-def test_compilation_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     def compiled(*, quiet: bool) -> str:
         with options.compilation_shown(quiet=quiet):
             for done in (0, 1, 3):
@@ -189,11 +178,19 @@ def test_compilation_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     assert compiled(quiet=True) == ""
     assert compiled(quiet=False) == "compiling 3 kernels for this processor, once\n"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert "0/3" in compiled(quiet=False)
 
 
 # --- bad input
+
+
+def test_on_a_terminal_no_word_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert command.main(["explain", "no_such_model.onnx"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert " ".join(line.strip() for line in lines).startswith("onnx-backprop: error: no such file: no_such_model.onnx")
 
 
 def write_bad_files() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import html.parser
+import os
 import re
+import struct
+import subprocess
+import sys
 from contextvars import Context
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import onnx_backprop as ob
 from models import unet_resize
 from onnx_backprop import Trainer
 from onnx_backprop.__main__ import main
@@ -51,7 +58,58 @@ def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture
     assert match is not None
     assert float(match[2]) < 0.5 * float(match[1])
     assert re.search(r"evaluation loss: [\d.]+ -> [\d.]+", said)
+    assert re.search(r"course: █[▁▂▃▄▅▆▇█]{47}\n", said)
     assert f"written: {folder / 'out.onnx'}" in said
+    # what it is about to do comes first
+    assert said.index("data: x float32 60×") < said.index(
+        "training: adamw, softmax_cross_entropy, 30 epochs, 180 steps"
+    )
+    assert said.index("training: adamw") < said.index("steps: 180 in")
+
+
+def test_on_a_terminal_of_80_columns(folder: Path) -> None:
+    """No line is longer, no word is broken, and every wait says what for."""
+    options = ["--data", "data.npz", "--evaluation", "data.npz", "--loss", "softmax_cross_entropy", "--epochs", "2"]
+    names = ["-o", "a_trained_model_with_a_name_that_needs_some_room.onnx", "--report", "a_report_beside_it.html"]
+    code, said = on_a_terminal(["train", "model.onnx", *names, *options], folder, columns=80)
+    assert code == 0, said
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[A-Z]", "", said))
+    assert max(map(len, lines)) <= 80
+    text = " ".join(said.split())
+    for words in (
+        "making a training graph of model.onnx …",
+        "opening it in onnxruntime …",
+        "training:",  # the bar, which also says that it is
+        "saving",
+        "writing a_trained_model_with_a_name_that_needs_some_room.onnx …",
+        "timing some steps for the report …",
+        "written: a_trained_model_with_a_name_that_needs_some_room.onnx, "
+        "a_trained_model_with_a_name_that_needs_some_room.onnx.checkpoint.safetensors, a_report_beside_it.html",
+    ):
+        assert words in text
+
+
+def on_a_terminal(arguments: list[str], folder: Path, *, columns: int) -> tuple[int, str]:
+    """The command on a pseudo-terminal: exit code and what the screen gets."""
+    fcntl, pty, termios = (import_module(name) for name in ("fcntl", "pty", "termios"))
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnx_backprop", *arguments],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(Path(ob.__file__).parents[1])},
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    parts: list[bytes] = []
+    with contextlib.suppress(OSError):  # which is how the end of a terminal reads on Linux
+        while part := os.read(reader, 65536):
+            parts.append(part)
+    os.close(reader)
+    return process.wait(), b"".join(parts).decode()
 
 
 def test_resumed_is_the_same_as_uninterrupted(folder: Path) -> None:
@@ -94,6 +152,8 @@ def test_report(folder: Path) -> None:
     assert page.counts["polyline"] == 2 + 1 + 5
     for words in ("Time of one step, by operator", "Gemm", "w1", "‖gradient‖₂", "training loss"):
         assert words in text
+    for words in ("_inlfunc_", "OnnxBackprop_"):
+        assert words not in text
     shares = [float(share) for share in re.findall(r"([\d.]+) %", text.split("by node")[0])]
     assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
     assert shares == sorted(shares, reverse=True)

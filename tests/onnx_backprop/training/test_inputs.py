@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'x': expected the shape (N, 4), got (10, 3)",
     ),
     "no rows": ({"x": X[:0], "labels": LABELS[:0]}, "'x': expected a batch of 1 row or more, got none. Leave it out"),
-    "no mapping": (X, "a batch must be a mapping of names to arrays, got ndarray"),  # pyright: ignore
+    "no mapping": (X, "expected x, labels; 'labels' missing"),  # pyright: ignore
 }
 CALLS: dict[str, Callable[[ob.Trainer, Any], object]] = {
     "step": lambda trainer, batch: trainer.step(batch),
@@ -85,11 +85,44 @@ def test_refused_before_anything_runs(
     trainer: ob.Trainer, monkeypatch: pytest.MonkeyPatch, case: str, call: str
 ) -> None:
     batch, message = REFUSED[case]
-    if case == "no mapping" and call != "step":
+    if case == "no mapping" and call not in ("step", "predict"):
         message = "a batch must be a mapping"
     monkeypatch.setattr("onnx_backprop.training.trainer.run_bound", lambda *_: pytest.fail("it runs"))
     with unchanged(trainer, re.escape(message)):
         CALLS[call](trainer, batch)
+
+
+def test_a_batch_in_the_order_of_the_inputs() -> None:
+    """By place, as one tuple or list, and mixed with names: the same step as by name."""
+    calls: list[Callable[[ob.Trainer], float]] = [
+        lambda t: t.step(x=X, labels=LABELS),
+        lambda t: t.step(X, LABELS),
+        lambda t: t.step((X, LABELS)),
+        lambda t: t.step([X, LABELS]),
+        lambda t: t.step(X, labels=LABELS),
+    ]
+    trainers = [ob.Trainer(training()) for _ in calls]
+    losses = [call(trainer) for call, trainer in zip(calls, trainers, strict=True)]
+    assert losses == losses[:1] * len(calls)
+    for trainer in trainers[1:]:
+        np.testing.assert_equal(trainer.parameters(), trainers[0].parameters())
+    assert trainers[0].predict(X, LABELS).keys() == trainers[0].predict(x=X, labels=LABELS).keys()
+
+
+@pytest.mark.parametrize(
+    ("batch", "names", "message"),
+    [
+        ((X, LABELS, X), {}, "expected x, labels, got 3 arrays. Leave some out"),
+        (((X, LABELS, X),), {}, "expected x, labels, got 3 arrays"),
+        ((X,), {"x": X, "labels": LABELS}, "'x' is given twice: by its place and by its name"),
+        ((X,), {"label": LABELS}, "expected x, labels, got 'label'. Did you mean 'labels'?"),
+        ((LABELS, X), {}, "'labels' has type int64, got an array of float32"),
+        (({"x": X, "labels": LABELS}, LABELS), {}, "'x' has type float32, got an array of object"),
+    ],
+)
+def test_places_are_checked(trainer: ob.Trainer, batch: Any, names: dict[str, Any], message: str) -> None:
+    with unchanged(trainer, re.escape(message)):
+        trainer.step(*batch, **names)
 
 
 def test_labels_to_ignore_are_no_class() -> None:
