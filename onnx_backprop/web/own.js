@@ -35,11 +35,14 @@ function result(canvases, text) {
   while ($('results').children.length > MOST) $('results').lastChild.remove();
 }
 
-const named = (canvas, name) => Object.assign(canvas, { role: 'img', ariaLabel: name });
+function blank(width, height, name) {
+  const canvas = Object.assign(document.createElement('canvas'), { width, height, role: 'img', ariaLabel: name });
+  return [canvas, canvas.getContext('2d', { willReadFrequently: true })];
+}
 
 /** Rows for a batch of a fixed length: the last one again and again. */
 function filled(rows, site) {
-  const [n] = site.batchFixed ? [site.batch] : [rows.length];
+  const n = site.batchFixed ? site.batch : rows.length;
   if (rows.length > n) throw new Error(`the model takes ${n} rows at a time, these are ${rows.length}`);
   return Array.from({ length: n }, (_, i) => rows[Math.min(i, rows.length - 1)]);
 }
@@ -54,8 +57,7 @@ function batch(rows, site) {
 async function picture(file, site, ask) {
   const [channels, height, width] = site.own.dims, [low, high] = site.own.range;
   const bitmap = await createImageBitmap(file).catch(() => { throw new Error('the browser cannot read this picture'); });
-  const canvas = Object.assign(document.createElement('canvas'), { width, height });
-  const context = canvas.getContext('2d', { willReadFrequently: true });
+  const [canvas, context] = blank(width, height, `${file.name} as the model reads it`);
   context.imageSmoothingQuality = 'high';
   context.drawImage(bitmap, 0, 0, width, height);
   const pixels = context.getImageData(0, 0, width, height), numbers = [];
@@ -66,7 +68,6 @@ async function picture(file, site, ask) {
     pixels.data[i + 3] = 255;
   }
   context.putImageData(pixels, 0, 0);
-  named(canvas, `${file.name} as the model reads it`);
   for (let c = 0; c < channels; c++) {
     for (let i = c; i < pixels.data.length; i += 4) numbers.push(low + (pixels.data[i] / 255) * (high - low));
   }
@@ -80,7 +81,7 @@ function output({ data, dims: [, channels, height, width] }, site) {
   const size = height * width, likely = site.loss === 'bce_with_logits';
   const values = Array.from(data.slice(0, channels * size), (v) => likely ? 1 / (1 + Math.exp(-v)) : Number(v));
   const low = likely ? 0 : values.reduce((a, b) => Math.min(a, b)), high = likely ? 1 : values.reduce((a, b) => Math.max(a, b));
-  const canvas = Object.assign(document.createElement('canvas'), { width, height }), context = canvas.getContext('2d');
+  const [canvas, context] = blank(width, height, 'The output of the model');
   const pixels = context.createImageData(width, height);
   for (let i = 0; i < size; i++) {
     for (let c = 0; c < 3; c++) {
@@ -89,7 +90,7 @@ function output({ data, dims: [, channels, height, width] }, site) {
     pixels.data[4 * i + 3] = 255;
   }
   context.putImageData(pixels, 0, 0);
-  return named(canvas, 'The output of the model');
+  return canvas;
 }
 
 /** Row i of an output in words: the likeliest classes, or its numbers. */
