@@ -66,7 +66,7 @@ class Inputs:
         left may come by keywords. Errors: InvalidArgumentError for too many arrays, or one that is given twice.
         """
         if len(given) == 1 and (given[0] is None or isinstance(given[0], Mapping)):
-            batch = given[0] or {}
+            batch = {} if given[0] is None else given[0]  # an empty shard stays one
             return type(batch)({**batch, **more}) if isinstance(batch, Shard) else {**batch, **more}
         arrays = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
         if len(arrays) > len(self.names):
