@@ -86,7 +86,7 @@ def exact(model: ModelProto, loss: str, batch: dict[str, np.ndarray]) -> Gradien
     double = with_float_type(graph.model, TensorProto.DOUBLE)
     feeds = {name: converted(value, TensorProto.DOUBLE) for name, value in batch.items()}
     found = ReferenceEvaluator(double, new_ops=[Pad]).run(list(graph.parameters.values()), feeds)
-    return dict(zip(graph.parameters, found, strict=True))
+    return dict(zip(graph.parameters, map(np.asarray, found), strict=True))
 
 
 def distance(a: Gradient, b: Gradient) -> float:
