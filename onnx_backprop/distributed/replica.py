@@ -135,8 +135,8 @@ class Replica:
                 if early is None:
                     overlap.begin(weigh, ready=True)
                 overlap.finish()
-                buffer.forget()
-                self._waits = False
+                if self._succeeds():
+                    self.forget()
         except BaseException:
             if overlap is not None:
                 overlap.give_up()
@@ -209,6 +209,8 @@ class Replica:
         bad = np.array([not finite], np.int64)
         buffer.sum_rest(self._communicator)
         self._communicator.sum(bad)
+        if not self._succeeds():
+            return
         if bad[0]:
             buffer.fill_gradients(np.nan)
             return
@@ -220,6 +222,15 @@ class Replica:
             self._waits = False
         else:
             buffer.fill_gradients(0)
+
+    def _succeeds(self) -> bool:
+        """Whether the loss, summed by now, is a number. Otherwise the step fails, and what waits goes on waiting."""
+        return bool(np.isfinite(self._buffer[self._graph.loss]).all())
+
+    def forget(self) -> None:
+        """Let no gradients wait: they have been sent, or the state is another one."""
+        self._buffer.forget()
+        self._waits = False
 
     def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """The state in which no gradients wait, so that it is that of all ranks: what is new in it.
@@ -281,6 +292,9 @@ class _Buffer:
         self._starts = [places[name][1] for name in order]
         self._bounds: list[tuple[int, int]] = []  # of the buckets, in the array of the gradients
         self.buckets: list[np.ndarray] = []
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._views[name]
 
     @property
     def plain(self) -> bool:

@@ -10,7 +10,7 @@ from onnx_backprop.converters.pages import fragment, table
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.training.order import BlockOrder, lanes
+from onnx_backprop.training.order import BlockOrder, lanes, row_order
 from onnx_backprop.training.rows import StoredRows
 
 
@@ -98,10 +98,11 @@ class Batches:
             starts, mixed = self._blocks[0].starts, lanes(self._blocks, self.size)
             assert starts is not None
             return map(BlockOrder(starts, self.size, mixed, self.seed, self._epoch).batch, numbers)
-        order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.int64)
-        if self.shuffle:
-            np.random.default_rng([self.seed, self._epoch]).shuffle(order)
-        return (order[n * self.size : (n + 1) * self.size] for n in numbers)
+        parts = (slice(n * self.size, (n + 1) * self.size) for n in numbers)
+        if not self.shuffle:
+            return (np.arange(*part.indices(self.rows)) for part in parts)
+        order = row_order(self.rows, self.seed, self._epoch)
+        return (order[part] for part in parts)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[rows] for name, array in self.arrays.items()}

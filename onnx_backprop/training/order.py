@@ -1,4 +1,6 @@
-"""The order in which an epoch goes through rows that lie in blocks, few of which are read at a time."""
+"""The order in which an epoch goes through rows, be it all of them or blocks, few of which are read at a time."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,6 +13,49 @@ from onnx_backprop.training.rows import StoredRows
 _OPEN = 2**27  # bytes of the blocks that a batch takes rows from
 _MOST_LANES = 64
 _NUMBER = 8  # bytes of a row's place in the order
+_LISTED = 2**25  # rows whose order is one array, of 4 bytes for each
+
+
+def row_order(count: int, seed: int, epoch: int) -> np.ndarray | Scattered:
+    """A permutation of 0 … count - 1, a function of its arguments, of which slices are taken."""
+    if count > _LISTED:
+        return Scattered(count, seed, epoch)
+    order = np.arange(count, dtype=np.uint32)
+    np.random.default_rng([seed, epoch]).shuffle(order)
+    return order
+
+
+class Scattered:
+    """A permutation of 0 … count - 1 of which any part is computed alone, in no memory but the part's.
+
+    A Feistel network permutes the numbers of 2·b bits, of which there are count or more: eight times (l, r) becomes
+    (r, l ^ F(r)), F being the mixing of MurmurHash3 with a key of the round; what is not below count is permuted again.
+    Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+    """
+
+    def __init__(self, count: int, seed: int, epoch: int) -> None:
+        self._count, self._half = count, np.uint64(-(-(count - 1).bit_length() // 2))
+        self._keys = np.random.default_rng([seed, epoch]).integers(2**64, size=8, dtype=np.uint64)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        result = self._permuted(np.arange(*part.indices(self._count), dtype=np.uint64))
+        while (outside := result >= self._count).any():
+            result[outside] = self._permuted(result[outside])
+        return result.astype(np.int64)
+
+    def _permuted(self, numbers: np.ndarray) -> np.ndarray:
+        low = (np.uint64(1) << self._half) - np.uint64(1)
+        left, right = numbers >> self._half, numbers & low
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right + key) & low)
+        return left << self._half | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """MurmurHash3's finalizer of 64 bits, modulo 2⁶⁴."""
+    x = (x ^ x >> np.uint64(33)) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ x >> np.uint64(33)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ x >> np.uint64(33)
 
 
 class BlockOrder:

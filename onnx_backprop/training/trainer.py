@@ -444,6 +444,8 @@ class Trainer:
                 self.learning_rate = progress.learning_rate  # first, since it may be refused
             except InvalidArgumentError as e:
                 raise CheckpointError(f"{path}: {e}") from e
+        if self._ranks is not None:
+            self._ranks.replica.forget()
         self._set_state({name: tensors[name] for name in self._state})
         self._steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
         self.schedule = progress.schedule

@@ -169,6 +169,7 @@ def check_ended(folder: Path, way: str, rank: int) -> None:
     assert process.returncode, err
     said = [line for line in err.splitlines() if line.startswith("onnx-backprop:")]
     assert (said[0].startswith(SAID[way].format(rank)) and len(said) == 1) if SAID[way] else not said, err
+    assert "Abort(" not in err  # of MPICH
     took = time.time() - float(begun.read_text())
     assert took < SECONDS
     assert "Fatal Python error" not in err, err

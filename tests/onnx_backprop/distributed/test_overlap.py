@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,32 @@ def test_same_bits_as_behind(rng: np.random.Generator, case: str) -> None:
         for state, expected in zip(rank[1], behind[0][1], strict=True):
             for name, value in expected.items():
                 np.testing.assert_array_equal(state[name], value, err_msg=f"{case}, {name}")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_gradients_that_wait(rng: np.random.Generator, tmp_path: Path, *, beside: bool) -> None:
+    """A step whose loss is no number leaves them as they were, be it the last of an update or not; loading forgets."""
+    optimizer = ob.optimizers.SGD(momentum=0.9, accumulate=2)
+    graph = ob.training_graph(unet_resize.build(features=2), loss="mse", optimizer=optimizer)
+    batches = [images(rng, 4) for _ in range(4)]
+    wrong = {name: np.full_like(array, np.nan) for name, array in batches[0].items()}
+
+    def trained(communicator: Threads, *, disturbed: bool) -> Feeds:
+        trainer = ob.Trainer(graph, learning_rate=0.01, communicator=communicator, overlap=beside)
+        if disturbed:
+            trainer.save(tmp_path / "first.safetensors")
+            trainer.step(batches[3])
+            trainer.load(tmp_path / "first.safetensors")
+        for batch in batches:
+            if disturbed:
+                with pytest.raises(FloatingPointError, match="the loss is nan"):
+                    trainer.step(wrong)
+            trainer.step(batch)
+        return trainer.state()
+
+    (whole, _), (state, _) = (on_ranks(2, lambda c, d=d: trained(c, disturbed=d)) for d in (False, True))
+    for name, value in whole.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
 
 
 def test_sums_begin_before_the_backward_pass_ends(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import onnx_backprop as ob
 from models import resnet, unet_conv_transpose, unet_resize
+from onnx_backprop.training.checkpoint import read_checkpoint
 from onnx_backprop.training.profiling import profile
 from tests.onnx_backprop.distributed.test_equality import Feeds, images, labelled
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
@@ -105,6 +106,64 @@ def test_same_bits(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     ]
     assert written[0] == written[1]
     assert written[2] == written[3]
+
+
+OPTIMIZERS: dict[str, tuple[ob.optimizers.Optimizer, float]] = {  # rounding after a step on another number of ranks
+    "onnx": (ob.optimizers.SGD(momentum=0.9, clip_norm=0.1, accumulate=2, ema=0.9, groups=GROUPS[:1]), 3e-7),
+    "numba": (ob.optimizers.AdamW(clip_norm=0.1, groups=GROUPS), 1e-5),  # that of gradients which are nearly 0
+}
+
+
+def check_checkpoints(folder: Path, kernels: str, sizes: Sequence[int]) -> None:
+    """What each number of ranks has written, the update divided or not, each other one reads, and goes on with.
+
+    With accumulation it is written in the middle of an update. Some parameters are frozen, so that tensors lie across
+    the ends of parts.
+    """
+    optimizer, rounding = OPTIMIZERS[kernels]
+    graph = ob.training_graph(unet_resize.build(features=2), loss="l1", optimizer=optimizer)
+    rng = np.random.default_rng(0)
+    batches = [images(rng, rows) for rows in (5, 8, 3, 4)]
+    kinds = [(size, shard) for size in sizes for shard in (False, True) if size > 1 or not shard]
+    paths = {kind: folder / f"{kind}.safetensors" for kind in kinds}
+
+    def made(communicator: Threads, kind: tuple[int, bool]) -> ob.Trainer:
+        own = communicator if communicator.size > 1 else None
+        return ob.Trainer(graph, learning_rate=1e-3, kernels=kernels, communicator=own, shard_update=kind[1])
+
+    def written(communicator: Threads, kind: tuple[int, bool]) -> Feeds:
+        trainer = made(communicator, kind)
+        for batch in batches[:3]:
+            trainer.step(batch)
+        trainer.save(paths[kind])
+        trainer.step(batches[3])
+        return trainer.state()
+
+    def read(communicator: Threads, kind: tuple[int, bool]) -> dict[tuple[int, bool], tuple[Feeds, Feeds]]:
+        trainer, result = made(communicator, kind), {}
+        for source, path in paths.items():
+            loaded = trainer.load(path).state()
+            trainer.step(batches[3])
+            result[source] = loaded, trainer.state()
+        return result
+
+    undisturbed = {kind: on_ranks(kind[0], lambda c, kind=kind: written(c, kind))[0] for kind in kinds}
+    saved = {kind: read_checkpoint(path)[0] for kind, path in paths.items()}
+    for kind in kinds:
+        for found in on_ranks(kind[0], lambda c, kind=kind: read(c, kind)):
+            for source, (loaded, after) in found.items():
+                told = f"written by {source}, read by {kind} (ranks, update divided)"
+                most = 0 if source[0] == kind[0] else rounding
+                assert loaded.keys() == saved[source].keys()
+                for name, value in loaded.items():
+                    np.testing.assert_array_equal(value, saved[source][name], err_msg=f"{name}, {told}")
+                    expected = undisturbed[source][name]
+                    np.testing.assert_allclose(after[name], expected, rtol=0, atol=most, err_msg=f"{name}, {told}")
+
+
+@pytest.mark.parametrize("kernels", OPTIMIZERS)
+def test_a_checkpoint_is_that_of_any_number_of_ranks(tmp_path: Path, kernels: str) -> None:
+    check_checkpoints(tmp_path, kernels, (1, 2))
 
 
 def test_a_rank_keeps_a_part(rng: np.random.Generator) -> None:

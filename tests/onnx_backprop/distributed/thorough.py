@@ -20,6 +20,7 @@ import pytest
 from benchmarks.emulated_network import TEN_GIGABIT
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.training.checkpoint import read_checkpoint
+from tests.onnx_backprop.distributed.test_sharded import OPTIMIZERS, check_checkpoints
 from tests.support.mpi import (
     SAID,
     SECONDS,
@@ -97,18 +98,32 @@ def test_ten_gigabit_are_hidden(tmp_path: Path) -> None:
     assert min(ways["beside"]["exposed"]) <= 0.15 * transfer
 
 
-@pytest.mark.parametrize("data", ["data.npz", "data.parquet"])
-def test_resumption(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "options", "counts"),
+    [
+        ("data.npz", (), ((2, 1), (2, 2), (2, 3), (2, 4))),
+        ("data.parquet", (), ((2, 1), (2, 2), (2, 3), (2, 4))),
+        ("data.npz", ("--shard-update",), ((2, 2), (1, 4), (2, 3), (3, 2), (4, 1))),
+    ],
+)
+def test_resumption(tmp_path: Path, data: str, options: tuple[str, ...], counts: tuple[tuple[int, int], ...]) -> None:
     """On as many ranks bit for bit, on others within rounding."""
     train = (*made_training(tmp_path, data=data), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx"), "--epochs", "2"))
-    for count in (1, 2, 3, 4):
-        output = ("-o", str(tmp_path / f"on{count}.onnx"))
-        finished(on_ranks(2, *train, *output, "--epochs", "1"))
-        finished(on_ranks(count, *train, *output, "--epochs", "2", "--resume"))
-        whole = weights(tmp_path, "whole")
-        for name, value in weights(tmp_path, f"on{count}").items():
-            np.testing.assert_allclose(value, whole[name], atol=0 if count == 2 else 3e-7, err_msg=f"{name}, {count}")
+    whole = weights(tmp_path, "whole")
+    for first, then in counts:
+        name = f"on {first} and {then}"
+        output = ("-o", str(tmp_path / f"{name}.onnx"), *options)
+        finished(on_ranks(first, *train, *output, "--epochs", "1"))
+        finished(on_ranks(then, *train, *output, "--epochs", "2", "--resume"))
+        most = 0 if first == then == 2 else 3e-7
+        for parameter, value in weights(tmp_path, name).items():
+            np.testing.assert_allclose(value, whole[parameter], rtol=0, atol=most, err_msg=f"{parameter} {name}")
+
+
+@pytest.mark.parametrize("kernels", OPTIMIZERS)
+def test_checkpoints(tmp_path: Path, kernels: str) -> None:
+    check_checkpoints(tmp_path, kernels, (1, 2, 3, 4))
 
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:

@@ -234,3 +234,23 @@ def test_the_order_of_rows_that_lie_in_memory_is_a_permutation_of_numpy(rng: np.
     loader.set_epoch(2)
     expected = np.random.default_rng([4, 2]).permutation(ROWS)
     np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in loader]), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 16, 17, 1000])
+def test_the_order_of_very_many_rows_is_computed_by_parts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Every row once, in an order of every epoch's own, which looks like no other."""
+    monkeypatch.setattr(order, "_LISTED", 1)
+    loader = ob.Batches({"x": np.arange(count)}, 7, seed=4)
+    epochs = []
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        epochs.append(np.concatenate([batch["x"] for batch in loader]))
+        assert sorted(epochs[-1]) == [*range(count)]
+        np.testing.assert_array_equal(
+            np.concatenate([b["x"] for b in loader.since(1)]) if count > 7 else [], epochs[-1][7:]
+        )
+    if count == 1000:
+        for a, b in itertools.combinations([np.arange(count), *epochs], 2):
+            assert abs(np.corrcoef(a, b)[0, 1]) < 0.15  # five standard deviations
+            assert (a == b).sum() < 10
+        assert all((np.abs(np.diff(epoch)) == 1).sum() < 15 for epoch in epochs)
