@@ -141,6 +141,9 @@ def explain_gradients(
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
+        explanation = ob.explain_gradients("model.onnx", wrt=["x"])
+        print(explanation)  # in a notebook: a table; explanation.ok: whether the model converts
+
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.
         wrt: graph inputs and initializers, of any type. Default: every float one; initializers that are no parameters

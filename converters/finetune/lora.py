@@ -105,9 +105,9 @@ def lora(
     """y = x·W + (alpha / rank)·(x·A)·B in the place of y = x·W, W being frozen: W + ΔW, ΔW of a low rank.
 
         adapted = ob.lora("model.onnx", ["*attn*"], rank=8)
-        graph = ob.training_graph(adapted.model, loss=…, trainable=adapted.trainable, optimizer="adamw")
+        graph = ob.training_graph(adapted.model, loss="mse", trainable=adapted.trainable, optimizer="adamw")
         trainer = ob.Trainer(graph)
-        …
+        trainer.fit(batches, epochs=3)
         onnx.save(adapted.merge(trainer.parameters()), "tuned.onnx")
 
     Args:

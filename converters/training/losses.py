@@ -1,6 +1,6 @@
 """Losses: what `training_graph` puts behind a model's output, as ordinary ONNX nodes.
 
-    loss = MSE(reduction="sum")                       or its name, "mse", for the defaults
+    loss = MSE(reduction="sum")  # or its name, "mse", for the defaults
     loss = SoftmaxCrossEntropy(weight=[1, 3], ignore_index=-100, label_smoothing=0.1)
     loss = lambda op, outputs: op.ReduceMean(op.Abs(op.Sub(outputs["y"], op.input("t", outputs["y"]))), keepdims=0)
 

@@ -1,6 +1,6 @@
 """Optimizers: what a step does to the parameters, as functions in standard ONNX operators.
 
-    optimizer = AdamW(weight_decay=0.01, clip_norm=1.0, groups=[Group(["*.bias"], weight_decay=0.0)])
+    optimizer = AdamW(weight_decay=0.01, clip_norm=1.0, groups=[Group(parameters=["*bias"], weight_decay=0.0)])
 
 x is a parameter, g its gradient, η the learning rate (times the factor of its group), λ the weight decay and t the
 number of the step, counted from 1. The formulas are those of torch.optim; `Lion` is that of its paper. Moments have
