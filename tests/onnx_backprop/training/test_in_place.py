@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, AdamW, Group
-from onnx_backprop.training import trainer as module
+from onnx_backprop.training import buffers as module
 
 RNG = np.random.default_rng(3)
 X, T = RNG.standard_normal((6, 4)).astype(np.float32), RNG.standard_normal((6, 3)).astype(np.float32)

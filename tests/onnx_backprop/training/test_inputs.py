@@ -87,7 +87,7 @@ def test_refused_before_anything_runs(
     batch, message = REFUSED[case]
     if case == "no mapping" and call not in ("step", "predict"):
         message = "a batch must be a mapping"
-    monkeypatch.setattr("onnx_backprop.training.trainer.run_bound", lambda *_: pytest.fail("it runs"))
+    monkeypatch.setattr("onnx_backprop.training.buffers.run_bound", lambda *_: pytest.fail("it runs"))
     with unchanged(trainer, re.escape(message)):
         CALLS[call](trainer, batch)
 
