@@ -98,19 +98,22 @@ class GradientExplanation:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
         if self.refusal:
             lines += ["", f"refused: {self.refusal}"]
+        lines += ["", self._told()]
         return wrapped("\n".join(lines))
 
     def _counts(self) -> Counter[str]:
         return Counter(node.status for node in self.nodes)
 
-    def __repr__(self) -> str:
-        """Whether it converts and how many nodes are served, in one line."""
+    def _told(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
         reached = sum(variable.reached for variable in self.variables)
         verdict = "converts" if self.ok else "does not convert"
-        return (
-            f"<GradientExplanation: {verdict}, {reached} of {len(self.variables)} variables reached; nodes: {counts}>"
-        )
+        nodes = f"; nodes: {counts}" if counts else ""
+        return f"{verdict}, {reached} of {len(self.variables)} variables reached{nodes}"
+
+    def __repr__(self) -> str:
+        """Whether it converts and how many nodes are served, in one line."""
+        return f"<GradientExplanation: {self._told()}>"
 
     def html(self) -> str:
         """The tables as a part of a page."""

@@ -18,6 +18,8 @@ from onnx_backprop.converters.training.optimizer_function import Update
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Group", "Lion", "Optimizer", "RMSProp"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -267,3 +269,7 @@ def check_optimizer(optimizer: Any) -> Optimizer | None:
         return optimizer
     names, hint = ", ".join(map(repr, OPTIMIZERS)), near(str(optimizer), OPTIMIZERS)
     raise InvalidArgumentError(f"optimizer: expected None, one of {names}, or an Optimizer, got {optimizer!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

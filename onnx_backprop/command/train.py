@@ -1,14 +1,17 @@
 """The command `onnx-backprop train`: a model and data in, the trained model out."""
 
 import argparse
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
 from onnx_backprop.command.supervise import supervise
@@ -122,7 +125,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     )
     assert loader is not None
     schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
-    say(arguments, "\n".join((graph.summary(most=_ROWS), *_plan(arguments, loader, measured))))
+    plan = _plan(arguments, loader, measured)
+    say(arguments, "\n".join((graph.summary(most=_ROWS), *_lines(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
         graph,
@@ -163,26 +167,40 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         if trainer.kept:
             raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
         raise
-    facts = _facts(arguments, records, seconds, trainer.steps)
+    outcome = _outcome(records, seconds, trainer.steps)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
-        _report(arguments, trainer, loader, facts, records, norms)
+        _report(arguments, trainer, loader, plan | outcome | _program(arguments, trainer), records, norms)
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
-    say(arguments, "\n".join(f"{name}: {value}" for name, value in (facts | curve).items()))
+    say(arguments, "\n".join(_lines(outcome | curve)))
     say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
     return 0
 
 
-def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> Iterator[str]:
+def _lines(facts: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}: {value}" for name, value in facts.items())
+
+
+def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> dict[str, str]:
     """What is about to be done."""
-    steps = len(loader) * arguments.epochs
-    yield f"data: {repr(loader)[len('<Batches of ') : -1]}"
+    plan = {"data": repr(loader)[len("<Batches of ") : -1]}
     if measured is not None:
-        yield f"evaluation: {measured.rows:,} rows, after every epoch"
-    yield (
-        f"training: {arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, {steps:,} steps, "
+        plan["evaluation"] = f"{measured.rows:,} rows, after every epoch"
+    epochs = "1 epoch" if arguments.epochs == 1 else f"{arguments.epochs} epochs"
+    plan["training"] = (
+        f"{arguments.optimizer}, {arguments.loss}, {epochs}, {len(loader) * arguments.epochs:,} steps, "
         f"learning rate {arguments.learning_rate:g} ({arguments.schedule})"
     )
+    return plan
+
+
+def _program(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
+    """What the training can be done again with."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnx", "numpy"))
+    return {
+        "command": shlex.join(["onnx-backprop", *arguments.argv]),
+        "program": f"onnx-backprop {__version__} (kernels {trainer.kernels!r}), {versions}",
+    }
 
 
 def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
@@ -249,19 +267,20 @@ def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
     return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
 
 
-def _facts(arguments: argparse.Namespace, records: list[Record], seconds: float, steps: int) -> dict[str, str]:
-    facts = {"model": arguments.model, "loss": arguments.loss, "optimizer": arguments.optimizer}
+def _outcome(records: list[Record], seconds: float, steps: int) -> dict[str, str]:
+    """What came out."""
     if not records:
-        return facts | {"steps": f"{steps}, all of them before"}
+        return {"steps": f"{steps}, all of them before"}
     ends = max(1, min(len(records) // 10, 100))
     first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
-    facts["steps"] = f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each ({steps} in all)"
+    before = f" ({steps} in all)" if steps > len(records) else ""
+    facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each{before}"}
     if records[-1].skipped is not None:
         facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
-    facts["training loss"] = f"{first:.6g} -> {last:.6g} (means of {ends} steps)"
+    facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:
-        facts["evaluation loss"] = f"{measured[0]:.6g} -> {measured[-1]:.6g}"
+        facts["evaluation loss"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
     return facts
 
 

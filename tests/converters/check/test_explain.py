@@ -193,7 +193,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.warns(ob.OnnxBackpropWarning):  # which the command prints
         ob.backward(model_of(NET), wrt=["unused"])
     assert command.main(["explain", path, "--of", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("onnx-backprop: error: of: ")
+    assert capsys.readouterr().err.startswith("onnx-backprop: error: --of: ")
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
 
