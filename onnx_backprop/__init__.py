@@ -33,6 +33,7 @@ from onnx_backprop.opset import (
     UnsupportedOpError,
     reference_ops,
 )
+from onnx_backprop.opset.core.hints import near as _near
 from onnx_backprop.opset.core.limits import limits
 from onnx_backprop.opset.core.signals import Deferred as _Deferred
 
@@ -149,9 +150,7 @@ _NAMES = {name: module for module, names in _WHERE.items() for name in names.spl
 def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for; KernelError where it needs an onnxruntime that is not there."""
     if name not in _MODULES and name not in _NAMES:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}", name=name, obj=import_module(__name__)
-        )  # with which Python finds near misses
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_near(name, __all__)}")
     try:
         with _Deferred():  # pybind11 turns an interrupted import into an ImportError
             module = import_module(f"{__name__}.{_MODULES.get(name) or _NAMES[name]}")

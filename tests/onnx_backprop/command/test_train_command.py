@@ -150,7 +150,15 @@ def test_report(folder: Path) -> None:
     assert page.counts["svg"] == 3
     # loss and evaluation, the rate, and a norm for each of five parameters
     assert page.counts["polyline"] == 2 + 1 + 5
-    for words in ("Time of one step, by operator", "Gemm", "w1", "‖gradient‖₂", "training loss"):
+    for words in (
+        "Time of one step, by operator",
+        "Gemm",
+        "w1",
+        "‖gradient‖₂",
+        "training loss",
+        "--ema 0.9",
+        f"onnx-backprop {ob.__version__} (kernels",
+    ):
         assert words in text
     for words in ("_inlfunc_", "OnnxBackprop_"):
         assert words not in text
