@@ -181,7 +181,7 @@ class _Bar:
         pause = 0.1 if bars.watched() else 10  # a log file wants few lines
         shown = {"total": total, "initial": trainer.steps, "desc": "training", "unit": "step", "mininterval": pause}
         self._bar = bars.bar(always=wanted is True, dynamic_ncols=True, **shown)
-        self._trainer, self._epochs = trainer, epochs
+        self._epochs, self._rates = epochs, set[float]()
         self._mean: float | None = None
         self._doing = "training"
 
@@ -201,6 +201,7 @@ class _Bar:
         self._doing = f"epoch {record.epoch + 1}/{self._epochs}"
         self._bar.set_description_str(self._doing, False)
         self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
-        rate = "" if self._trainer.schedule is None else f", η {record.learning_rate:.2g}"
+        self._rates.add(record.learning_rate)
+        rate = f", η {record.learning_rate:.2g}" if len(self._rates) > 1 else ""
         self._bar.set_postfix_str(f"loss {self._mean:.4g}{rate}", False)
         self._bar.update()

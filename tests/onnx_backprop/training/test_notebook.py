@@ -42,7 +42,7 @@ class _Stream(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("schedule", [None, ob.schedules.Constant(0.01)], ids=["rate", "schedule"])
+@pytest.mark.parametrize("schedule", [ob.schedules.Constant(0.01), ob.schedules.Step(0.01, every=5, factor=0.5)])
 def test_the_bar_tells_epoch_loss_and_what_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedule: Any
 ) -> None:
@@ -54,7 +54,7 @@ def test_the_bar_tells_epoch_loss_and_what_changes(
     mean = records[0].loss
     for record in records[1:]:
         mean = 0.98 * mean + 0.02 * record.loss
-    rate = "" if schedule is None else ", η 0.01"
+    rate = ", η 0.005" if isinstance(schedule, ob.schedules.Step) else ""
     assert last.startswith("epoch 2/2: 100%|")
     assert last.endswith(f"loss {mean:.4g}{rate}]")
 
