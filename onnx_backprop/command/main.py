@@ -18,6 +18,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,7 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert = commands.add_parser(
         "convert",
         help="write a model that computes gradients as well",
+        usage="%(prog)s IN -o OUT [options]",
         description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
         "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
         "of ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
@@ -373,6 +375,10 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             "the demo is a script of the source tree, models/super_resolution.py, which an installed package does not "
             f"hold. Get the source of {PROGRAM} {__version__} and run `make demo` in its top folder"
+        )
+    if absent := [name for name in ("matplotlib", "PIL", "skimage") if find_spec(name) is None]:
+        raise InvalidArgumentError(
+            f"the demo needs {', '.join(absent)}. Run `make demo`, or `pip install '.[demo]'` in {root}"
         )
     # as a module, since the scripts import each other; -P, or a folder `models` where the user stands would win
     command = [sys.executable, "-P", "-m", "models.super_resolution", *arguments.rest]

@@ -1,6 +1,7 @@
 """The command `onnx-backprop train`: a model and data in, the trained model out."""
 
 import argparse
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ def add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train",
         help="train a model on arrays in files",
+        usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
         description="DATA is an .npz file that holds an array for every input of the model and for the target: "
         "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
         "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
@@ -47,44 +49,54 @@ def add_train(commands: Any) -> None:
     train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
     train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
     train.add_argument("--data", metavar="DATA", required=True, help="arrays to train on, by the names of the inputs")
-    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
-    share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(train, "--checkpoint")
-    share(train, "--precision", "--memory", "--limit", "--force", "--quiet")
-    train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
-    train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
-    train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
-    train.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (%(default)s)")
-    train.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
-    train.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
-    train.add_argument("--momentum", type=float, help="of sgd and rmsprop")
-    train.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
-    train.add_argument("--clip-norm", type=float, help="limit of the norm of all gradients")
-    train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
-    train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
-    train.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
-    train.add_argument(
-        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
+    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
+    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
+    share(train, "--force", "--quiet", "--limit")
+
+    what = train.add_argument_group("what is trained")
+    share(what, "--trainable", "--frozen", "--prediction", "--tie", "--untie", "--straight-through", "--strict")
+    what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+
+    how = train.add_argument_group("steps and updates")
+    how.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)")
+    how.add_argument("--batch-size", type=int, default=32, metavar="ROWS", help="rows of a step (%(default)s)")
+    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)")
+    how.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="the highest one (%(default)s)")
+    how.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
+    how.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
+    how.add_argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop")
+    how.add_argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)")
+    how.add_argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients")
+    how.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
+    how.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
+    how.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the order of the rows and of Dropout (%(default)s)"
     )
-    train.add_argument(
-        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
-    )
-    train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
-    train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
-    train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
-    train.add_argument(
+
+    memory = train.add_argument_group("memory and precision")
+    share(memory, "--memory", "--precision", "--checkpoint")
+
+    again = train.add_argument_group("going on, and several ranks")
+    again.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
+    again.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
+    again.add_argument(
         "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
     )
-    train.add_argument(
+    again.add_argument(
         "--restarts",
         type=int,
         default=0,
         metavar="TIMES",
         help="start it again from the checkpoint, this often at most, where it was killed or has crashed (%(default)s)",
     )
-    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
-    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
+    again.add_argument(
+        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    )
+    again.add_argument(
+        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
+    )
     train.set_defaults(run=run)
 
 
@@ -217,10 +229,9 @@ def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str
 
 def _check(arguments: argparse.Namespace) -> None:
     """Before any long work."""
-    if arguments.seed < 0 or arguments.epochs < 1:
-        raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
-    if arguments.restarts < 0:
-        raise InvalidArgumentError(f"--restarts: expected 0 or more, got {arguments.restarts}")
+    for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("learning_rate", 0), ("restarts", 0)):
+        if not least <= (value := getattr(arguments, name)) < math.inf:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 

@@ -42,7 +42,7 @@ class _Stream(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("schedule", [ob.schedules.Constant(0.01), ob.schedules.Step(0.01, every=5, factor=0.5)])
+@pytest.mark.parametrize("schedule", [ob.schedules.Constant(0.01), ob.schedules.Step(0.01, every=2, factor=0.5)])
 def test_the_bar_tells_epoch_loss_and_what_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedule: Any
 ) -> None:
