@@ -21,7 +21,14 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, require_operators, session
+from onnx_backprop.ort_ops import (
+    SessionOptions,
+    be_lean,
+    default_options,
+    native_kernels_work,
+    require_operators,
+    session,
+)
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
@@ -65,7 +72,7 @@ class Trainer:
         learning_rate: float = 1e-3,
         seed: int = 0,
         kernels: str | None = "numba",
-        session_options: onnxruntime.SessionOptions | None = None,
+        session_options: SessionOptions | None = None,
         communicator: Any = None,
         sync_batch_norm: bool = False,
         overlap: bool = True,
