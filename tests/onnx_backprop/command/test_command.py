@@ -279,6 +279,12 @@ def test_bad_input_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str], 
     assert Path("there.onnx").read_text() == "precious"
 
 
+def test_the_demo_says_what_it_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "skimage" else name)
+    assert command.main(["demo"]) == 2
+    assert "the demo needs skimage. Run `make demo`, or" in capsys.readouterr().err
+
+
 def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     out, err = capsys.readouterr()
