@@ -71,6 +71,11 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[int(7 * (m - low) / (high - low)) if high > low else 0] for m in means)
 
 
+def told_bytes(count: float) -> str:
+    """A size of memory or of a file."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
 def _narrowed(widths: list[int], lines: Sequence[Sequence[str]], room: int) -> bool:
     """Take from the widest columns until they fit; False where they do not, and stay."""
     least = [max(len(piece) for row in lines for piece in _Names.wordsep_re.split(row[n])) for n in range(len(widths))]

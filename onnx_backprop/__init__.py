@@ -1,10 +1,13 @@
 """Train ONNX models in stock onnxruntime: gradient operators, their kernels, and the converters that use them.
 
     import onnx_backprop as ob
-    graph = ob.training_graph("model.onnx", loss="mse")
-    session = ob.session(graph.model)
+    graph = ob.training_graph("model.onnx", loss="mse", optimizer="adamw")
+    trainer = ob.Trainer(graph)
+    trainer.fit(batches, epochs=10)
+    trainer.export("trained.onnx")
 
-Importing this needs onnx alone; `session` and `register_ops` load onnxruntime when they are first asked for.
+Importing this needs onnx alone; `Trainer`, `session` and what else runs models load
+onnxruntime when they are first asked for.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from onnx_backprop.opset import (
     UnsupportedOpError,
     reference_ops,
 )
+from onnx_backprop.opset.core.hints import near as _near
 from onnx_backprop.opset.core.limits import limits
 from onnx_backprop.opset.core.signals import Deferred as _Deferred
 
@@ -146,7 +150,7 @@ _NAMES = {name: module for module, names in _WHERE.items() for name in names.spl
 def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for; KernelError where it needs an onnxruntime that is not there."""
     if name not in _MODULES and name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_near(name, __all__)}")
     try:
         with _Deferred():  # pybind11 turns an interrupted import into an ImportError
             module = import_module(f"{__name__}.{_MODULES.get(name) or _NAMES[name]}")

@@ -29,6 +29,9 @@ def check_gradients(
 ) -> GradientReport:
     """Whether `backward` gives the gradients of a model: <gradient, v> against differences along random directions v.
 
+        report = ob.check_gradients("model.onnx")
+        assert report.ok, report
+
     With L(x) = Σ_y <dy, y(x)> and random dy, the gradient g of L is right when (L(x + h·v) - L(x - h·v)) / 2h tends to
     <g, v> as h shrinks. The differences are of the model's own forward: in float64 through onnx's reference evaluator
     for a small model that it runs as onnxruntime does, else in onnxruntime in float32. When they contradict the

@@ -38,7 +38,9 @@ def value_and_grad(
 ) -> ValueAndGrad:
     """A function x -> (y, ∂y/∂x) of one vector x, y being an output of one element, as `scipy.optimize.minimize` wants.
 
-        f = ob.value_and_grad("model.onnx", wrt=["a", "b"], of=["energy"], feeds={"temperature": t}, hvp=True)
+        from scipy.optimize import minimize
+
+        f = ob.value_and_grad("energy.onnx", wrt=["a", "b"], of=["energy"], feeds={"temperature": t}, hvp=True)
         minimize(f, f.start, jac=True, hessp=f.hvp, method="Newton-CG")
 
     Args:

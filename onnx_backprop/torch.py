@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
-from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, session
+from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
@@ -40,7 +40,7 @@ def module(
     *,
     kernels: str = "numba",
     untie: bool = False,
-    session_options: onnxruntime.SessionOptions | None = None,
+    session_options: SessionOptions | None = None,
 ) -> Module:
     """A `torch.nn.Module` of a model: y = f(x), and of a loss of y the gradients by x and the weights.
 
@@ -85,9 +85,7 @@ class Module(torch.nn.Module):
     copy.deepcopy, makes sessions of its own.
     """
 
-    def __init__(
-        self, found: Variables, *, kernels: str, session_options: onnxruntime.SessionOptions | None = None
-    ) -> None:
+    def __init__(self, found: Variables, *, kernels: str, session_options: SessionOptions | None = None) -> None:
         super().__init__()
         self._model = found
         self._kernels = None if kernels == "numba" and not native_kernels_work() else kernels
@@ -208,7 +206,7 @@ class Module(torch.nn.Module):
 class _Run:
     """The sessions of one kind of call."""
 
-    def __init__(self, made: Passes, kernels: str | None, options: onnxruntime.SessionOptions | None) -> None:
+    def __init__(self, made: Passes, kernels: str | None, options: SessionOptions | None) -> None:
         self.masks, self.outputs, self.statistics = made.masks, made.outputs, tuple(made.statistics)
         self._ends, self.seeds, self._gradients = made.ends, made.seeds, made.gradients
         self.reads: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops.sessions import (
+    SessionOptions,
     be_lean,
     default_options,
     native_kernels_work,
@@ -12,6 +13,7 @@ from onnx_backprop.ort_ops.sessions import (
 )
 
 __all__ = [
+    "SessionOptions",
     "be_lean",
     "default_options",
     "native_kernels_work",

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -28,13 +28,18 @@ from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.numba import write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 
+if TYPE_CHECKING:
+    from typing import Any as SessionOptions  # a class in C, of which type checkers know nothing
+else:
+    from onnxruntime import SessionOptions
+
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 # what onnxruntime says about a model; its errors have no base of their own
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
 
-_registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
+_registered: WeakSet[SessionOptions] = WeakSet()
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
 _registration = threading.RLock()
 if hasattr(os, "register_at_fork"):
@@ -43,7 +48,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def register_ops(session_options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
+def register_ops(session_options: SessionOptions) -> SessionOptions:
     """Register the kernels with session options of your own; returns the same options.
 
     Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
@@ -70,7 +75,7 @@ def session(
     model: ModelProto | ir.Model | str | Path,
     *,
     kernels: str | None = "numba",
-    session_options: onnxruntime.SessionOptions | None = None,
+    session_options: SessionOptions | None = None,
     providers: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
@@ -200,7 +205,7 @@ def _missing() -> str:
 
 
 @cache
-def default_options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> onnxruntime.SessionOptions:
+def default_options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> SessionOptions:
     """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
 
     Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
@@ -221,7 +226,7 @@ def default_options(*, python_operators: bool, lean: bool = False, threads: int 
     return options
 
 
-def be_lean(options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
+def be_lean(options: SessionOptions) -> SessionOptions:
     """Let a session hold what its run needs at a time, and no more; returns the options.
 
     With memory patterns onnxruntime allocates all that a run needs once more after the first, in one block, and keeps

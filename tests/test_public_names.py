@@ -90,6 +90,15 @@ def test_public_names() -> None:
     }
 
 
+@pytest.mark.parametrize("module", [ob.artifacts, ob.losses, ob.optimizers, ob.schedules], ids=lambda m: m.__name__)
+def test_modules_offer_their_own_names_alone(module: Any) -> None:
+    """What completion shows; the classes of it, none is missing."""
+    assert dir(module) == sorted(module.__all__)
+    own = {n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__}
+    bases = {"Loss", "ElementLoss"}
+    assert {n for n in own if not n.startswith("_")} - bases <= set(dir(module))
+
+
 def test_every_error_is_exported() -> None:
     defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert defined == {name for name in NAMES if name.endswith(("Error", "Warning"))}
@@ -131,7 +140,9 @@ def test_values() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(AttributeError, match="module 'onnx_backprop' has no attribute 'sesion'"):
+    with pytest.raises(
+        AttributeError, match="module 'onnx_backprop' has no attribute 'sesion'. Did you mean 'session'?"
+    ):
         ob.sesion  # noqa: B018
 
 

@@ -98,19 +98,22 @@ class GradientExplanation:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
         if self.refusal:
             lines += ["", f"refused: {self.refusal}"]
+        lines += ["", self._told()]
         return wrapped("\n".join(lines))
 
     def _counts(self) -> Counter[str]:
         return Counter(node.status for node in self.nodes)
 
-    def __repr__(self) -> str:
-        """Whether it converts and how many nodes are served, in one line."""
+    def _told(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
         reached = sum(variable.reached for variable in self.variables)
         verdict = "converts" if self.ok else "does not convert"
-        return (
-            f"<GradientExplanation: {verdict}, {reached} of {len(self.variables)} variables reached; nodes: {counts}>"
-        )
+        nodes = f"; nodes: {counts}" if counts else ""
+        return f"{verdict}, {reached} of {len(self.variables)} variables reached{nodes}"
+
+    def __repr__(self) -> str:
+        """Whether it converts and how many nodes are served, in one line."""
+        return f"<GradientExplanation: {self._told()}>"
 
     def html(self) -> str:
         """The tables as a part of a page."""
@@ -140,6 +143,9 @@ def explain_gradients(
     model: ModelProto | ir.Model | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
+
+        explanation = ob.explain_gradients("model.onnx", wrt=["x"])
+        print(explanation)  # in a notebook: a table; explanation.ok: whether the model converts
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.

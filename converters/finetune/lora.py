@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes, attributes_of, ca
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.hints import near
 
 Values = Mapping[str, np.ndarray]
@@ -32,7 +32,7 @@ class _Adapter:
     nodes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoraModel:
     """A model with low-rank adapters, as `lora` makes it.
 
@@ -47,6 +47,15 @@ class LoraModel:
     base: ModelProto
     scale: float
     _adapters: tuple[_Adapter, ...]
+
+    def __repr__(self) -> str:
+        """How much is trained of how much, in one line."""
+        sizes = {tensor.name: math.prod(tensor.dims) for tensor in self.model.graph.initializer}
+        trained = sum(sizes[name] for name in self.trainable)
+        return (
+            f"<LoraModel {printable(self.base.graph.name)!r}: {len(self._adapters)} adapters; "
+            f"{trained:,} of {sum(sizes.values()):,} elements trained>"
+        )
 
     def merge(self, values: Values) -> ModelProto:
         """The base with the weights W + ΔW and no node or input more.
@@ -105,9 +114,9 @@ def lora(
     """y = x·W + (alpha / rank)·(x·A)·B in the place of y = x·W, W being frozen: W + ΔW, ΔW of a low rank.
 
         adapted = ob.lora("model.onnx", ["*attn*"], rank=8)
-        graph = ob.training_graph(adapted.model, loss=…, trainable=adapted.trainable, optimizer="adamw")
+        graph = ob.training_graph(adapted.model, loss="mse", trainable=adapted.trainable, optimizer="adamw")
         trainer = ob.Trainer(graph)
-        …
+        trainer.fit(batches, epochs=3)
         onnx.save(adapted.merge(trainer.parameters()), "tuned.onnx")
 
     Args:

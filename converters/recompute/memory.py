@@ -18,6 +18,7 @@ from onnx_backprop.converters.recompute.program import Program
 from onnx_backprop.converters.recompute.replay import Choice, Replay
 from onnx_backprop.converters.recompute.sizes import sizes
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 _UNITS = {"": 1, "b": 1} | {f"{p}b": 1000**n for n, p in enumerate("kmgt", 1)}
@@ -75,8 +76,8 @@ def fit_memory(
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
     if replay.peak > budget:
         raise InvalidArgumentError(
-            f"memory: a budget of {_size(budget)} for activations cannot be kept. The least found is "
-            f"{_size(replay.peak)} ({replay.peak / max(without, 1):.0%} of {_size(without)} without one) "
+            f"memory: a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
+            f"{told_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {told_bytes(without)} without one) "
             f"for about {time:.2f} times the time of a step"
         )
     nodes = Emitter(program, replay, own, Builder(used_names(graph))).write()
@@ -91,10 +92,6 @@ def told(expected: Mapping[str, Any]) -> str:
     if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):
         return ""
     return (
-        f"{_size(budget)} at once, {_size(without)} without a budget; {copies} nodes run again, "
+        f"{told_bytes(budget)} at once, {told_bytes(without)} without a budget; {copies} nodes run again, "
         f"for about {time:.2f} times the time of a step"
     )
-
-
-def _size(count: Any) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"

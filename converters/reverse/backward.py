@@ -52,6 +52,9 @@ def backward(
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
 
+        model = ob.backward("model.onnx", wrt=["x"], of=["y"])
+        y, dx = ob.session(model).run(None, {"x": x, "y_grad": np.ones_like(x)})
+
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed. It may be a result of this
             function, to any order.

@@ -1,6 +1,6 @@
 """Losses: what `training_graph` puts behind a model's output, as ordinary ONNX nodes.
 
-    loss = MSE(reduction="sum")                       or its name, "mse", for the defaults
+    loss = MSE(reduction="sum")  # or its name, "mse", for the defaults
     loss = SoftmaxCrossEntropy(weight=[1, 3], ignore_index=-100, label_smoothing=0.1)
     loss = lambda op, outputs: op.ReduceMean(op.Abs(op.Sub(outputs["y"], op.input("t", outputs["y"]))), keepdims=0)
 
@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.rules.common import widen
-from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.converters.training.names import MUST_HAVE_THE_SHAPE_OF, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dim, Dims, describe
 
+__all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "LossBuilder", "SoftmaxCrossEntropy"]
 REDUCTIONS = ("mean", "sum")
 
 
@@ -325,7 +326,7 @@ def _checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None
     """
     if wanted is None:
         return target
-    outer, op.prefix = op.prefix, f"{target.name}_must_have_the_shape_of_{prediction.name}"
+    outer, op.prefix = op.prefix, f"{target.name}{MUST_HAVE_THE_SHAPE_OF}{prediction.name}"
     result = op.Reshape(target, wanted)
     if _symbolic(shape) > 1:
         got = op.Shape(target)
@@ -333,3 +334,7 @@ def _checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None
     op.prefix = outer
     result.type, result.shape = target.type, ir.Shape(shape)
     return result
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -5,4 +5,5 @@ LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step
 LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
 LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
+MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"  # in names of nodes, between a target and its prediction
 SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"

@@ -1,6 +1,6 @@
 """Optimizers: what a step does to the parameters, as functions in standard ONNX operators.
 
-    optimizer = AdamW(weight_decay=0.01, clip_norm=1.0, groups=[Group(["*.bias"], weight_decay=0.0)])
+    optimizer = AdamW(weight_decay=0.01, clip_norm=1.0, groups=[Group(parameters=["*bias"], weight_decay=0.0)])
 
 x is a parameter, g its gradient, η the learning rate (times the factor of its group), λ the weight decay and t the
 number of the step, counted from 1. The formulas are those of torch.optim; `Lion` is that of its paper. Moments have
@@ -17,6 +17,8 @@ from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.training.optimizer_function import Update
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Group", "Lion", "Optimizer", "RMSProp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,3 +269,7 @@ def check_optimizer(optimizer: Any) -> Optimizer | None:
         return optimizer
     names, hint = ", ".join(map(repr, OPTIMIZERS)), near(str(optimizer), OPTIMIZERS)
     raise InvalidArgumentError(f"optimizer: expected None, one of {names}, or an Optimizer, got {optimizer!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -63,6 +63,9 @@ def training_graph(
 ) -> TrainingGraph:
     """(loss, d loss / d parameters) as one graph, `<p>_grad` = ∂loss/∂p, or with an optimizer (loss, p after a step).
 
+        graph = ob.training_graph("model.onnx", loss="mse", optimizer="adamw")
+        trainer = ob.Trainer(graph)  # or graph.save("training.onnx"), for any onnxruntime
+
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
         loss: None for a model whose output is its loss already; or a name or object of `losses`: with y the

@@ -19,3 +19,7 @@ __all__ = [
     "Parameter",
     "generate_artifacts",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, helper
 
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
@@ -18,7 +17,7 @@ from onnx_backprop.converters.training.names import OPTIMIZER_METADATA
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
-from onnx_backprop.ort_ops import session
+from onnx_backprop.ort_ops import SessionOptions, session
 from onnx_backprop.training.inputs import refusals
 from onnx_backprop.training.schedules import checked_rate
 
@@ -46,7 +45,7 @@ class Module:
         state: CheckpointState,
         eval_model_uri: Uri | None = None,
         device: str = "cpu",
-        session_options: onnxruntime.SessionOptions | None = None,
+        session_options: SessionOptions | None = None,
     ) -> None:
         if device != "cpu":
             raise ArtifactError(f"device: expected 'cpu', got {device!r}")

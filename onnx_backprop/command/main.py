@@ -12,13 +12,15 @@ import contextlib
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 
@@ -26,6 +28,7 @@ from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.modes import add_modes, differentiated, results
 from onnx_backprop.command.options import NO_LOSS, limits_of, read_arrays, say, share, training_options
+from onnx_backprop.command.parser import Parser
 from onnx_backprop.command.train import add_train
 from onnx_backprop.command.web import add_web
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
@@ -44,13 +47,16 @@ from onnx_backprop.opset.core.progress import hidden
 from onnx_backprop.opset.core.reading import load
 
 PROGRAM = "onnx-backprop"
+_FIRST_STEPS = f"""\
+first steps:
+  {PROGRAM} explain model.onnx
+  {PROGRAM} train model.onnx -o trained.onnx --data data.npz --loss mse
 
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, like every other error of the command."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidArgumentError(f"{message}. `{self.prog} --help` explains the arguments")
+`{PROGRAM} COMMAND --help` explains a command.
+"""
+_OPTION = re.compile(
+    r"(wrt|of|trainable|frozen|tie|prediction|precision|memory|kernels): "
+)  # that a message of the library begins with
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         parser = _parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return 2
         arguments, arguments.rest = parser.parse_known_args(argv)
         arguments.argv = sys.argv[1:] if argv is None else list(argv)
         if arguments.rest and arguments.run is not _demo:
-            parser.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
+            arguments.parser.unrecognized(arguments.rest)
         with warnings.catch_warnings(), limits_of(arguments), hidden(really=getattr(arguments, "quiet", False)):
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = _show_warning
@@ -87,7 +96,8 @@ def _as_options(message: str) -> str:
     """A message of the library in the terms of the command."""
     for name in ("straight_through", "strict", "untie", "inline"):
         message = message.replace(f"{name}=True", f"--{name.replace('_', '-')}")
-    return message
+    message = message.replace("clip_norm=1.0", "--clip-norm 1.0")
+    return f"--{message}" if _OPTION.match(message) else message
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
@@ -106,8 +116,13 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Train ONNX models in stock onnxruntime.")
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROGRAM,
+        description="Train ONNX models in stock onnxruntime.",
+        epilog=_FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_convert, _add_check, _add_explain, add_train, add_web):
@@ -123,13 +138,16 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     demo.set_defaults(run=_demo)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
-def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert = commands.add_parser(
         "convert",
         help="write a model that computes gradients as well",
+        usage="%(prog)s IN -o OUT [options]",
         description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
         "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
         "of ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
@@ -183,7 +201,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_check(commands: argparse._SubParsersAction[Parser]) -> None:
     check = commands.add_parser(
         "check",
         help="check the gradients of a model against differences of its outputs",
@@ -223,7 +241,7 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
     explain = commands.add_parser(
         "explain",
         help="tell which rule serves each node, and where and why a gradient path stops",
@@ -357,6 +375,10 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             "the demo is a script of the source tree, models/super_resolution.py, which an installed package does not "
             f"hold. Get the source of {PROGRAM} {__version__} and run `make demo` in its top folder"
+        )
+    if absent := [name for name in ("matplotlib", "PIL", "skimage") if find_spec(name) is None]:
+        raise InvalidArgumentError(
+            f"the demo needs {', '.join(absent)}. Run `make demo`, or `pip install '.[demo]'` in {root}"
         )
     # as a module, since the scripts import each other; -P, or a folder `models` where the user stands would win
     command = [sys.executable, "-P", "-m", "models.super_resolution", *arguments.rest]

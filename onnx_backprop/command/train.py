@@ -1,14 +1,18 @@
 """The command `onnx-backprop train`: a model and data in, the trained model out."""
 
 import argparse
+import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
 from onnx_backprop.command.supervise import supervise
@@ -36,6 +40,7 @@ def add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train",
         help="train a model on arrays in files",
+        usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
         description="DATA is an .npz file that holds an array for every input of the model and for the target: "
         "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
         "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
@@ -44,44 +49,54 @@ def add_train(commands: Any) -> None:
     train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
     train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
     train.add_argument("--data", metavar="DATA", required=True, help="arrays to train on, by the names of the inputs")
-    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
     share(train, "--loss", required=True)
-    share(train, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(train, "--checkpoint")
-    share(train, "--precision", "--memory", "--limit", "--force", "--quiet")
-    train.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
-    train.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
-    train.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
-    train.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (%(default)s)")
-    train.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
-    train.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
-    train.add_argument("--momentum", type=float, help="of sgd and rmsprop")
-    train.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
-    train.add_argument("--clip-norm", type=float, help="limit of the norm of all gradients")
-    train.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
-    train.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
-    train.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
-    train.add_argument(
-        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
+    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
+    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
+    share(train, "--force", "--quiet", "--limit")
+
+    what = train.add_argument_group("what is trained")
+    share(what, "--trainable", "--frozen", "--prediction", "--tie", "--untie", "--straight-through", "--strict")
+    what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+
+    how = train.add_argument_group("steps and updates")
+    how.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)")
+    how.add_argument("--batch-size", type=int, default=32, metavar="ROWS", help="rows of a step (%(default)s)")
+    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)")
+    how.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="the highest one (%(default)s)")
+    how.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
+    how.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
+    how.add_argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop")
+    how.add_argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)")
+    how.add_argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients")
+    how.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
+    how.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
+    how.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the order of the rows and of Dropout (%(default)s)"
     )
-    train.add_argument(
-        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
-    )
-    train.add_argument("--seed", type=int, default=0, help="of the order of the rows and of Dropout (%(default)s)")
-    train.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
-    train.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
-    train.add_argument(
+
+    memory = train.add_argument_group("memory and precision")
+    share(memory, "--memory", "--precision", "--checkpoint")
+
+    again = train.add_argument_group("going on, and several ranks")
+    again.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
+    again.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
+    again.add_argument(
         "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
     )
-    train.add_argument(
+    again.add_argument(
         "--restarts",
         type=int,
         default=0,
         metavar="TIMES",
         help="start it again from the checkpoint, this often at most, where it was killed or has crashed (%(default)s)",
     )
-    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
-    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
+    again.add_argument(
+        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+    )
+    again.add_argument(
+        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
+    )
     train.set_defaults(run=run)
 
 
@@ -122,7 +137,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     )
     assert loader is not None
     schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
-    say(arguments, "\n".join((graph.summary(most=_ROWS), *_plan(arguments, loader, measured))))
+    plan = _plan(arguments, loader, measured)
+    say(arguments, "\n".join((graph.summary(most=_ROWS), *_lines(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
         graph,
@@ -163,26 +179,40 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         if trainer.kept:
             raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
         raise
-    facts = _facts(arguments, records, seconds, trainer.steps)
+    outcome = _outcome(records, seconds, trainer.steps)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
-        _report(arguments, trainer, loader, facts, records, norms)
+        _report(arguments, trainer, loader, plan | outcome | _program(arguments, trainer), records, norms)
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
-    say(arguments, "\n".join(f"{name}: {value}" for name, value in (facts | curve).items()))
+    say(arguments, "\n".join(_lines(outcome | curve)))
     say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
     return 0
 
 
-def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> Iterator[str]:
+def _lines(facts: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}: {value}" for name, value in facts.items())
+
+
+def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> dict[str, str]:
     """What is about to be done."""
-    steps = len(loader) * arguments.epochs
-    yield f"data: {repr(loader)[len('<Batches of ') : -1]}"
+    plan = {"data": repr(loader)[len("<Batches of ") : -1]}
     if measured is not None:
-        yield f"evaluation: {measured.rows:,} rows, after every epoch"
-    yield (
-        f"training: {arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, {steps:,} steps, "
+        plan["evaluation"] = f"{measured.rows:,} rows, after every epoch"
+    epochs = "1 epoch" if arguments.epochs == 1 else f"{arguments.epochs} epochs"
+    plan["training"] = (
+        f"{arguments.optimizer}, {arguments.loss}, {epochs}, {len(loader) * arguments.epochs:,} steps, "
         f"learning rate {arguments.learning_rate:g} ({arguments.schedule})"
     )
+    return plan
+
+
+def _program(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
+    """What the training can be done again with."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnx", "numpy"))
+    return {
+        "command": shlex.join(["onnx-backprop", *arguments.argv]),
+        "program": f"onnx-backprop {__version__} (kernels {trainer.kernels!r}), {versions}",
+    }
 
 
 def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
@@ -199,10 +229,9 @@ def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str
 
 def _check(arguments: argparse.Namespace) -> None:
     """Before any long work."""
-    if arguments.seed < 0 or arguments.epochs < 1:
-        raise InvalidArgumentError("--seed, --epochs: expected 0 or more, and 1 or more")
-    if arguments.restarts < 0:
-        raise InvalidArgumentError(f"--restarts: expected 0 or more, got {arguments.restarts}")
+    for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("learning_rate", 0), ("restarts", 0)):
+        if not least <= (value := getattr(arguments, name)) < math.inf:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
 
@@ -249,19 +278,20 @@ def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
     return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
 
 
-def _facts(arguments: argparse.Namespace, records: list[Record], seconds: float, steps: int) -> dict[str, str]:
-    facts = {"model": arguments.model, "loss": arguments.loss, "optimizer": arguments.optimizer}
+def _outcome(records: list[Record], seconds: float, steps: int) -> dict[str, str]:
+    """What came out."""
     if not records:
-        return facts | {"steps": f"{steps}, all of them before"}
+        return {"steps": f"{steps}, all of them before"}
     ends = max(1, min(len(records) // 10, 100))
     first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
-    facts["steps"] = f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each ({steps} in all)"
+    before = f" ({steps} in all)" if steps > len(records) else ""
+    facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each{before}"}
     if records[-1].skipped is not None:
         facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
-    facts["training loss"] = f"{first:.6g} -> {last:.6g} (means of {ends} steps)"
+    facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:
-        facts["evaluation loss"] = f"{measured[0]:.6g} -> {measured[-1]:.6g}"
+        facts["evaluation loss"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
     return facts
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.converters.pages import fragment, table
+from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -53,7 +54,7 @@ class Batches:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        rows = [(name, kind, shape, f"{size / 2**20:,.1f} MiB") for name, kind, shape, size in self._described()]
+        rows = [(name, kind, shape, told_bytes(size)) for name, kind, shape, size in self._described()]
         told = f"<p>{self._told()}</p>"
         return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), told)
 

@@ -181,12 +181,15 @@ class _Bar:
         pause = 0.1 if bars.watched() else 10  # a log file wants few lines
         shown = {"total": total, "initial": trainer.steps, "desc": "training", "unit": "step", "mininterval": pause}
         self._bar = bars.bar(always=wanted is True, dynamic_ncols=True, **shown)
+        self._epochs, self._rates = epochs, set[float]()
         self._mean: float | None = None
+        self._doing = "training"
 
     def __enter__(self) -> _Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._bar.set_description_str(self._doing, False)  # what stays on the screen
         self._bar.close()
 
     def wait(self, what: str) -> None:
@@ -195,7 +198,10 @@ class _Bar:
 
     def show(self, record: Record) -> None:
         """Move on by one step."""
-        self._bar.set_description_str("training", False)
+        self._doing = f"epoch {record.epoch + 1}/{self._epochs}"
+        self._bar.set_description_str(self._doing, False)
         self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
-        self._bar.set_postfix_str(f"epoch {record.epoch} loss {self._mean:.4g} η {record.learning_rate:.2g}", False)
+        self._rates.add(record.learning_rate)
+        rate = f", η {record.learning_rate:.2g}" if len(self._rates) > 1 else ""
+        self._bar.set_postfix_str(f"loss {self._mean:.4g}{rate}", False)
         self._bar.update()

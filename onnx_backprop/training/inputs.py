@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, TensorShapeProto, helper
 
-from onnx_backprop.converters.training.names import SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.converters.training.names import MUST_HAVE_THE_SHAPE_OF, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
@@ -19,6 +20,7 @@ from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data import Batches
 
 OrtValue = onnxruntime.OrtValue
+_TARGET = re.compile(rf"Name:'(.+){MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape")  # the node that has failed
 
 
 class Inputs:
@@ -196,7 +198,11 @@ def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
         if not (isinstance(e, RuntimeError) or type(e).__module__.startswith("onnxruntime.")):
             raise
         shapes = ", ".join(f"{name!r} {describe(_shape(value))}" for name, value in fed.items())
-        raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {e}") from e
+        reason = str(e)
+        if (found := _TARGET.search(reason)) and isinstance(target := fed.get(found[1]), OrtValue):
+            less = ", without its axis 1" if target.element_type() == TensorProto.INT64 else ""
+            reason = f"{found[1]!r} must have the shape of {found[2]!r}{less}"
+        raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {reason}") from e
 
 
 def _dims(shape: TensorShapeProto) -> Dims:

@@ -21,7 +21,7 @@ from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
-from onnx_backprop.ort_ops import run_bound, session
+from onnx_backprop.ort_ops import SessionOptions, run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
@@ -38,7 +38,7 @@ class Trained(Protocol):
     graph: TrainingGraph
     communicator: Communicator
     kernels: str | None
-    session_options: onnxruntime.SessionOptions
+    session_options: SessionOptions
 
     @property
     def inputs(self) -> Inputs: ...

@@ -16,6 +16,8 @@ import numpy as np
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
+__all__ = ["Constant", "Cosine", "Linear", "OneCycle", "Schedule", "Step", "Warmup", "described", "restored"]
+
 
 @dataclass(frozen=True)
 class Schedule(ABC):
@@ -174,3 +176,7 @@ def restored(values: Mapping[str, Any]) -> Schedule:
     if not isinstance(name, str) or name not in SCHEDULES:
         raise InvalidArgumentError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {name!r}")
     return SCHEDULES[name](**{k: restored(v) if isinstance(v, Mapping) else v for k, v in given.items()})
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, TensorProto, TypeProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
@@ -21,8 +21,15 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops import be_lean, default_options, native_kernels_work, require_operators, run_bound, session
+from onnx_backprop.ort_ops import (
+    SessionOptions,
+    be_lean,
+    default_options,
+    native_kernels_work,
+    require_operators,
+    session,
+)
+from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
@@ -31,7 +38,6 @@ from onnx_backprop.training.inputs import Inputs, refusals, rows
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
-    from onnx_backprop.distributed.sharded import Division
     from onnx_backprop.training.ranks import Ranks
 
 Feeds = Mapping[str, Any]
@@ -66,7 +72,7 @@ class Trainer:
         learning_rate: float = 1e-3,
         seed: int = 0,
         kernels: str | None = "numba",
-        session_options: onnxruntime.SessionOptions | None = None,
+        session_options: SessionOptions | None = None,
         communicator: Any = None,
         sync_batch_norm: bool = False,
         overlap: bool = True,
@@ -104,9 +110,8 @@ class Trainer:
         state = self.graph.initial_state()
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
-        self._types = {value.name: value.type.tensor_type for value in self.graph.model.graph.input}
+        self._rate = _declared_rate(self.graph)
         self.learning_rate = learning_rate
-        self._steps = 0
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
@@ -117,9 +122,8 @@ class Trainer:
         options = be_lean(options)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
-        self._in_place: frozenset[str] = frozenset()
+        in_place: frozenset[str] = frozenset()
         self._ranks: Ranks | None = None
-        self._division: Division | None = None
         if self.communicator.size > 1:
             require_operators("training on several ranks")
             from onnx_backprop.training.ranks import Ranks
@@ -127,7 +131,6 @@ class Trainer:
             self._ranks = Ranks(
                 self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap, shard_update=shard_update
             )
-            self._division = self._ranks.division
             model = self._ranks.update
         if self.kernels == "numba":
             from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
@@ -139,20 +142,18 @@ class Trainer:
             own_convolutions(model)
             make_again(fuse_chains(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
-                self._in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
+                in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)
+        self._division = None if self._ranks is None else self._ranks.division
+        self._buffers = Buffers(self.graph, self._session, in_place, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         if RANDOM_STATE in state:
             state[RANDOM_STATE][0] = seed
         if self._ranks is not None:
             self._ranks.start(state)
-        self._guard = np.ones((), np.float32)
-        self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
-        self._loss = self._output(self.graph.loss)
-        self._norms = None if self.graph.gradient_norms is None else self._output(self.graph.gradient_norms)
         self._accepted = not_finite(state)
-        self._set_state(state)
+        self._buffers.set(state)
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
 
@@ -169,61 +170,6 @@ class Trainer:
         curve = [pages.chart({"loss": self.losses.points}, "step", "loss")] if self.losses.points else []
         return pages.fragment(pages.facts(facts), *curve)
 
-    def _set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Take the arrays, one after the other out of `state`."""
-        places, others = ({}, {}) if self._division is None else self._division.allocated(self._in_place)
-        first = {name: self._ort_value(name, state.pop(name), places.get(name)) for name in list(state)}
-        second = {
-            name: value
-            if name in self._in_place
-            else others.get(name) or OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
-            for name, value in first.items()
-        }
-        self._sets = (first, self._bound(first, second)), (second, self._bound(second, first))
-
-    @property
-    def _state(self) -> dict[str, OrtValue]:
-        """What the next step reads: the first of two sets of buffers, each with the binding that reads it."""
-        self._settle()
-        return self._sets[0][0]
-
-    def _dtype(self, name: str) -> np.dtype:
-        return helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
-
-    def _ort_value(self, name: str, value: np.ndarray, place: OrtValue | None = None) -> OrtValue:
-        """A copy at a place, or in memory of onnxruntime's: tensors there begin with a cache line, nobody else has it.
-
-        Of what this rank keeps a part of, that part.
-        """
-        if self._types[name].elem_type == TensorProto.BFLOAT16:
-            return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
-        value = value if self._division is None else self._division.own(name, value)
-        result = place or OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
-        result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
-        return result
-
-    def _output(self, name: str) -> OrtValue:
-        declared = {v.name: v.type.tensor_type for v in self.graph.model.graph.output}[name]
-        shape = [d.dim_value for d in declared.shape.dim]
-        return OrtValue.ortvalue_from_numpy(np.zeros(shape, helper.tensor_dtype_to_np_dtype(declared.elem_type)))
-
-    def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
-        binding = self._session.io_binding()
-        for name, output in self.graph.updates.items():
-            read, written = source[name], target[name]
-            if self._division is not None:
-                read, written = self._division.part(name, read), self._division.part(name, written)
-            binding.bind_ortvalue_input(name, read)
-            binding.bind_ortvalue_output(output, written)
-        binding.bind_ortvalue_output(self.graph.loss, self._loss)
-        if self.graph.gradient_norms is not None and self._norms is not None:
-            binding.bind_ortvalue_output(self.graph.gradient_norms, self._norms)
-        if self._in_place:
-            from onnx_backprop.ort_ops.elementwise.updates_last import GUARD
-
-            binding.bind_ortvalue_input(GUARD, self._guard_value)
-        return binding
-
     @property
     def learning_rate(self) -> float:
         """What the next step uses; setting it to what is no finite number of 0 or more is an InvalidArgumentError."""
@@ -231,10 +177,7 @@ class Trainer:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        name = self.graph.learning_rate
-        declared = TypeProto.Tensor(elem_type=TensorProto.FLOAT) if name is None else self._types[name]
-        dtype, shape = helper.tensor_dtype_to_np_dtype(declared.elem_type), [1] * len(declared.shape.dim)
-        self._rate = np.full(shape, checked_rate(value, dtype), dtype)
+        self._rate = np.full_like(self._rate, checked_rate(value, self._rate.dtype))
         self._learning_rate = float(value)
 
     def step(self, /, *batch: Any, **more: Any) -> float:
@@ -247,74 +190,63 @@ class Trainer:
         another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
         FloatingPointError for a loss that is no finite number. The state then is what it was before.
         """
-        self._settle()
-        binding = self._sets[0][1]
+        buffers, binding = self._buffers, self._buffers.binding
         feeds = self.inputs.together(batch, more)
-        fed = self.inputs.ort_values(feeds) if self._ranks is None else self._ranks.summed(feeds, self._sets[0][0])
+        fed = self.inputs.ort_values(feeds) if self._ranks is None else self._ranks.summed(feeds, buffers.state)
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         if self.graph.learning_rate is not None:
             binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
         with refusals(fed):
-            run_bound(self._session, binding, self._guard)
-        loss = float(self._loss.numpy().reshape(()))
+            buffers.run()
+        loss = float(buffers.result(self.graph.loss).reshape(()))
         if not math.isfinite(loss):
             what = f"the loss is {loss} in step {self.steps + 1} (learning rate {self.learning_rate:g})"
             raise diverged(what, self.kept)
-        if not self._in_place:
-            self._guard[...] = 2
-        self._settle()
+        buffers.renew()
         if self._division is not None:
-            self._division.exchange(self._sets[0][0])
-        if self.loss_scale == LEAST_SCALE and self._state[GOOD_STEPS].numpy() == 0:
+            self._division.exchange(buffers.state)
+        if self.loss_scale == LEAST_SCALE and buffers.state[GOOD_STEPS].numpy() == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
-        self.losses.add(self._steps, loss)
+        self.losses.add(buffers.steps, loss)
         return loss
 
     @property
     def steps(self) -> int:
         """How many steps have run."""
-        self._settle()
-        return self._steps
+        self._buffers.settle()
+        return self._buffers.steps
 
     @property
     def skipped_steps(self) -> int:
         """How many of the steps have left out their update, since a gradient was not finite; 0 without a loss scale."""
-        return int(self._state[SKIPPED_STEPS].numpy()) if SKIPPED_STEPS in self.graph.fill else 0
+        return int(self._buffers.state[SKIPPED_STEPS].numpy()) if SKIPPED_STEPS in self.graph.fill else 0
 
     @property
     def loss_scale(self) -> float | None:
         """What the loss of the next step is multiplied by; None where the graph does not scale it."""
-        return float(self._state[LOSS_SCALE].numpy()) if SKIPPED_STEPS in self.graph.fill else None
-
-    def _settle(self) -> None:
-        """Finish a step that has renewed the state: whatever came between, before anybody looks at it."""
-        if self._guard != 1:
-            with Deferred():
-                if self._guard > 1:
-                    self._sets = self._sets[::-1]
-                    self._steps += 1
-                self._guard[...] = 1
+        return float(self._buffers.state[LOSS_SCALE].numpy()) if SKIPPED_STEPS in self.graph.fill else None
 
     @property
     def gradient_norms(self) -> dict[str, float]:
         """‖gradient‖₂ of every parameter in the last step; InvalidArgumentError unless the graph computes them."""
-        if self._norms is None:
+        if self.graph.gradient_norms is None:
             raise InvalidArgumentError("the graph has no gradient norms. Make it with gradient_norms=True")
-        return dict(zip(self.graph.parameters, map(float, self._norms.numpy()), strict=True))
+        norms = self._buffers.result(self.graph.gradient_norms)
+        return dict(zip(self.graph.parameters, map(float, norms), strict=True))
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
-        if self._ranks is not None and (new := self._ranks.settled(self._state)):
+        if self._ranks is not None and (new := self._ranks.settled(self._buffers.state)):
             self.set_state(new)
-        return self._arrays(self._state)
+        return self._buffers.arrays(self._buffers.state)
 
     def held_by_all(self) -> dict[str, np.ndarray]:
         """A copy of what a step renews and every rank has the whole of."""
         parts = {} if self._division is None else self._division.kept
-        return self._arrays({name: value for name, value in self._state.items() if name not in parts})
+        return self._buffers.arrays({name: value for name, value in self._buffers.state.items() if name not in parts})
 
     def set_state(self, values: Mapping[str, np.ndarray]) -> None:
         """Put values in the place of parts of the state; InvalidArgumentError for unknown names and other shapes."""
@@ -326,27 +258,26 @@ class Trainer:
                 raise InvalidArgumentError(f"{name!r} has shape {state[name].shape}, got {np.shape(value)}")
             state[name] = np.asarray(value).astype(state[name].dtype)
         accepted = {name: state[name] for name in values}
-        self._set_state(state)
+        self._buffers.set(state)
         accept(self._accepted, accepted)
 
     def parameters(self, *, ema: bool = False) -> dict[str, np.ndarray]:
         """Copies of the parameters, or of their running means."""
         source = self._weights(ema=ema)
-        return self._arrays({name: source[name] for name in self.graph.parameters})
+        return self._buffers.arrays({name: source[name] for name in self.graph.parameters})
 
     def _weights(self, *, ema: bool) -> dict[str, OrtValue]:
         """What the forward model reads: the parameters, or their running means, and the running statistics."""
-        result = {name: self._state[name] for name in self.graph.forward_state}
+        result = {name: self._buffers.state[name] for name in self.graph.forward_state}
         if not ema:
             return result
         means = {source: name for name, source in self.graph.copies.items()}
         if not means:
             raise InvalidArgumentError("the optimizer keeps no running means. Make it with ema=0.999")
         for name, mean in means.items():
-            array = self._arrays({mean: self._state[mean]})[mean]
-            dtype = helper.tensor_dtype_to_np_dtype(self._types[name].elem_type)
-            same = array.dtype == dtype and self._division is None
-            result[name] = self._state[mean] if same else self._ort_value(name, array.astype(dtype))
+            array = self._buffers.arrays({mean: self._buffers.state[mean]})[mean]
+            same = array.dtype == (dtype := self._buffers.dtype(name)) and self._division is None
+            result[name] = self._buffers.state[mean] if same else self._buffers.ort_value(name, array.astype(dtype))
         return result
 
     def predict(self, /, *batch: Any, ema: bool = False, **more: Any) -> dict[str, Any]:
@@ -432,8 +363,7 @@ class Trainer:
         Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer
         stays as it was. All ranks call this, rank 0 reads.
         """
-        shapes = {name: [d.dim_value for d in self._types[name].shape.dim] for name in self._state}
-        declared = {name: (shape, self._dtype(name)) for name, shape in shapes.items()}
+        declared = self._buffers.declared()
         tensors, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
         if self._ranks is not None:
             tensors, about = self._ranks.from_first(tensors, about, declared)
@@ -446,8 +376,8 @@ class Trainer:
                 raise CheckpointError(f"{path}: {e}") from e
         if self._ranks is not None:
             self._ranks.replica.forget()
-        self._set_state({name: tensors[name] for name in self._state})
-        self._steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
+        self._buffers.set({name: tensors[name] for name in declared})
+        self._buffers.steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
         self.schedule = progress.schedule
         self.losses = Losses()  # those before are not known
         self._accepted = not_finite(tensors)
@@ -460,15 +390,13 @@ class Trainer:
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
         Errors: FloatingPointError when the training has diverged, see `fit`. Of several ranks rank 0 writes.
         """
-        values = self._finite(self._arrays(self._weights(ema=ema)))
+        values = self._finite(self._buffers.arrays(self._weights(ema=ema)))
         if self.communicator.rank == 0:
             save_model(self.graph.inference_model(values), path)
 
-    def _arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
-        """Copies of tensors of onnxruntime."""
-        if any(self._types[name].elem_type == TensorProto.BFLOAT16 for name in values):
-            raise InvalidArgumentError(
-                "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
-            )
-        arrays = {name: np.array(value.numpy()) for name, value in values.items()}
-        return arrays if self._division is None else {n: self._division.whole(n, a) for n, a in arrays.items()}
+
+def _declared_rate(graph: TrainingGraph) -> np.ndarray:
+    """A learning rate of the type and the shape that the graph declares, any where it has none."""
+    declared = [v.type.tensor_type for v in graph.model.graph.input if v.name == graph.learning_rate]
+    kind, axes = next(((d.elem_type, len(d.shape.dim)) for d in declared), (TensorProto.FLOAT, 0))
+    return np.zeros([1] * axes, helper.tensor_dtype_to_np_dtype(kind))

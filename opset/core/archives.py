@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import near_file
 from onnx_backprop.opset.core.limits import current, how_to_raise
 
 _ENCRYPTED = 1  # a bit of a member's flags
@@ -104,7 +105,7 @@ class NpzArrays(Mapping[str, np.ndarray]):
     def _archive(self, name: str | None = None) -> Iterator[zipfile.ZipFile]:
         """The open file; whatever is wrong with it, or with one of its arrays, is an InvalidArgumentError."""
         if not os.path.isfile(self._path):  # a pipe cannot be read from its end
-            raise self._wrong("there is no such file")
+            raise self._wrong(f"there is no such file{near_file(self._path)}")
         try:
             with zipfile.ZipFile(self._path) as archive:
                 yield archive

@@ -1,6 +1,7 @@
 """Progress bars of tqdm where a person is watching: on a terminal, or in a notebook."""
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,9 +52,12 @@ def shown(items: Iterable[_T], *, what: str = "differentiating", unit: str = "no
 
 
 def _tqdm() -> Any:
-    from tqdm.auto import tqdm  # not before: it takes 40 ms and imports asyncio
+    import tqdm  # not before: it takes 40 ms and imports asyncio
 
-    return tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tqdm.TqdmWarning)  # without ipywidgets a notebook gets bars of text
+        from tqdm.auto import tqdm as bars
+    return bars
 
 
 class _Unseen:

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, checker
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.hints import near_file
 from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.sound import sound, tensors
 
@@ -99,5 +100,5 @@ def existing(model: object) -> Path:
         )
     path = Path(os.fsdecode(model))
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
-        raise InvalidArgumentError(f"no such file: {path}")
+        raise InvalidArgumentError(f"no such file: {path}{near_file(path)}")
     return path

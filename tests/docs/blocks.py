@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ def blocks(page: Path) -> Iterator[Block]:
     for (start, language), (end, _) in zip(fences[::2], fences[1::2], strict=True):
         marked = _NOT_RUN.fullmatch(lines[start - 1]) if start else None
         yield Block(page, start + 2, language, "\n".join(lines[start + 1 : end]), marked[1] if marked else "")
+
+
+def examples(docstring: str) -> list[str]:
+    """The code of a docstring: what is indented behind an empty line."""
+    return [textwrap.dedent(text).rstrip() for text in re.findall(r"(?<=\n\n)(?: {4}.*(?:\n+|\Z))+", docstring)]
 
 
 def run(block: Block, names: dict[str, Any]) -> None:

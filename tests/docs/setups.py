@@ -98,6 +98,24 @@ def migrating() -> Names:
     return {"onnx": onnx, "batches": [(x, labels)] * 3, "x": x, "labels": labels}
 
 
+def docstrings() -> Names:
+    """Files and batches that the examples of all docstrings share."""
+    model = """
+        <ir_version: 10, opset_import: ["": 18]>
+        model (float[batch, 4] x) => (float[batch, 4] {y}) {{
+            a = MatMul (x, attn) b = Relu (a) {y} = Gemm (b, w, bias) }}"""
+    shapes = {"attn": (4, 8), "w": (8, 4), "bias": (4,)}
+    for file, output in (("model.onnx", "y"), ("imagenet.onnx", "logits")):
+        onnx.save(_filled(parser.parse_model(model.format(y=output)), shapes), file)
+    energy = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        energy (double a, double b, double temperature) => (double energy) {
+            c = Sub (a, temperature) d = Mul (c, c) e = Mul (b, b) energy = Add (d, e) }""")
+    onnx.save(energy, "energy.onnx")
+    x = np.random.default_rng(1).random((16, 4), np.float32)
+    return {"ob": ob, "np": np, "onnx": onnx, "x": x, "batches": [(x, 2 * x)] * 3, "t": np.array(2.0)}
+
+
 SETUPS: dict[str, Callable[[], Names]] = {
     "README.md": readme,
     "docs/adapters.md": adapters,

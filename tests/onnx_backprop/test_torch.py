@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 import onnx_backprop as ob
 from models import unet_conv_transpose, unet_resize
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
+from tests.docs.blocks import examples
 from tests.support.training_models import classifier
 
 torch: Any = pytest.importorskip("torch")
@@ -367,3 +369,13 @@ def test_other_kernels(kernels: str) -> None:
         grads.append([p.grad for p in own.parameters()])
     for a, b in zip(*grads, strict=True):
         close(a, b)
+
+
+def test_the_example_of_the_docstring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(unet_resize.build(features=4, levels=2), "model.onnx")
+    x = torch.rand(2, 1, 16, 16)
+    names = {"ob": ob, "torch": torch, "loader": [(x, 2 * x)] * 3}
+    (code,) = examples(inspect.getdoc(ob.torch.module) or "")
+    exec(code, names)
+    assert Path("trained.onnx").is_file()

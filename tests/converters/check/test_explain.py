@@ -188,12 +188,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[:2] == ["variable  gradient", "weight    yes"]
     assert any(re.match(r"Conv-22 +conv +served +rules\.conv\.\w+$", line) for line in lines), lines
     assert any(re.match(r"Floor-13 +floor +stops +.*zero almost everywhere", line) for line in lines), lines
+    assert re.match(r"converts, 1 of 1 variables reached; nodes: \d+ served", lines[-1])
     assert command.main(["explain", path]) == 0
     capsys.readouterr()
     with pytest.warns(ob.OnnxBackpropWarning):  # which the command prints
         ob.backward(model_of(NET), wrt=["unused"])
     assert command.main(["explain", path, "--of", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("onnx-backprop: error: of: ")
+    assert capsys.readouterr().err.startswith("onnx-backprop: error: --of: ")
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
 

@@ -242,3 +242,10 @@ def test_half_precision() -> None:
     values = {name: value.astype(np.float16) for name, value in random_values(adapted).items()}
     whole, merged = run(adapted.model, x=x, **values), run(adapted.merge(values), x=x)
     np.testing.assert_allclose(whole.astype(np.float32), merged.astype(np.float32), rtol=3e-2, atol=3e-2)
+
+
+def test_a_repr_is_one_short_line() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 4] x) => (float[N, 8] y) <float[4, 8] w> { y = MatMul(x, w) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 8), np.float32), "w"))
+    assert repr(lora(model, ["w"], 2)) == "<LoraModel 'g': 1 adapters; 24 of 56 elements trained>"

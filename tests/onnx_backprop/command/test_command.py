@@ -225,7 +225,7 @@ BAD_INPUT = {
     "broken json": ("convert text.json -o out.onnx", r"text\.json is not an ONNX file: .+"),
     "external data gone": ("convert external.onnx -o out.onnx", r"external\.onnx cannot be read: .*gone\.data"),
     "unknown operator": ("convert unknown_op.onnx -o out.onnx", r"does not pass onnx\.checker: .*Convolve"),
-    "unknown wrt": ("convert small.onnx -o out.onnx --wrt gian", r"wrt: .*got 'gian'\. Did you mean 'gain'"),
+    "unknown wrt": ("convert small.onnx -o out.onnx --wrt gian", r"error: --wrt: .*got 'gian'\. Did you mean 'gain'"),
     "unknown of": ("convert small.onnx -o out.onnx --of z", r"of: expected the name of a graph output, got 'z'"),
     "integer wrt": ("convert ints.onnx -o out.onnx --wrt n", r"wrt: 'n' has type INT64"),
     "unknown trainable": (
@@ -234,7 +234,10 @@ BAD_INPUT = {
     ),
     "unknown frozen": ("convert small.onnx -o out.onnx --loss mse --frozen bais", r"Did you mean 'bias'"),
     "loss of many elements": ("convert small.onnx -o out.onnx --loss none", r"'y' .* must have one element"),
-    "unknown loss": ("convert small.onnx -o out.onnx --loss msee", r"--loss: invalid choice: 'msee'"),
+    "unknown loss": (
+        "convert small.onnx -o out.onnx --loss msee",
+        r"--loss: invalid choice: 'msee' .*Did you mean 'mse'\? `.* convert --help`",
+    ),
     "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'numba', got 'nump'"),
     "native kernels inline": ("convert small.onnx -o out.onnx --inline --kernels numba", r"inline: kernels 'numba'"),
     "no folder to write to": (
@@ -250,7 +253,12 @@ BAD_INPUT = {
     "no output": ("convert small.onnx", r"required: -o/--output"),
     "unknown option": ("convert small.onnx -o out.onnx --los mse --fast", r"unrecognized arguments: .*--fast"),
     "unknown command": ("transmute", r"invalid choice: 'transmute'"),
-    "no command": ("", r"required: COMMAND"),
+    "misspelt command": ("convrt small.onnx", r"invalid choice: 'convrt' .*Did you mean 'convert'\?"),
+    "misspelt option": (
+        "check small.onnx --tolerence=1",
+        r"--tolerence=1\. Did you mean '--tolerance'\? `.* check --help`",
+    ),
+    "misspelt file": ("check smal.onnx", r"no such file: smal\.onnx\. Did you mean 'small\.onnx'\?"),
     "stray argument": ("ops everything", r"unrecognized arguments: everything"),
 }
 
@@ -271,6 +279,19 @@ def test_bad_input_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str], 
     assert Path("there.onnx").read_text() == "precious"
 
 
+def test_the_demo_says_what_it_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "skimage" else name)
+    assert command.main(["demo"]) == 2
+    assert "the demo needs skimage. Run `make demo`, or" in capsys.readouterr().err
+
+
+def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "onnx-backprop train model.onnx -o trained.onnx --data" in err
+
+
 @pytest.mark.parametrize("output", ["none/out.onnx", "small.onnx", "folder"])
 def test_an_unusable_output_is_refused_before_the_work(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, output: str
@@ -284,7 +305,7 @@ def test_an_unusable_output_is_refused_before_the_work(
 def test_bad_input_in_a_process(folder: Path) -> None:
     done = run("convert", "small.onnx", "-o", "out.onnx", "--wrt", "wieght")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"onnx-backprop: error: wrt: .*Did you mean 'weight'.*\n", done.stderr)
+    assert re.fullmatch(r"onnx-backprop: error: --wrt: .*Did you mean 'weight'.*\n", done.stderr)
     assert files(folder) == {"small.onnx"}
 
 
@@ -459,7 +480,7 @@ def test_strict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     convert = ["convert", "floor.onnx", "-o", "out.onnx", "--wrt", "head"]
     assert command.main(convert) == 0
-    assert "warning: wrt: the derivative by 'head' is zero: Floor 'f' stops it" in capsys.readouterr().err
+    assert "warning: --wrt: the derivative by 'head' is zero: Floor 'f' stops it" in capsys.readouterr().err
     assert command.main([*convert, "--strict", "--force"]) == 2
 
 

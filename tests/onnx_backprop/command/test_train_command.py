@@ -53,7 +53,7 @@ def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture
     assert accuracy(folder / "out.onnx") > 0.85
     said = capsys.readouterr().out
     assert "5 parameters trained, 0 frozen" in said
-    assert re.search(r"steps: 180 in [\d.]+ s, [\d.]+ ms each \(180 in all\)", said)
+    assert re.search(r"steps: 180 in [\d.]+ s, [\d.]+ ms each\n", said)
     match = re.search(r"training loss: ([\d.]+) -> ([\d.]+)", said)
     assert match is not None
     assert float(match[2]) < 0.5 * float(match[1])
@@ -150,7 +150,15 @@ def test_report(folder: Path) -> None:
     assert page.counts["svg"] == 3
     # loss and evaluation, the rate, and a norm for each of five parameters
     assert page.counts["polyline"] == 2 + 1 + 5
-    for words in ("Time of one step, by operator", "Gemm", "w1", "‖gradient‖₂", "training loss"):
+    for words in (
+        "Time of one step, by operator",
+        "Gemm",
+        "w1",
+        "‖gradient‖₂",
+        "training loss",
+        "--ema 0.9",
+        f"onnx-backprop {ob.__version__} (kernels",
+    ):
         assert words in text
     for words in ("_inlfunc_", "OnnxBackprop_"):
         assert words not in text
@@ -209,7 +217,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "data": (["--data", "missing.npz"], "missing.npz cannot be read as an .npz file"),
     "momentum": (["--momentum", "0.9"], "--momentum: goes with sgd and rmsprop, not with adamw"),
     "names": (["--loss", "mse"], "--data: expected arrays x, target; 'target' missing, there are x, labels"),
-    "epochs": (["--epochs", "0"], "--seed, --epochs: expected 0 or more, and 1 or more"),
+    "epochs": (["--epochs", "0"], "--epochs: expected 1 or more, got 0"),
+    "batch size": (["--batch-size", "0"], "--batch-size: expected 1 or more, got 0"),
+    "learning rate": (["--learning-rate", "-1"], "--learning-rate: expected 0 or more, got -1"),
+    "no learning rate": (["--learning-rate", "nan"], "--learning-rate: expected 0 or more, got nan"),
     "log": (["--log", "log.txt"], "--log: expected a name that ends in .csv or .jsonl"),
     "frozen": (["--frozen", "w3"], "frozen: expected the name of an initializer, got 'w3'. Did you mean"),
     "rate": (["--learning-rate", "1e30", "--optimizer", "sgd"], "the training has failed: the loss is"),

@@ -178,7 +178,7 @@ def test_a_rank_keeps_a_part(rng: np.random.Generator) -> None:
         trainer.step(batch)
         if communicator.rank == 0:
             assert profile(trainer, batch, steps=1).nodes  # without the others
-        return sum(trainer._state[name].numpy().size for name in names), trainer.state()
+        return sum(trainer._buffers.state[name].numpy().size for name in names), trainer.state()
 
     whole, state = on_ranks(3, lambda c: work(c, shard=False))[0]
     parts = on_ranks(3, lambda c: work(c, shard=True))

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.limits import limits
+from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import KEY, write_checkpoint
 from onnx_backprop.training.schedules import Cosine, Warmup, described, restored
 from tests.support.damaged import ANYTHING, damaged, deep, joined, split
@@ -164,15 +165,15 @@ def test_a_load_that_fails_at_the_last_tensor(
     trainer, _ = trainers
     valid(trainer, tmp_path / "c")
     trainer.step(BATCH)
-    before, bound, calls = snapshot(trainer), ob.Trainer._bound, []
+    before, bound, calls = snapshot(trainer), Buffers._bound, []
 
-    def second(self: ob.Trainer, *sets: Any) -> Any:
+    def second(self: Buffers, *sets: Any) -> Any:
         calls.append(sets)
         if len(calls) == 2:
             raise MemoryError
         return bound(self, *sets)
 
-    monkeypatch.setattr(ob.Trainer, "_bound", second)
+    monkeypatch.setattr(Buffers, "_bound", second)
     with pytest.raises(MemoryError):
         trainer.load(tmp_path / "c")
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, AdamW, Group
-from onnx_backprop.training import trainer as module
+from onnx_backprop.training import buffers as module
 
 RNG = np.random.default_rng(3)
 X, T = RNG.standard_normal((6, 4)).astype(np.float32), RNG.standard_normal((6, 3)).astype(np.float32)
@@ -59,9 +59,9 @@ GROUPS = [Group(parameters=["b"], rate=0.5, weight_decay=0.0)]
 )
 def test_state_lies_in_memory_once(optimizer: Any) -> None:
     ours, plain = both(optimizer, gradient_norms=True)
-    assert {"a", "b"} <= ours._in_place
-    for name in ours._in_place:
-        assert ours._sets[0][0][name] is ours._sets[1][0][name]
+    assert {"a", "b"} <= ours._buffers.in_place
+    for name in ours._buffers.in_place:
+        assert ours._buffers._sets[0][0][name] is ours._buffers._sets[1][0][name]
     for _ in range(3):
         assert ours.step(x=X, target=T) == pytest.approx(plain.step(x=X, target=T), rel=1e-5)
         states_agree(ours, plain)
@@ -72,7 +72,7 @@ def test_state_lies_in_memory_once(optimizer: Any) -> None:
 )
 def test_two_buffers_where_the_update_is_not_last(optimizer: Any) -> None:
     ours, plain = both(optimizer)
-    assert not ours._in_place
+    assert not ours._buffers.in_place
     for _ in range(5):
         ours.step(x=X, target=T)
         plain.step(x=X, target=T)
@@ -87,7 +87,7 @@ def test_parameters_of_other_types_beside_them_keep_two_buffers() -> None:
         drawn = np.random.default_rng(1).standard_normal(shape).astype(kind)
         model.graph.initializer.append(numpy_helper.from_array(drawn, name))
     ours, plain = both(AdamW(), model)
-    assert not ours._in_place
+    assert not ours._buffers.in_place
     ours.step(x=X, target=T)
     plain.step(x=X, target=T)
     assert ours.steps == plain.steps == 1
@@ -100,7 +100,7 @@ def test_parameters_of_other_types_beside_them_keep_two_buffers() -> None:
 )
 def test_other_readers_of_a_parameter(head: str, outputs: str, kept: set[str]) -> None:
     ours, plain = both(AdamW(), network(head, outputs))
-    assert ours._in_place & {"a", "b"} == kept
+    assert ours._buffers.in_place & {"a", "b"} == kept
     for _ in range(3):
         ours.step(x=X, target=T)
         plain.step(x=X, target=T)

@@ -87,7 +87,7 @@ def test_refused_before_anything_runs(
     batch, message = REFUSED[case]
     if case == "no mapping" and call not in ("step", "predict"):
         message = "a batch must be a mapping"
-    monkeypatch.setattr("onnx_backprop.training.trainer.run_bound", lambda *_: pytest.fail("it runs"))
+    monkeypatch.setattr("onnx_backprop.training.buffers.run_bound", lambda *_: pytest.fail("it runs"))
     with unchanged(trainer, re.escape(message)):
         CALLS[call](trainer, batch)
 
@@ -147,8 +147,11 @@ def reshaping() -> onnx.ModelProto:
 def test_what_onnxruntime_alone_finds(call: str) -> None:
     trainer = ob.Trainer(ob.training_graph(reshaping(), loss="mse", optimizer="adamw"), session_options=OPTIONS)
     good = {"x": X, "target": np.zeros((5, 8), np.float32)}
-    for bad in (good | {"x": X[:9]}, good | {"target": np.zeros((6, 8), np.float32)}):
-        with unchanged(trainer, r"onnxruntime cannot run this batch, 'x' \((9|10), 4\), 'target' \(., 8\): .*Reshape"):
+    for bad, why in (
+        (good | {"x": X[:9]}, ".*Reshape"),
+        (good | {"target": np.zeros((6, 8), np.float32)}, "'target' must have the shape of 'y'$"),
+    ):
+        with unchanged(trainer, rf"onnxruntime cannot run this batch, 'x' \((9|10), 4\), 'target' \(., 8\): {why}"):
             CALLS[call](trainer, bad)
     other = ob.Trainer(trainer.graph)
     assert trainer.step(good) == other.step(good)

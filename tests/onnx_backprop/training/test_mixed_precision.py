@@ -73,7 +73,7 @@ def test_updates_in_mixed_precision_still_lie_in_memory_once() -> None:
     for precision in ("bf16", "fp16"):
         trainer = ob.Trainer(graph(AdamW(), precision))
         state = trainer.state().keys() - {*SCALING, *FORWARD, "optimizer_step"}
-        assert trainer._in_place == state
+        assert trainer._buffers.in_place == state
 
 
 def test_the_file_alone_does_what_the_trainer_does() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.training.history import Losses, Record, Records
@@ -29,6 +33,30 @@ def test_a_training_at_a_glance() -> None:
         assert words in shown._repr_html_()
     assert repr(Records()) == "<Records: no steps>"
     assert "nothing was measured" in Records()._repr_html_()
+
+
+class _Stream(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("schedule", [ob.schedules.Constant(0.01), ob.schedules.Step(0.01, every=2, factor=0.5)])
+def test_the_bar_tells_epoch_loss_and_what_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedule: Any
+) -> None:
+    stream = _Stream()
+    monkeypatch.setattr("sys.stderr", stream)
+    trainer = ob.Trainer(training())
+    records = trainer.fit(ob.Batches(data(60), 25), 2, schedule=schedule, checkpoint=tmp_path / "c")
+    last = re.split(r"[\r\n]+", stream.getvalue().rstrip())[-1]
+    mean = records[0].loss
+    for record in records[1:]:
+        mean = 0.98 * mean + 0.02 * record.loss
+    rate = ", η 0.005" if isinstance(schedule, ob.schedules.Step) else ""
+    assert last.startswith("epoch 2/2: 100%|")
+    assert last.endswith(f"loss {mean:.4g}{rate}]")
 
 
 def test_losses_are_bounded_and_right(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from models import fsrcnn, unet_conv_transpose
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.profiling import profile
 from onnx_backprop.training.schedules import Cosine, Step, Warmup
@@ -387,15 +388,17 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
     for _ in range(2):
         trainer.step(batch)
         states.append(trainer.state())
-    code, left = ob.Trainer.step.__code__, 0
+    codes = {f.__code__ for f in (ob.Trainer.step, Buffers.run, Buffers.renew)}
+    left, entered = 0, set[CodeType]()
 
     def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
         return all(np.array_equal(value, other[name]) for name, value in one.items())
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if frame.f_code is not code:
+        if frame.f_code not in codes:
             return None
+        entered.add(frame.f_code)
         frame.f_trace_opcodes = True
         left -= event == "opcode"
         if left < 0:
@@ -420,3 +423,4 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
         assert same(trainer.state(), states[after + 1]), moment
         found.add(after)
     assert found == {0, 1}
+    assert entered == codes

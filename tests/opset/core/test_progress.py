@@ -82,6 +82,25 @@ def test_every_stage_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["checking", "checking"]  # variables, then nodes
 
 
+NOTEBOOK_WITHOUT_WIDGETS = """
+import sys
+from types import SimpleNamespace
+
+sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: SimpleNamespace(config={"IPKernelApp": {}}))
+sys.modules["ipywidgets"] = None
+from onnx_backprop.opset.core import progress
+
+for _ in progress._tqdm()([1], desc="text"):
+    pass
+"""
+
+
+def test_a_notebook_without_widgets_gets_text_and_no_warning() -> None:
+    done = subprocess.run([sys.executable, "-c", NOTEBOOK_WITHOUT_WIDGETS], capture_output=True, text=True, check=True)
+    assert "text: 100%" in done.stderr
+    assert "IProgress" not in done.stderr
+
+
 def test_importing_does_not_import_it() -> None:
     code = "import sys, onnx_backprop as ob; ob.Trainer; print('tqdm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
