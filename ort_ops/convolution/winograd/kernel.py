@@ -4,7 +4,8 @@
 
 takes (m+2)² products per m×m cells and channel instead of 9m². The data gradient is the same with the kernel mirrored
 and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into (m+2)² matrices (channels ×
-tiles), each multiplied by one of the weights', and the products transformed back while they are in the caches.
+tiles), each multiplied by one of the weights', for some tiles of output channels, and the products transformed back
+while they are in the caches.
 
 One side is transformed for all threads, the other by the thread that needs it: the weights, and an item of work is some
 rows of tiles, or, where the weights are large, the images, and an item is a tile of output channels. What does not fit
@@ -31,8 +32,13 @@ _TABLES = 2 * (ROWS + 2)
 
 
 def thread_head(size: int) -> int:
-    """Floats of a worker's scratch: products, finished rows, the product's tables; the source's rows and `V` follow."""
-    return (size + 2) ** 2 * _GAP + size**2 * _GAP + _TABLES
+    """Floats of a worker's scratch: finished rows, the product's tables; rows of the source, `V`, products follow."""
+    return size**2 * _GAP + _TABLES
+
+
+def products(elements: int, tiles: int) -> int:
+    """Floats of the products for so many tiles of output channels."""
+    return elements * tiles * _GAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,7 @@ class Winograd(Record):
     size: int  # cells of a tile along either axis
     elements: int  # products per tile
     head: int  # floats of `thread_head`
+    chunk: int  # tiles of output channels whose products are kept at a time
     tiles_y: int
     tiles_x: int
     panel: int  # floats of one of the panels of a tile of weights, one for every element
@@ -156,9 +163,9 @@ def _item(call, p, item, scratch):
     v = (v + 63) // 64 * 64
     _transform(p, call.inputs[0], group * channels, channels, first, last, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
-    for m in range(part + split * here // splits, part + (split + 1) * here // splits):
-        packed = call.shared + 4 * p.elements * (panels + m) * p.panel
-        _outputs(call, p, group, m, packed, v, first, last, scratch)
+    begin, end = part + split * here // splits, part + (split + 1) * here // splits
+    packed = call.shared + 4 * p.elements * panels * p.panel
+    _outputs(call, p, group, begin, end, packed, v, v + 4 * p.elements * p.element, first, last, scratch)
 
 
 @inner
@@ -185,37 +192,58 @@ def _weights_item(call, p, item, scratch):
     v = call.shared + 4 * number * p.elements * p.element
     packed = (scratch + 4 * p.head + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
-    _outputs(call, p, group, m, packed, v, first, last, scratch)
+    own = 4 * p.elements * p.panel
+    _outputs(call, p, group, m, m + 1, packed - m * own, v, packed + own, first, last, scratch)
 
 
 @inner
-def _outputs(call, p, group, m, packed, v, first, last, scratch):
-    """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
-    outs, channels, columns, size = p.c.d, p.c.s, p.columns, p.size
+def _outputs(call, p, group, begin, end, packed, v, kept, first, last, scratch):
+    """Tiles begin … end - 1 of output channels at the tiles of rows first … last - 1: products, then results.
+
+    What is multiplied by all weights stays in the first-level cache meanwhile. packed: the panels of tile 0.
+    """
+    count_all, chunk = (last - first) * p.tiles_x, p.chunk
+    for place in range(0, count_all, COLUMNS):
+        for m in range(begin, end, chunk):
+            stop = min(m + chunk, end)
+            _products(p, m, stop, packed, v, kept, place, count_all - place, scratch)
+            for tile in range(m, stop):
+                block = kept + 4 * (tile - m) * p.elements * _GAP
+                _results(call, p, group, tile, block, first, place, min(COLUMNS, count_all - place), scratch)
+
+
+@inner
+def _products(p, begin, end, packed, v, kept, place, tiles, scratch):
+    """Those of tiles begin … end - 1 of output channels for at most COLUMNS tiles of the image."""
     table, panel = scratch + 4 * (p.head - _TABLES), 4 * p.panel
     rows_apart(table, 4)
+    for e in range(p.elements):
+        b = (v + 4 * (e * p.element + place), 4 * p.columns)
+        for m in range(begin, end):
+            c = kept + 4 * ((m - begin) * p.elements + e) * _GAP, 4 * COLUMNS
+            a = (packed + (m * p.elements + e) * panel, table, 4 * ROWS)
+            multiply(min(ROWS, p.c.d - m * ROWS), tiles, c, a, b, one_segment(table), p.c.s, 0)
+
+
+@inner
+def _results(call, p, group, tile, block, first, place, tiles, scratch):
+    """Transformed back and written: the output channels of a tile."""
+    outs, size = p.c.d, p.size
     bias, values = bias_address(call, p), _bias()
-    out, count_all = call.output, (last - first) * p.tiles_x
-    count = min(ROWS, outs - m * ROWS)
-    bias_of(p.kind, bias, group * outs + m * ROWS, count, values)
-    for place in range(0, count_all, COLUMNS):
-        vectors = 1 if count_all - place <= VECTOR else 2
-        for e in range(p.elements):
-            c = scratch + 4 * e * _GAP, 4 * COLUMNS
-            a, b = (packed + e * panel, table, 4 * ROWS), (v + 4 * (e * p.element + place), 4 * columns)
-            multiply(count, count_all - place, c, a, b, one_segment(table), channels, 0)
-        for i in range(count):
-            for part in range(vectors):
-                at = scratch + 4 * (COLUMNS * i + VECTOR * part)
-                target = _finished(p, scratch, i) + 4 * size * VECTOR * part
-                transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, size)
-        _write(p, out, group * outs + m * ROWS, first, place, min(COLUMNS, count_all - place), count, scratch)
+    count = min(ROWS, outs - tile * ROWS)
+    bias_of(p.kind, bias, group * outs + tile * ROWS, count, values)
+    for i in range(count):
+        for part in range(1 if tiles <= VECTOR else 2):
+            at = block + 4 * (COLUMNS * i + VECTOR * part)
+            target = _finished(p, scratch, i) + 4 * size * VECTOR * part
+            transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, size)
+    _write(p, call.output, group * outs + tile * ROWS, first, place, tiles, count, scratch)
 
 
 @inner
 def _finished(p, scratch, channel):
     """The rows of a block of tiles for one output channel."""
-    return scratch + 4 * (p.elements * _GAP + p.size * p.size * COLUMNS * channel)
+    return scratch + 4 * p.size * p.size * COLUMNS * channel
 
 
 @inner

@@ -18,12 +18,16 @@ MIN_WORK = 14_000
 FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transform tiles alone
 LINE_FLOATS = 8 << 10  # of a source's rows that are transformed for all threads: as much as a first-level cache holds
 V_FLOATS = 128 << 10  # of transformed tiles, aimed at: half of a second-level cache
+PRODUCT_FLOATS = 128 << 10  # of products that are kept, aimed at
 MAX_PARTS = 8  # of a weight gradient
-MIN_TILES = 128  # that a sum is fetched and stored for
+MIN_TILES = 64  # that a sum is fetched and stored for
 TURNED_FLOATS = 64 << 10  # of the source's rows that are turned at a time, aimed at
 SUM_FLOATS = 2 << 20  # of the sums of all parts, aimed at
 MAX_SUM_FLOATS = 16 << 20
-LARGE_TILES = 12  # cells of an image along either axis from which tiles of 4×4 are used, whatever the batch is
+# Tiles of 4×4 cells are used for images of so many cells along either axis, and for weight gradients of fewer, of which
+# there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
+LARGE_IMAGE, LARGE_IMAGE_OF_WEIGHTS = 12, 7
+SMALL_TILES = 3.2
 _KERNEL, _ONES = (1, 3, 3), (1, 1, 1)
 
 
@@ -48,15 +52,30 @@ def _is_served(c: Correlation) -> bool:
 def _row_fits(c: Correlation, size: int) -> bool:
     """Whether a thread's scratch for a row of tiles, of the correlation or of its adjoint, is a pooled block."""
     tiles_x = math.ceil(max(c.source_length[2], c.out_length[2]) / size)
-    return _thread_bytes(max(c.s, c.d), 1, tiles_x, size) <= POOL_BYTES
+    most = max(c.s, c.d)
+    return _thread_bytes(most, math.ceil(most / ROWS), 1, tiles_x, size) <= POOL_BYTES
 
 
 def _size(c: Correlation) -> int:
-    """Cells of a tile along either axis: 4 where that is faster.
+    """Cells of a tile along either axis.
 
     Not told from the batch: what one image becomes has the same bits in every batch, and on every rank.
     """
-    return 4 if min(c.out_length[1:]) >= LARGE_TILES and _row_fits(c, 4) else 2
+    return 4 if _large_tiles_pay(c, LARGE_IMAGE) and _row_fits(c, 4) else 2
+
+
+def _weights_size(c: Correlation) -> int:
+    return 4 if _large_tiles_pay(c, LARGE_IMAGE_OF_WEIGHTS) and _sums(c, 4) <= MAX_SUM_FLOATS else 2
+
+
+def _large_tiles_pay(c: Correlation, least: int) -> bool:
+    small, large = (math.prod(_tiles(c, size)) for size in (2, 4))
+    return min(c.out_length[1:]) >= least and small >= SMALL_TILES * large
+
+
+def _sums(c: Correlation, size: int) -> int:
+    """Floats of a weight gradient before it is transformed back."""
+    return _elements(size) * c.groups * c.d * c.s
 
 
 def _tiles(c: Correlation, size: int) -> tuple[int, int]:
@@ -86,11 +105,17 @@ def _matrices(ins: int, band: int, tiles_x: int) -> dict[str, int]:
     return {"columns": columns, "element": _odd_lines(ins * columns)}
 
 
-def _thread_bytes(ins: int, band: int, tiles_x: int, size: int) -> int:
-    """Scratch of a thread that computes `band` rows of tiles."""
+def _thread_bytes(ins: int, tiles: int, band: int, tiles_x: int, size: int) -> int:
+    """Scratch of a thread that computes `band` rows of tiles, for so many tiles of output channels."""
     transformed = _elements(size) * _odd_lines(ins * _columns(band, tiles_x))
     rows = (size * band + 2) * _pitch(tiles_x, size)
-    return 4 * (kernel.thread_head(size) + rows + 16 + transformed + 2 * VECTOR)
+    kept = kernel.products(_elements(size), _chunk(size, tiles))
+    return 4 * (kernel.thread_head(size) + rows + 16 + transformed + kept + 2 * VECTOR)
+
+
+def _chunk(size: int, tiles: int) -> int:
+    """Tiles of output channels, of so many, whose products are kept at a time."""
+    return max(1, min(tiles, PRODUCT_FLOATS // kernel.products(_elements(size), 1)))
 
 
 def _panel(ins: int) -> int:
@@ -115,8 +140,8 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     groups, at_once = rounds(c.groups, tiles, of_tile, limit)
     parameters = kernel.Winograd(
         kind=kind, c=c, bias=bias, w_first=first, size=size, elements=elements, head=kernel.thread_head(size),
-        tiles_y=tiles_y, tiles_x=tiles_x, panel=_panel(c.s), pitch=_pitch(tiles_x, size), round_groups=groups,
-        round_tiles=at_once,
+        chunk=_chunk(size, tiles), tiles_y=tiles_y, tiles_x=tiles_x, panel=_panel(c.s), pitch=_pitch(tiles_x, size),
+        round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
     if at_once < tiles:
         other = _images_shared(parameters, limit, math.ceil(tiles / at_once))
@@ -127,7 +152,7 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
     parameters = replace(parameters, band=band, lines=band, split=split, **_matrices(c.s, band, tiles_x))
     stages = (kernel.PACK, groups * at_once), (kernel.MULTIPLY, blocks * split)
-    per_thread = _thread_bytes(c.s, band, tiles_x, size)
+    per_thread = _thread_bytes(c.s, tiles, band, tiles_x, size)
     return Plan(parameters, stages, groups * at_once * of_tile, per_thread, (c.groups, groups), (tiles, at_once))
 
 
@@ -145,14 +170,15 @@ def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
         spare = 4 * p.elements * (c.s * (COLUMNS + VECTOR + 32) + 32)
         groups, at_once = 1, rounds(1, rows, 4 * p.elements * c.s * tiles_x, limit - spare)[1]
     shared = groups * image_bytes(at_once) + 8 * VECTOR
+    of_tile += 4 * kernel.products(p.elements, 1)
     tile_fits = 4 * p.head + of_tile + 64 + 8 * VECTOR <= POOL_BYTES
     pays = math.ceil(rows / at_once) * weights + images < repeats * images + weights
     if not (shared <= limit and tile_fits and pays):
         return None
     lines = max(1, min(tiles_y, LINE_FLOATS // p.pitch))
     parameters = replace(
-        p, band=at_once, lines=lines, **_matrices(c.s, at_once, tiles_x), round_groups=groups, round_tiles=tiles,
-        round_rows=at_once,
+        p, chunk=1, band=at_once, lines=lines, round_groups=groups, round_tiles=tiles, round_rows=at_once,
+        **_matrices(c.s, at_once, tiles_x),
     )  # fmt: skip
     per_thread = 4 * p.head + max(of_tile + 64, 4 * (p.size * lines + 2) * p.pitch) + 8 * VECTOR
     stages = (kernel.TRANSFORM, groups * c.s), (kernel.MULTIPLY_IMAGES, groups * tiles)
@@ -192,15 +218,12 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
         split += 1
     parameters = replace(
         parameters, band=band, parts=parts, split=split, s_columns=columns, s_panel=band * tiles_x * COLUMNS,
-        s_element=s_element, d_columns=d_columns, d_element=d_element, lines=lines, u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once,
+        s_element=s_element, d_columns=d_columns, d_element=d_element, lines=lines, u_rows=at_once * ROWS,
+        round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
     stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
     shared = 4 * elements * parts * groups * at_once * ROWS * columns
     return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (tiles, at_once))
-
-
-def _weights_size(c: Correlation) -> int:
-    return 2
 
 
 def _lines(most: int, size: int, row: int) -> int:
@@ -242,12 +265,7 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 def suits_weights(c: Correlation) -> bool:
     """The same, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
     few = c.s * c.d <= FEW_CHANNELS**2 and _work(c) < MIN_WORK
-    return (
-        not few
-        and _is_served(c)
-        and 16 * c.groups * c.d * c.s <= MAX_SUM_FLOATS
-        and weights_plan(c, F32).per_thread <= POOL_BYTES
-    )
+    return not few and _is_served(c) and _sums(c, 2) <= MAX_SUM_FLOATS and weights_plan(c, F32).per_thread <= POOL_BYTES
 
 
 def _odd_lines(floats: int) -> int:

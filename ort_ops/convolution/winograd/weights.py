@@ -213,7 +213,7 @@ def _tile_item(call, p, item, scratch):
     group, count = call.group + number, min(ROWS, d - begin)
     if group >= p.c.groups:
         return
-    tiles_x, band, d_columns = p.tiles_x, p.band, p.d_columns
+    tiles_x, band = p.tiles_x, p.band
     dest, out = call.inputs[1], call.output
     channels = min(columns, p.c.s - c0)
     rows = scratch
