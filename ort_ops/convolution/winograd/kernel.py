@@ -23,12 +23,14 @@ from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import copy_line, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.registers import fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import transform_result, transform_source, transform_weights
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
 _GAP = ROWS * COLUMNS  # floats from one of a tile's products to the next
 _TABLES = 2 * (ROWS + 2)
+_CHANNELS_AHEAD = 8  # whose kernels are fetched
 
 
 def thread_head(size: int) -> int:
@@ -82,6 +84,11 @@ def _pack_tile(call, p, group, tile, target):
     clear(kernels, 0, 9 * WIDE)
     for c in range(p.c.s):
         start = first + c * p.c.w_s
+        if w_out * w_out == 81:  # one kernel behind the other, but those of the next channel elsewhere
+            fetch(source + 4 * (start - 8 + _CHANNELS_AHEAD * p.c.w_s), 4 * (9 * ROWS + 8))
+        elif c % _CHANNELS_AHEAD == 0:
+            for row in range(count):
+                fetch(source + 4 * (start + row * w_out + _CHANNELS_AHEAD * p.c.w_s), 36 * _CHANNELS_AHEAD)
         for lane in range(0, count if lies_dense else 0, VECTOR):
             rows, some = min(VECTOR, count - lane), start + lane * w_out
             if w_x > 0:
