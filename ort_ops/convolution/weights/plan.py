@@ -196,7 +196,10 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     )
     return Plan(
         head,
-        ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, groups * channels)),
+        (
+            (weights_kernel.WORK, at_once * parts * groups),
+            (weights_kernel.REDUCE, groups * math.ceil(channels / weights_kernel.TOGETHER)),
+        ),
         shared=4 * parts * groups * c_rows * per_row,
         per_thread=8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel),
         groups=(c.groups, groups),
