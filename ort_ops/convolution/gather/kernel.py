@@ -98,7 +98,7 @@ def _pack(call, p, unit, _scratch):
 
 @inner
 def _fetch(kernels, ahead, channels, w_s, w_out, span, count):
-    """The kernels of some channels, so many ahead: those of output channels follow one another, or of input channels."""
+    """The kernels of some channels, so many ahead: those of all outputs follow one another, or those of all inputs."""
     at = kernels + 4 * ahead * w_s
     if w_out < w_s:
         fetch(at, 4 * ((count - 1) * w_out + span))

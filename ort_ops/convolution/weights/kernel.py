@@ -7,8 +7,9 @@ together in every cell: dy with the columns d and rows (s, t) or, swapped, x wit
 Data NCX are transposed band by band for that. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
-order of memory and the parts are added up in order, so that threads change nothing. Where the sums are large beside
-the images, a round makes those of some channels.
+order of memory and the parts are added up in order, so that threads change nothing. The sums of a single part stay in
+the cache of the thread that makes them, and are written from there. Where those of several are large beside the images,
+a round makes those of some channels.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
@@ -115,13 +116,17 @@ def _item(call, p, item, scratch):
     per_row = columns * taps if swapped else columns
     first_row = begin - first_block * channels // blocks
     first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
-    c = call.shared
-    c += 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+    c = call.shared + 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+    if p.direct:
+        c = scratch
+        scratch += 4 * p.rows * per_row
     first, stop = part * p.units // parts, (part + 1) * p.units // parts
     if first == stop:  # no image
         clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
     for unit in range(first, stop):
         _unit(p, call, unit, group, begin, end, c, per_row, unit > first, scratch)
+    if p.direct:
+        _finish(call, p, group, begin, end - begin, c)
 
 
 @inner
@@ -189,21 +194,20 @@ def _reduce(call, p, index, _scratch):
     while channel < end:
         block = ((channel + 1) * blocks - 1) // channels
         run = min(end, (block + 1) * channels // blocks) - channel  # the sums of a block lie behind one another
-        _finish(call, p, number, group, channel, run, channel - start, block - first_block)
+        place = (channel - start) * (1 if swapped else p.taps) + (block - first_block) * SPARE_ROWS
+        per_row = p.columns * p.taps if swapped else p.columns
+        sums = call.shared + 4 * (number * p.rows + place) * per_row
+        for part in range(1, p.parts):
+            add_run(F32, sums, sums, part * p.round_groups * p.rows * per_row, p.columns * p.taps * run)
+        _finish(call, p, group, channel, run, sums)
         channel += run
 
 
 @inner
-def _finish(call, p, number, group, channel, run, row, block):
-    """The weights of channels of one block; `row` is the first one's place in the round."""
-    kind, swapped = p.kind, p.swapped
+def _finish(call, p, group, channel, run, first):
+    """Write the weights of some channels, whose sums lie behind one another."""
+    kind, swapped, out = p.kind, p.swapped, call.output
     s, d, taps, columns, w_d, w_s = p.c.s, p.c.d, p.taps, p.columns, p.c.w_d, p.c.w_s
-    row = (row if swapped else row * taps) + block * SPARE_ROWS
-    per_row = columns * taps if swapped else columns
-    groups, rows = p.round_groups, p.rows
-    first, out = call.shared + 4 * (number * rows + row) * per_row, call.output
-    for part in range(1, p.parts):
-        add_run(F32, first, first, part * groups * rows * per_row, columns * taps * run)
     if not swapped and p.dense and w_s == taps:
         _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps * run, d)
         return
@@ -227,10 +231,15 @@ def _write_transposed(kind, out, at, step, source, columns, rows, count):
     for i in range(0, count, VECTOR):
         cells = min(VECTOR, count - i)
         for j in range(0, rows, VECTOR):
-            some = min(VECTOR, rows - j)
-            transpose_part(square, 4 * VECTOR, source + 4 * (j * columns + i), 4 * columns, some, cells)
-            for cell in range(cells):
-                write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)
+            if kind == F32 and rows >= VECTOR:
+                begin = min(j, rows - VECTOR)  # the last ones, some of them once more: whole vectors are written
+                to, part = out + 4 * (at + i * step + begin), source + 4 * (begin * columns + i)
+                transpose_part(to, 4 * step, part, 4 * columns, VECTOR, cells)
+            else:
+                some = min(VECTOR, rows - j)
+                transpose_part(square, 4 * VECTOR, source + 4 * (j * columns + i), 4 * columns, some, cells)
+                for cell in range(cells):
+                    write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)
 
 
 WORK = stage("cells_work", par.Cells, _item)
