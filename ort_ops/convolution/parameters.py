@@ -90,6 +90,7 @@ class Cells(Record):
     band: Triple = NONE
     bands: Triple = NONE
     swapped: bool = False  # the source's channels are the columns of the product
+    direct: bool = False  # sums lie in an item's scratch, not in shared memory
     units: int = 0  # bands of all images
     parts: int = 0  # of the units, with sums of their own
     blocks: int = 0  # of the product's rows, or of channels

@@ -1,21 +1,114 @@
-"""The transforms of Winograd's F(2×2, 3×3), as vector code: 2×2 cells of a convolution by 3×3 from 16 products.
+"""The transforms of Winograd's F(m×m, 3×3), as vector code: m×m cells of a convolution by 3×3, m = 2 or 4.
 
     Y = Aᵀ · [ (G g Gᵀ) ⊙ (Bᵀ d B) ] · A
 
-d: 4×4 cells of the source, g: the kernel, Y: 2×2 cells. Bᵀ has the rows 1 0 -1 0, 0 1 1 0, 0 -1 1 0, 0 1 0 -1; G the
-rows 1 0 0, ½ ½ ½, ½ -½ ½, 0 0 1; Aᵀ the rows 1 1 1 0, 0 1 -1 -1. Lanes of a register are neighbouring tiles, or
-channels of the weights. Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
+d: (m+2)×(m+2) cells of the source, g: the kernel, Y: m×m cells. Two polynomials are multiplied by their values at
+m + 1 points pᵢ and at infinity: with fᵢ = Π_{j≠i} (pᵢ - pⱼ), the row i of Bᵀ holds the coefficients of
+Π_{j≠i} (x - pⱼ), its last one those of Π_j (x - pⱼ); that of G is pᵢ^k / fᵢ, its last one 0 0 1; that of A is pᵢ^k, its
+last one 0 … 0 1. Lanes of a register are neighbouring tiles, or channels of the weights. Source: Lavin, Gray, "Fast
+Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
 
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import Make, routine
-from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, VEC, Block, Value, blocks
+from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, ITEM, VEC, Block, Value, blocks
 
-ELEMENTS = 16  # products per tile
+Row = Sequence[float]
+
+
+class _Transform(NamedTuple):
+    """The matrices for tiles of m×m cells; rows 2i+1 and 2i+2 belong to two points p and -p."""
+
+    size: int  # m
+    edge: int  # m + 2 cells of a row of the source, and values
+    source: list[Row]  # Bᵀ
+    weights: list[Row]  # G
+    gradient: list[Row]  # A
+
+
+def _transform(*points: Fraction) -> _Transform:
+    """For the point 0 and these, each with both signs."""
+    finite = [Fraction(0), *(sign * p for p in points for sign in (1, -1))]
+    size = len(finite) - 1
+
+    def polynomial(roots: list[Fraction]) -> Row:
+        """The coefficients of Π (x - root), and zeros to as many as a tile has cells."""
+        found = [float((-1) ** k * sum(prod(some) for some in combinations(roots, k))) for k in range(len(roots) + 1)]
+        return [*reversed(found), *[0.0] * (size + 1 - len(roots))]
+
+    others = [[q for q in finite if q != p] for p in finite]
+    factors = [prod(p - q for q in rest) for p, rest in zip(finite, others, strict=True)]
+    return _Transform(
+        size,
+        edge=size + 2,
+        source=[*map(polynomial, others), polynomial(finite)],
+        weights=[*([float(p**k / f) for k in range(3)] for p, f in zip(finite, factors, strict=True)), _unit(3)],
+        gradient=[*([float(p**k) for k in range(size)] for p in finite), _unit(size)],
+    )
+
+
+def _unit(length: int) -> Row:
+    return [*[0.0] * (length - 1), 1.0]
+
+
+# ¾ and 3/2: of points whose powers are exact in float32 those with the smallest rounding errors that were found, four
+# times those of the sum over taps on 256 channels; with 1 and 2, as it is often written, they are ten times as large
+_TRANSFORMS = {2: _transform(Fraction(1)), 4: _transform(Fraction(3, 4), Fraction(3, 2))}
+MOST_ELEMENTS = max(t.edge**2 for t in _TRANSFORMS.values())  # products per tile
+
+
+def _times(b: Block, coefficient: float, value: Value) -> Value:
+    if coefficient == 1:
+        return value
+    return b.fneg(value) if coefficient == -1 else b.fmul(ir.Constant(VEC, [coefficient] * VECTOR), value)
+
+
+def _plus(b: Block, total: Value | None, coefficient: float, value: Value) -> Value | None:
+    """total + coefficient · value; None is zero."""
+    if not coefficient:
+        return total
+    if total is None:
+        return _times(b, coefficient, value)
+    if abs(coefficient) == 1:
+        return (b.fadd if coefficient > 0 else b.fsub)(total, value)
+    return b.fma(ir.Constant(VEC, [coefficient] * VECTOR), value, total)
+
+
+def _sum(b: Block, row: Row, values: Sequence[Value]) -> Value | None:
+    total = None
+    for coefficient, value in sorted(zip(row, values, strict=True), key=lambda term: abs(term[0]) != 1):
+        total = _plus(b, total, coefficient, value)
+    return total
+
+
+def _product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
+    """matrix · values; of the rows of two points p and -p, even and odd powers are summed once."""
+    result = [_sum(b, matrix[0], values)]
+    for row, mirrored in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
+        halves = [[(x + sign * y) / 2 for x, y in zip(row, mirrored, strict=True)] for sign in (1, -1)]
+        even, odd = (_sum(b, half, values) for half in halves)
+        result += [_plus(b, even, sign, odd) for sign in (1, -1)]
+    return [*result, _sum(b, matrix[-1], values)]
+
+
+def _adjoint_product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
+    """matrixᵀ · values; the values at two points p and -p are added and subtracted once."""
+    terms = [(matrix[0], values[0])]
+    for i in range(1, len(matrix) - 1, 2):
+        for sign, join in ((1, b.fadd), (-1, b.fsub)):
+            half = [(x + sign * y) / 2 for x, y in zip(matrix[i], matrix[i + 1], strict=True)]
+            terms.append((half, join(values[i], values[i + 1])))
+    terms.append((matrix[-1], values[-1]))
+    rows, joined = zip(*terms, strict=True)
+    return [_sum(b, column, joined) for column in zip(*rows, strict=True)]
 
 
 def _behind(b: Block, start: Value, step: Value, n: int) -> Value:
@@ -23,17 +116,16 @@ def _behind(b: Block, start: Value, step: Value, n: int) -> Value:
     return b.add(start, b.mul(step, I64(n)))
 
 
-def _transformed(
-    b: Block, by: Callable[..., list[Value]], lines: list[list[Value]], target: Value, steps: tuple[Value, int, int]
-) -> None:
-    """The other factor of a transform, by the first entries of all lines, the second ones …, as vectors in memory.
-
-    steps: bytes from vector to vector, and how many vectors from one of these to the next, and from entry to entry.
-    """
+def _store(b: Block, lines: list[list[Value]], target: Value, steps: tuple[Value, int, int]) -> None:
+    """lines[i][j] as vectors in memory; steps: bytes between vectors, vectors from i to i + 1 and j to j + 1."""
     step, outer, inner = steps
-    for i in range(len(lines[0])):
-        for j, value in enumerate(by(b, [line[i] for line in lines])):
+    for i, line in enumerate(lines):
+        for j, value in enumerate(line):
             b.put(value, _behind(b, target, step, outer * i + inner * j))
+
+
+def _turned(lines: list[list[Value]]) -> list[list[Value]]:
+    return [list(line) for line in zip(*lines, strict=True)]
 
 
 def _pick(b: Block, first: Value, second: Value, lanes: list[int]) -> Value:
@@ -46,113 +138,114 @@ _LOW = [i // 2 + VECTOR * (i % 2) for i in range(VECTOR)]
 _HIGH = [lane + VECTOR // 2 for lane in _LOW]
 
 
-def _source_row(b: Block, d: list[Value]) -> list[Value]:
-    """Bᵀ d."""
-    return [b.fsub(d[0], d[2]), b.fadd(d[1], d[2]), b.fsub(d[2], d[1]), b.fsub(d[1], d[3])]
+def _every(b: Block, vectors: list[Value]) -> list[Value]:
+    """As many vectors of every so many-th number, the first from number 0 on, the second from number 1 on …"""
+    if len(vectors) == 1:
+        return vectors
+    even, odd = (
+        _every(b, [_pick(b, *pair, lanes) for pair in zip(vectors[::2], vectors[1::2], strict=True)])
+        for lanes in (_EVEN, _ODD)
+    )
+    return [value for pair in zip(even, odd, strict=True) for value in pair]
 
 
-def _source(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
-    rows = []
-    for j in range(4):
-        at = _behind(b, source, row, j)
-        pairs = ([b.vector(b.add(at, I64(offset))) for offset in (first, BYTES + first)] for first in (0, 8))
-        rows.append(_source_row(b, [_pick(b, *pair, lanes) for pair in pairs for lanes in (_EVEN, _ODD)]))
-    _transformed(b, _source_row, rows, target, (step, 1, 4))
+def _woven(b: Block, vectors: list[Value]) -> list[Value]:
+    """The inverse of `_every`."""
+    if len(vectors) == 1:
+        return vectors
+    pairs = zip(_woven(b, vectors[::2]), _woven(b, vectors[1::2]), strict=True)
+    return [_pick(b, *pair, lanes) for pair in pairs for lanes in (_LOW, _HIGH)]
 
 
-def _weights_row(b: Block, g: list[Value]) -> list[Value]:
-    """G g."""
-    half = ir.Constant(VEC, [0.5] * VECTOR)
-    outer, inner = b.fmul(half, b.fadd(g[0], g[2])), b.fmul(half, g[1])
-    return [g[0], b.fadd(outer, inner), b.fsub(outer, inner), g[2]]
+def _of_tiles(b: Block, row: Value, size: int, count: int) -> list[Value]:
+    """The first `count` cells of a register full of tiles that are `size` cells apart in a row."""
+    result: list[Value] = []
+    for first in range(0, count, size):
+        result += _every(b, [b.vector(b.add(row, I64(ITEM * first + BYTES * i))) for i in range(size)])
+    return result[:count]
 
 
-def _weights(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
-    g = [b.vector(_behind(b, source, row, n)) for n in range(9)]
-    columns = [_weights_row(b, [g[3 * i + j] for i in range(3)]) for j in range(3)]
-    _transformed(b, _weights_row, columns, target, (step, 4, 1))
+def _source(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
+    lines = [_of_tiles(b, _behind(b, source, row, i), t.size, t.edge) for i in range(t.edge)]
+    _values(b, t, lines, target, step)
 
 
-def _result_row(b: Block, m: list[Value]) -> list[Value]:
-    """Aᵀ m."""
-    return [b.fadd(b.fadd(m[0], m[1]), m[2]), b.fsub(b.fsub(m[1], m[2]), m[3])]
+def _values(b: Block, t: _Transform, lines: list[list[Value]], target: Value, step: Value) -> None:
+    across = [_product(b, t.source, line) for line in lines]
+    _store(b, [_product(b, t.source, line) for line in _turned(across)], target, (step, 1, t.edge))
 
 
-def _result(b: Block, source: Value, step: Value, top: Value, bottom: Value, bias: Value) -> None:
-    m = [b.vector(_behind(b, source, step, n)) for n in range(ELEMENTS)]
-    columns = [_result_row(b, [m[4 * i + j] for i in range(4)]) for j in range(4)]
+def _weights(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
+    g = [[b.vector(_behind(b, source, row, 3 * i + j)) for i in range(3)] for j in range(3)]
+    down = [_product(b, t.weights, column) for column in g]
+    _store(b, [_product(b, t.weights, line) for line in _turned(down)], target, (step, t.edge, 1))
+
+
+def _sums(b: Block, t: _Transform, source: Value, step: Value) -> list[list[Value]]:
+    """The columns of the products of a tile."""
+    return [[b.vector(_behind(b, source, step, t.edge * i + j)) for i in range(t.edge)] for j in range(t.edge)]
+
+
+def _result(b: Block, t: _Transform, source: Value, step: Value, target: Value, row: Value, bias: Value) -> None:
+    down = [_adjoint_product(b, t.gradient, column) for column in _sums(b, t, source, step)]
     added = b.splat(b.load(b.pointer(bias, FLOAT)))
-    for i, target in enumerate((top, bottom)):
-        left, right = (b.fadd(y, added) for y in _result_row(b, [columns[j][i] for j in range(4)]))
-        b.put(_pick(b, left, right, _LOW), target)
-        b.put(_pick(b, left, right, _HIGH), b.add(target, I64(BYTES)))
+    for i, line in enumerate(_turned(down)):
+        cells = _woven(b, [b.fadd(y, added) for y in _adjoint_product(b, t.gradient, line)])
+        _store(b, [cells], _behind(b, target, row, i), (I64(BYTES), 0, 1))
 
 
-def _cells(b: Block, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
-    rows = []
-    for i in range(4):
-        at = _behind(b, source, row, i)
-        rows.append(_source_row(b, [b.vector(_behind(b, at, cell, j)) for j in range(4)]))
-    _transformed(b, _source_row, rows, target, (step, 1, 4))
+def _cells(b: Block, t: _Transform, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
+    at = [_behind(b, source, row, i) for i in range(t.edge)]
+    _values(b, t, [[b.vector(_behind(b, start, cell, j)) for j in range(t.edge)] for start in at], target, step)
 
 
-def _gradient_row(b: Block, y: list[Value]) -> list[Value]:
-    """A y."""
-    return [y[0], b.fadd(y[0], y[1]), b.fsub(y[0], y[1]), b.fneg(y[1])]
+def _gradient(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
+    lines = [_of_tiles(b, _behind(b, source, row, i), t.size, t.size) for i in range(t.size)]
+    across = [_product(b, t.gradient, line) for line in lines]
+    _store(b, [_product(b, t.gradient, line) for line in _turned(across)], target, (step, 1, t.edge))
 
 
-def _gradient(b: Block, source: Value, row: Value, target: Value, step: Value) -> None:
-    rows = []
-    for i in range(2):
-        at = _behind(b, source, row, i)
-        pair = b.vector(at), b.vector(b.add(at, I64(BYTES)))
-        rows.append(_gradient_row(b, [_pick(b, *pair, lanes) for lanes in (_EVEN, _ODD)]))
-    _transformed(b, _gradient_row, rows, target, (step, 1, 4))
-
-
-def _kernel_row(b: Block, u: list[Value]) -> list[Value]:
-    """Gᵀ u."""
-    half = ir.Constant(VEC, [0.5] * VECTOR)
-    both, difference = b.fmul(half, b.fadd(u[1], u[2])), b.fmul(half, b.fsub(u[1], u[2]))
-    return [b.fadd(u[0], both), difference, b.fadd(both, u[3])]
-
-
-def _kernel(b: Block, source: Value, step: Value, target: Value, row: Value) -> None:
-    u = [b.vector(_behind(b, source, step, n)) for n in range(ELEMENTS)]
-    columns = [_kernel_row(b, [u[4 * i + j] for i in range(4)]) for j in range(4)]
-    _transformed(b, _kernel_row, columns, target, (row, 3, 1))
+def _kernel(b: Block, t: _Transform, source: Value, step: Value, target: Value, row: Value) -> None:
+    down = [_adjoint_product(b, t.weights, column) for column in _sums(b, t, source, step)]
+    _store(b, [_adjoint_product(b, t.weights, line) for line in _turned(down)], target, (row, 3, 1))
 
 
 def _whole(write: Callable[..., None]) -> Make:
-    """A function with what is written."""
+    """A function with what is written for tiles of the size that is its last argument."""
 
     def make(function: ir.Function) -> None:
-        (b,) = blocks(function, "entry")
-        write(b, *function.args)
-        b.ret_void()
+        entry, other = blocks(function, "entry other")
+        *arguments, size = function.args
+        switch = entry.switch(size, other.block)
+        other.ret_void()
+        for m, transform in _TRANSFORMS.items():
+            (b,) = blocks(function, f"size_{m}")
+            write(b, transform, *arguments)
+            b.ret_void()
+            switch.add_case(I64(m), b.block)
 
     return make
 
 
 @routine(_whole(_source))
-def transform_source(source, row, target, step):
-    """Bᵀ d B of a register full of tiles, each two cells after the one before.
+def transform_source(source, row, target, step, size):
+    """Bᵀ d B of a register full of tiles, each `size` cells after the one before.
 
-    source: the first of four rows of float32, `row` bytes apart, of which two registers and two cells are read.
-    target: the first of 16 vectors, `step` bytes apart. All arguments are int64.
+    source: the first of size + 2 rows of float32, `row` bytes apart, of which so many registers and cells are read.
+    target: the first of (size + 2)² vectors, `step` bytes apart. All arguments are int64.
     """
 
 
 @routine(_whole(_weights))
-def transform_weights(source, row, target, step):
-    """G g Gᵀ of a register full of kernels: 9 vectors, `row` bytes apart, to 16 vectors, `step` bytes apart."""
+def transform_weights(source, row, target, step, size):
+    """G g Gᵀ of a register full of kernels: 9 vectors, `row` bytes apart, to (size + 2)², `step` apart."""
 
 
 @routine(_whole(_result))
-def transform_result(source, step, top, bottom, bias):
-    """Aᵀ m A of a register full of tiles, plus a number: two rows of two registers each.
+def transform_result(source, step, target, row, bias, size):
+    """Aᵀ m A of a register full of tiles, plus a number: `size` rows, `row` bytes apart, of so many registers each.
 
-    source: the first of 16 vectors, `step` bytes apart. bias: address of the number.
+    source: the first of (size + 2)² vectors, `step` bytes apart. bias: address of the number.
     """
 
 
@@ -160,15 +253,15 @@ def transform_result(source, step, top, bottom, bias):
 
 
 @routine(_whole(_cells))
-def transform_cells(source, row, cell, target, step):
-    """Bᵀ d B of one tile of a register full of channels: 4×4 vectors, `row` and `cell` bytes apart."""
+def transform_cells(source, row, cell, target, step, size):
+    """Bᵀ d B of one tile of a register full of channels: (size + 2)² vectors, `row` and `cell` bytes apart."""
 
 
 @routine(_whole(_gradient))
-def transform_gradient(source, row, target, step):
-    """A dY Aᵀ of a register full of tiles: two rows, `row` bytes apart, of which two registers are read."""
+def transform_gradient(source, row, target, step, size):
+    """A dY Aᵀ of a register full of tiles: `size` rows, `row` bytes apart, of which so many registers are read."""
 
 
 @routine(_whole(_kernel))
-def transform_kernel(source, step, target, row):
-    """Gᵀ u G of a register full of kernels: 16 vectors, `step` bytes apart, to 9 vectors, `row` bytes apart."""
+def transform_kernel(source, step, target, row, size):
+    """Gᵀ u G of a register full of kernels: (size + 2)² vectors, `step` bytes apart, to 9, `row` bytes apart."""

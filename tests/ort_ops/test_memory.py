@@ -23,7 +23,7 @@ from tests.ort_ops import random_calls
 from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data
 from tests.property.calls import Call
 from tests.support import single_op
-from tests.support.checks import evaluate
+from tests.support.checks import assert_rounded, evaluate
 
 FIXED = 9 << 19  # 4.5 MiB per thread and once more for the call: a block of 4 MiB, and tables
 PROCESSORS = (1, 2, 8, 32)
@@ -49,6 +49,16 @@ def require_little(shapes: Shapes, processors: int) -> None:
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
     monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
+
+
+ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's tiles
+
+
+@pytest.fixture(params=ERRORS)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whatever Winograd's tiles serve is served by such ones."""
+    monkeypatch.setattr(winograd_plan, "_large_tiles_pay", lambda *_: request.param == 4)
+    return request.param
 
 
 @pytest.fixture(params=PROCESSORS)
@@ -319,7 +329,7 @@ IN_ROUNDS = [
 
 @pytest.mark.parametrize("limit", [1, 20_000, 60_000, 150_000])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str, limit: int) -> None:
+def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, tiles: int, data_format: str, limit: int) -> None:
     """However little may be shared: some groups at a time, or some channels of one."""
     calls = []
     for batch, channels, outs, kernel, strides, groups in IN_ROUNDS:
@@ -330,14 +340,16 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, data_format: str
     for module in (problem, winograd_plan):
         monkeypatch.setattr(module, "shared_limit", lambda *_: limit)
     after = [shapes.plan("f32").shared for shapes in calls]
+    sharing = sum(was > 0 for was in before)
     less = sum(now < was for was, now in zip(before, after, strict=True))
-    assert less >= len(calls) // (4 if limit > 100_000 else 2), f"{less} of {len(calls)} share less"
+    assert sharing >= len(calls) // 2
+    assert less >= sharing // (3 if limit > 100_000 else 2), f"{less} of {sharing} share less"
     for shapes in calls:
         call = whole(shapes)
         for dtype in ("f32", "bf16"):
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
             got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
-            np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
+            assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
 
 
 # sharing some rows at a time pays where a row of tiles fills less than half a vector
@@ -365,10 +377,10 @@ def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("batch", "channels", "lengths", "groups", "limit"), IMAGES_SHARED)
 def test_winograd_shares_images_where_weights_are_large(
-    monkeypatch: pytest.MonkeyPatch, batch: int, channels: tuple[int, int], lengths, groups: int, limit: int
+    monkeypatch: pytest.MonkeyPatch, tiles: int, batch: int, channels: tuple[int, int], lengths, groups: int, limit: int
 ) -> None:
     """All of them, some rows at a time, some channels at a time; several groups."""
-    monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit)
+    monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit * (tiles + 2) ** 2 // 16)
     turned = channels[::-1]
     for op, both in (
         ("Convolution", channels),
@@ -387,5 +399,5 @@ def test_winograd_shares_images_where_weights_are_large(
         for dtype in ("f32", "f16"):
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
             got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
-            np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
+            assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
             assert measured(call, dtype, 1) == block_bytes(plan.shared) + block_bytes(plan.per_thread)

@@ -53,6 +53,17 @@ def assert_rounded_once(got: np.ndarray, exact: object, dtype: str) -> None:
     np.testing.assert_array_equal(got, np.asarray(exact, np.float64).astype(DTYPES[dtype]), strict=True)
 
 
+def assert_rounded(got: np.ndarray, exact: np.ndarray, dtype: str, *, error: float, message: str = "") -> None:
+    """The same type and shape, within `error` of the largest entry, and one unit of `dtype` in the last place."""
+    assert (got.dtype, got.shape) == (exact.dtype, exact.shape), message
+    unit = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}[dtype] if error else 0
+    allowed = error * np.abs(exact).max(initial=0) + unit * np.abs(exact)
+    worst = np.abs(got - exact) - allowed
+    assert worst.max(initial=0) <= 0, (
+        f"{message}: {worst.max()} more than allowed at {np.unravel_index(worst.argmax(), got.shape)}"
+    )
+
+
 def one_node_model(
     op: str,
     attributes: Mapping[str, object],

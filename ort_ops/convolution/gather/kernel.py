@@ -29,11 +29,12 @@ from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_o
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import nth, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
-from onnx_backprop.ort_ops.vector.registers import copy_run
+from onnx_backprop.ort_ops.vector.registers import copy_rows, copy_run, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
 _SPAN = 2 * VECTOR  # cells of a kernel that are turned together
 _PITCH = max(COLUMNS, -(-ROWS // VECTOR) * VECTOR)  # numbers of a turned cell: a tile's channels, in whole vectors
+_AHEAD = 8  # channels whose kernels are fetched before they are needed
 _kernels = stack(_SPAN * _PITCH)
 
 
@@ -62,23 +63,48 @@ def _pack(call, p, unit, _scratch):
     count = min(width, p.c.d - tile * width)
     first = group * p.c.w_group + tile * width * w_out
     low, span = _range(p, phase)
+    w_s, start = p.c.w_s, call.inputs[1] + 4 * (first + low)
     if kind == F32 and w_out > 1 and span <= _SPAN:
+        together = max(1, (_SPAN - span) // w_s + 1)  # channels whose kernels are turned as one
         turned = _kernels()
-        for c in range(channels):
-            start = call.inputs[1] + 4 * (first + c * p.c.w_s + low)
+        for c in range(0, channels, together):
+            some, at = min(together, channels - c), start + 4 * c * w_s
+            _fetch(at, max(together, _AHEAD), together, w_s, w_out, span, count)
             for i in range(0, width, VECTOR):
-                of_channels = start + 4 * min(i, count - 1) * w_out
-                turn_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, max(0, min(VECTOR, count - i)), span)
+                rows, of_channels = max(0, min(VECTOR, count - i)), at + 4 * min(i, count - 1) * w_out
+                turn_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
             for tap in range(taps):
-                place = tap_of(p, phase, tap).weight - low
-                copy_run(target + 4 * (tap * channels + c) * width, turned + 4 * _PITCH * place, width)
+                place, to = tap_of(p, phase, tap).weight - low, target + 4 * (tap * channels + c) * width
+                for i in range(some):
+                    copy_run(to + 4 * i * width, turned + 4 * _PITCH * (place + i * w_s), width)
         return
     if count < width:
         clear(target, 0, taps * channels * width)
-    for c in range(channels):
+    for c in range(0, channels, _AHEAD):
+        some = min(_AHEAD, channels - c)
         for tap in range(taps):
-            start = first + c * p.c.w_s + tap_of(p, phase, tap).weight
-            scatter_run(kind, target, (tap * channels + c) * width, 1, call.inputs[1], start, w_out, count)
+            place = first + c * w_s + tap_of(p, phase, tap).weight
+            number = (tap * channels + c) * width
+            if kind == F32 and w_out == 1:
+                at = call.inputs[1] + 4 * place
+                for i in range(_AHEAD, _AHEAD + some):
+                    fetch(at + 4 * i * w_s, 4 * count)
+                copy_rows(target + 4 * number, 4 * width, at, 4 * w_s, some, count)
+            else:
+                for i in range(some):
+                    at = place + i * w_s
+                    scatter_run(kind, target, number + i * width, 1, call.inputs[1], at, w_out, count)
+
+
+@inner
+def _fetch(kernels, ahead, channels, w_s, w_out, span, count):
+    """The kernels of some channels, so many ahead: those of all outputs follow one another, or those of all inputs."""
+    at = kernels + 4 * ahead * w_s
+    if w_out < w_s:
+        fetch(at, 4 * ((count - 1) * w_out + span))
+    else:
+        for row in range(count):
+            fetch(at + 4 * row * w_out, 4 * channels * w_s)
 
 
 @inner

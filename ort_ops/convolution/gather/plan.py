@@ -48,7 +48,7 @@ def _gather(sums: Sums) -> Plan:
     groups, tiles = _at_once(sums, copy.groups(sums))
     # threads take the bands of all images and, where these are few, parts of their tiles
     items = c.batch * groups * math.prod(bands.bands_of(sums.count, band))
-    split = 1 if items >= 2 * processors() else min(tiles, math.ceil(4 * processors() / max(items, 1)))
+    split = 1 if items >= 2 * processors() else min(tiles, math.ceil(processors() / max(items, 1)))
     head = replace(
         sums.head,
         groups=copy.groups(sums),

@@ -7,8 +7,9 @@ together in every cell: dy with the columns d and rows (s, t) or, swapped, x wit
 Data NCX are transposed band by band for that. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
-order of memory and the parts are added up in order, so that threads change nothing. Where the sums are large beside
-the images, a round makes those of some channels.
+order of memory and the parts are added up in order, so that threads change nothing. The sums of a single part stay in
+the cache of the thread that makes them, and are written from there. Where those of several are large beside the images,
+a round makes those of some channels.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
@@ -33,6 +34,7 @@ from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
+TOGETHER = 8  # channels whose weights are finished together, as those lie behind one another
 _square = stack(VECTOR * VECTOR // 2)
 
 
@@ -114,13 +116,17 @@ def _item(call, p, item, scratch):
     per_row = columns * taps if swapped else columns
     first_row = begin - first_block * channels // blocks
     first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
-    c = call.shared
-    c += 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+    c = call.shared + 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+    if p.direct:
+        c = scratch
+        scratch += 4 * p.rows * per_row
     first, stop = part * p.units // parts, (part + 1) * p.units // parts
     if first == stop:  # no image
         clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
     for unit in range(first, stop):
         _unit(p, call, unit, group, begin, end, c, per_row, unit > first, scratch)
+    if p.direct:
+        _finish(call, p, group, begin, end - begin, c)
 
 
 @inner
@@ -173,46 +179,67 @@ def _repeat_last(rows, count):
 
 @inner
 def _reduce(call, p, index, _scratch):
-    """One channel of one group: add up the parts and write all its weights."""
-    kind, swapped, blocks = p.kind, p.swapped, p.blocks
-    s, d, taps, columns = p.c.s, p.c.d, p.taps, p.columns
-    channels, first_block = d if swapped else s, call.part
-    number, row = index // p.round_channels, index % p.round_channels
-    group, channel = call.group + number, first_block * channels // blocks + row
-    end = min(blocks, first_block + p.round_blocks) * channels // blocks
-    if channel >= end or group >= p.c.groups:
+    """Some channels of one group: add up the parts and write all their weights."""
+    swapped, blocks = p.swapped, p.blocks
+    channels, first_block = p.c.d if swapped else p.c.s, call.part
+    units = (p.round_channels + TOGETHER - 1) // TOGETHER
+    number, row = index // units, index % units * TOGETHER
+    group, start = call.group + number, first_block * channels // blocks
+    end = min(
+        start + min(row + TOGETHER, p.round_channels), min(blocks, first_block + p.round_blocks) * channels // blocks
+    )
+    channel = start + row
+    if group >= p.c.groups:
         return
-    block = ((channel + 1) * blocks - 1) // channels - first_block
-    row = (row if swapped else row * taps) + block * SPARE_ROWS
-    per_row = columns * taps if swapped else columns
-    groups, rows = p.round_groups, p.rows
-    first = call.shared + 4 * (number * rows + row) * per_row
-    w_d, w_s = p.c.w_d, p.c.w_s
-    for part in range(1, p.parts):
-        add_run(F32, first, first, part * groups * rows * per_row, columns * taps)
-    out = call.output
-    if not swapped and p.dense:
-        _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps, d)
-        return
-    start, step, count = group * d * w_d + channel * w_s, w_d, d
-    if swapped:
-        start, step, count = (group * d + channel) * w_d, w_s, s
-    for t in range(taps):
-        place = start + view(par.CellsTap, p + par.TAPS_AT, t).weight
-        write_run(kind, out, place, step, first, t * columns, count)
+    while channel < end:
+        block = ((channel + 1) * blocks - 1) // channels
+        run = min(end, (block + 1) * channels // blocks) - channel  # the sums of a block lie behind one another
+        place = (channel - start) * (1 if swapped else p.taps) + (block - first_block) * SPARE_ROWS
+        per_row = p.columns * p.taps if swapped else p.columns
+        sums = call.shared + 4 * (number * p.rows + place) * per_row
+        for part in range(1, p.parts):
+            add_run(F32, sums, sums, part * p.round_groups * p.rows * per_row, p.columns * p.taps * run)
+        _finish(call, p, group, channel, run, sums)
+        channel += run
 
 
 @inner
-def _write_transposed(kind, out, at, step, source, columns, taps, count):
-    """out[at + i·step + t] = source[t, i]: all taps of a weight together, not one by one across the whole tensor."""
+def _finish(call, p, group, channel, run, first):
+    """Write the weights of some channels, whose sums lie behind one another."""
+    kind, swapped, out = p.kind, p.swapped, call.output
+    s, d, taps, columns, w_d, w_s = p.c.s, p.c.d, p.taps, p.columns, p.c.w_d, p.c.w_s
+    if not swapped and p.dense and w_s == taps:
+        _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps * run, d)
+        return
+    for i in range(run):
+        source, at = first + 4 * i * columns * taps, group * d * w_d + (channel + i) * w_s
+        if not swapped and p.dense:
+            _write_transposed(kind, out, at, w_d, source, columns, taps, d)
+        else:
+            step, count = w_d, d
+            if swapped:
+                at, step, count = (group * d + channel + i) * w_d, w_s, s
+            for t in range(taps):
+                place = at + view(par.CellsTap, p + par.TAPS_AT, t).weight
+                write_run(kind, out, place, step, source, t * columns, count)
+
+
+@inner
+def _write_transposed(kind, out, at, step, source, columns, rows, count):
+    """out[at + i·step + j] = source[j, i]: what lies together is written together, not across the whole tensor."""
     square = _square()
     for i in range(0, count, VECTOR):
         cells = min(VECTOR, count - i)
-        for t in range(0, taps, VECTOR):
-            rows = min(VECTOR, taps - t)
-            transpose_part(square, 4 * VECTOR, source + 4 * (t * columns + i), 4 * columns, rows, cells)
-            for cell in range(cells):
-                write_run(kind, out, at + (i + cell) * step + t, 1, square, cell * VECTOR, rows)
+        for j in range(0, rows, VECTOR):
+            if kind == F32 and rows >= VECTOR:
+                begin = min(j, rows - VECTOR)  # the last ones, some of them once more: whole vectors are written
+                to, part = out + 4 * (at + i * step + begin), source + 4 * (begin * columns + i)
+                transpose_part(to, 4 * step, part, 4 * columns, VECTOR, cells)
+            else:
+                some = min(VECTOR, rows - j)
+                transpose_part(square, 4 * VECTOR, source + 4 * (j * columns + i), 4 * columns, some, cells)
+                for cell in range(cells):
+                    write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)
 
 
 WORK = stage("cells_work", par.Cells, _item)

@@ -10,6 +10,7 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.depthwise import weights_channels, weights_planes
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
+from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 
@@ -18,6 +19,7 @@ ITEMS_PER_PROCESSOR = 4
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
 # Nanoseconds of one thread: a product of vectors, a float copied as a column, a float written along, and across, rows
 _PRODUCT, _COPY, _WRITE, _WRITE_ACROSS = 0.5, 0.16, 0.3, 5.0
+DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared, aimed at
 _CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
 
@@ -168,37 +170,47 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
     parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1))
-    limit, items = problem.shared_limit(c, head.kind), ITEMS_PER_PROCESSOR * processors() / parts
-    of_group, most = 4 * parts * (row_lines + SPARE_ROWS) * per_row, min(rows, math.ceil(row_lines / ROWS))
-    groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
-    blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)))
+    head = replace(
+        head, band=band, bands=bands, swapped=swapped, units=units, parts=parts, columns=padded,
+        dense=[tap.weight for tap in taps] == list(range(count)),
+    )  # fmt: skip
+    least = 1  # blocks
     if not swapped:  # a block copies its own channels
-        blocks = max(blocks, min(rows, math.ceil(rows / max(1, (problem.THREAD_FLOATS - of_columns) // of_channel))))
+        least = min(rows, math.ceil(rows / max(1, (problem.THREAD_FLOATS - of_columns) // of_channel)))
+    lines_of_row = 1 if swapped else count
+    most, items = min(rows, math.ceil(row_lines / ROWS)), ITEMS_PER_PROCESSOR * processors() / parts
+
+    def per_thread(own: int) -> int:
+        """Scratch of an item of so many channels, without its sums."""
+        tables = 8 * (own * lines_of_row + SPARE_ROWS + ROWS) + 16 * band[0] * band[1] + 64
+        return tables + 4 * (of_columns + own * of_channel)
+
+    if parts == 1:
+        blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / DIRECT_FLOATS))
+        blocks = max(1, min(most, blocks), least)
+        own = math.ceil(rows / blocks)
+        lines = own * lines_of_row + SPARE_ROWS
+        scratch = per_thread(own) + 4 * lines * per_row
+        if scratch <= POOL_BYTES:
+            head = replace(head, direct=True, blocks=blocks, rows=lines, round_groups=c.groups, round_blocks=blocks)
+            return Plan(head, ((weights_kernel.WORK, blocks * c.groups),), per_thread=scratch, tables=_table(taps))
+    limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
+    groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
+    blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)), least)
     own = math.ceil(rows / blocks)
-    lines = own * (1 if swapped else count) + SPARE_ROWS
+    lines = own * lines_of_row + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
-    c_rows = (channels if swapped else channels * count) + at_once * SPARE_ROWS
     head = replace(
-        head,
-        band=band,
-        bands=bands,
-        swapped=swapped,
-        units=units,
-        parts=parts,
-        blocks=blocks,
-        columns=padded,
-        rows=c_rows,
-        dense=[tap.weight for tap in taps] == list(range(count)),
-        round_groups=groups,
-        round_blocks=at_once,
-        round_channels=channels,
-    )
+        head, blocks=blocks, rows=channels * lines_of_row + at_once * SPARE_ROWS, round_groups=groups,
+        round_blocks=at_once, round_channels=channels,
+    )  # fmt: skip
+    finish = groups * math.ceil(channels / weights_kernel.TOGETHER)
     return Plan(
         head,
-        ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, groups * channels)),
-        shared=4 * parts * groups * c_rows * per_row,
-        per_thread=8 * (lines + ROWS) + 16 * band[0] * band[1] + 64 + 4 * (of_columns + own * of_channel),
+        ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, finish)),
+        shared=4 * parts * groups * head.rows * per_row,
+        per_thread=per_thread(own),
         groups=(c.groups, groups),
         parts=(blocks, at_once),
         tables=_table(taps),

@@ -1,11 +1,11 @@
-"""Convolutions by 3×3 with stride 1, channels first: Winograd's F(2×2, 3×3), compiled.
+"""Convolutions by 3×3 with stride 1, channels first: Winograd's F(m×m, 3×3), compiled; m = 2 or 4.
 
     out[n, m, y, x] = bias[m] + Σ_{c, i, j} w[m, c, i, j] · in[n, c, y + i - P, x + j - P']
 
-takes 16 products per 2×2 cells and channel instead of 36. The data gradient is the same with the kernel mirrored
-and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into 16 matrices (channels ×
-tiles), each multiplied by one of the weights', and the products transformed back while they are in the first-level
-cache.
+takes (m+2)² products per m×m cells and channel instead of 9m². The data gradient is the same with the kernel mirrored
+and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into (m+2)² matrices (channels ×
+tiles), each multiplied by one of the weights', for some tiles of output channels, and the products transformed back
+while they are in the caches.
 
 One side is transformed for all threads, the other by the thread that needs it: the weights, and an item of work is some
 rows of tiles, or, where the weights are large, the images, and an item is a tile of output channels. What does not fit
@@ -23,22 +23,24 @@ from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import copy_line, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.registers import fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
-from onnx_backprop.ort_ops.vector.winograd_transforms import (
-    ELEMENTS,
-    transform_result,
-    transform_source,
-    transform_weights,
-)
+from onnx_backprop.ort_ops.vector.winograd_transforms import transform_result, transform_source, transform_weights
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
-_GAP = ROWS * COLUMNS  # floats from one of the 16 products to the next
-_LINE = 2 * COLUMNS  # cells of one row of a block of tiles
+_GAP = ROWS * COLUMNS  # floats from one of a tile's products to the next
+_TABLES = 2 * (ROWS + 2)
+_CHANNELS_AHEAD = 8  # whose kernels are fetched
 
-# scratch of a worker, in floats: products, finished rows, the product's tables, then the source's rows and `V`
-_LINES = ELEMENTS * _GAP
-_TABLES = _LINES + ROWS * 2 * _LINE
-THREAD_HEAD = _TABLES + 2 * (ROWS + 2)
+
+def thread_head(size: int) -> int:
+    """Floats of a worker's scratch: finished rows, the product's tables; rows of the source, `V`, products follow."""
+    return size**2 * _GAP + _TABLES
+
+
+def products(elements: int, tiles: int) -> int:
+    """Floats of the products for so many tiles of output channels."""
+    return elements * tiles * _GAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,13 @@ class Winograd(Record):
     c: Correlation  # of a data gradient the adjoint
     bias: int  # an input, 0: none
     w_first: int
+    size: int  # cells of a tile along either axis
+    elements: int  # products per tile
+    head: int  # floats of `thread_head`
+    chunk: int  # tiles of output channels whose products are kept at a time
     tiles_y: int
     tiles_x: int
-    panel: int  # floats of one of the 16 panels of a tile of weights
+    panel: int  # floats of one of the panels of a tile of weights, one for every element
     pitch: int  # floats of a row of the source
     round_groups: int
     round_tiles: int  # of output channels, where the weights are shared
@@ -60,6 +66,7 @@ class Winograd(Record):
     lines: int = 0  # rows of tiles made at a time
     split: int = 1  # items that share a band's output channels
     columns: int = 0  # floats of a channel of transformed tiles
+    element: int = 0  # floats of such a matrix, an odd number of lines, as a tile is written to all of them
 
 
 _kernels = stack(9 * WIDE)
@@ -68,7 +75,7 @@ _bias = stack(COLUMNS)
 
 @inner
 def _pack_tile(call, p, group, tile, target):
-    """The transformed weights of one tile of channels: 16 panels, for every channel of `in` ROWS of `out`."""
+    """The transformed weights of one tile of channels: panels, for every channel of `in` ROWS of `out`."""
     kind, source = p.kind, call.inputs[1]
     w_out, (_, w_y, w_x) = p.c.w_d, p.c.w_kernel
     first = p.w_first + group * p.c.w_group + tile * ROWS * w_out
@@ -77,6 +84,11 @@ def _pack_tile(call, p, group, tile, target):
     clear(kernels, 0, 9 * WIDE)
     for c in range(p.c.s):
         start = first + c * p.c.w_s
+        if w_out * w_out == 81:  # one kernel behind the other, but those of the next channel elsewhere
+            fetch(source + 4 * (start - 8 + _CHANNELS_AHEAD * p.c.w_s), 4 * (9 * ROWS + 8))
+        elif c % _CHANNELS_AHEAD == 0:
+            for row in range(count):
+                fetch(source + 4 * (start + row * w_out + _CHANNELS_AHEAD * p.c.w_s), 36 * _CHANNELS_AHEAD)
         for lane in range(0, count if lies_dense else 0, VECTOR):
             rows, some = min(VECTOR, count - lane), start + lane * w_out
             if w_x > 0:
@@ -89,7 +101,7 @@ def _pack_tile(call, p, group, tile, target):
         for part in range(WIDE // VECTOR):
             # what a register holds beyond ROWS is overwritten by the next channel
             at = 4 * VECTOR * part
-            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel)
+            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel, p.size)
 
 
 @inner
@@ -104,7 +116,7 @@ def _pack(call, p, unit, _scratch):
     group = call.group + unit // p.round_tiles
     tile = call.part + unit % p.round_tiles
     if group < p.c.groups and tile < _tiles(p):  # the last round may have fewer
-        _pack_tile(call, p, group, tile, call.shared + 4 * ELEMENTS * unit * p.panel)
+        _pack_tile(call, p, group, tile, call.shared + 4 * p.elements * unit * p.panel)
 
 
 @inner
@@ -121,26 +133,23 @@ def source_row(p, data, n, channel, y, row):
 
 
 @inner
-def _transform(p, data, channel, count, first, last, rows, v, element):
-    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
-
-    `element` is the distance of the 16 matrices in bytes.
-    """
+def _transform(p, data, channel, count, first, last, rows, v):
+    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles."""
     tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
-    columns = p.columns
+    columns, size, element = p.columns, p.size, 4 * p.element
     for c in range(count):
         at = first
         while at < last:
             n, tile_y = at // tiles_y, at % tiles_y
             lines = min(last - at, tiles_y - tile_y, p.lines)
-            y = 2 * tile_y - p.c.pads[1]
-            for i in range(2 * lines + 2):
+            y = size * tile_y - p.c.pads[1]
+            for i in range(size * lines + 2):
                 source_row(p, data, n, channel + c, y + i, rows + 4 * i * pitch)
             for i in range(lines):
                 target = v + 4 * (c * columns + (at + i - first) * tiles_x)
                 for x in range(0, tiles_x, VECTOR):
                     # lanes beyond the row are overwritten by the next one
-                    transform_source(rows + 8 * (i * pitch + x), 4 * pitch, target + 4 * x, element)
+                    transform_source(rows + 4 * size * (i * pitch + x), 4 * pitch, target + 4 * x, element, size)
             at += lines
 
 
@@ -156,29 +165,27 @@ def _item(call, p, item, scratch):
     band, channels = p.band, p.c.s
     first = item * band
     last = min(first + band, all_rows(p))
-    rows = scratch + 4 * THREAD_HEAD
-    v = rows + 4 * (2 * band + 2) * p.pitch
+    rows = scratch + 4 * p.head
+    v = rows + 4 * (p.size * band + 2) * p.pitch
     v = (v + 63) // 64 * 64
-    data, element = call.inputs[0], 4 * channels * p.columns
-    _transform(p, data, group * channels, channels, first, last, rows, v, element)
+    _transform(p, call.inputs[0], group * channels, channels, first, last, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
-    for m in range(part + split * here // splits, part + (split + 1) * here // splits):
-        packed = call.shared + 4 * ELEMENTS * (panels + m) * p.panel
-        _outputs(call, p, group, m, packed, v, first, last, scratch)
+    begin, end = part + split * here // splits, part + (split + 1) * here // splits
+    packed = call.shared + 4 * p.elements * panels * p.panel
+    _outputs(call, p, group, begin, end, packed, v, v + 4 * p.elements * p.element, first, last, scratch)
 
 
 @inner
 def _source_item(call, p, item, scratch):
     """Images shared: one channel of the round."""
-    channels, size = p.c.s, 4 * p.columns
+    channels = p.c.s
     number, c = item // channels, item % channels
     group, first = call.group + number, call.part
     if group >= p.c.groups:
         return
     last = min(first + p.round_rows, all_rows(p))
-    v = call.shared + size * (number * ELEMENTS * channels + c)
-    data = call.inputs[0]
-    _transform(p, data, group * channels + c, 1, first, last, scratch + 4 * THREAD_HEAD, v, size * channels)
+    v = call.shared + 4 * (number * p.elements * p.element + c * p.columns)
+    _transform(p, call.inputs[0], group * channels + c, 1, first, last, scratch + 4 * p.head, v)
 
 
 @inner
@@ -189,54 +196,79 @@ def _weights_item(call, p, item, scratch):
     if group >= p.c.groups:
         return
     last = min(first + p.round_rows, all_rows(p))
-    v = call.shared + 4 * number * ELEMENTS * p.c.s * p.columns
-    packed = (scratch + 4 * THREAD_HEAD + 63) // 64 * 64
+    v = call.shared + 4 * number * p.elements * p.element
+    packed = (scratch + 4 * p.head + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
-    _outputs(call, p, group, m, packed, v, first, last, scratch)
+    own = 4 * p.elements * p.panel
+    _outputs(call, p, group, m, m + 1, packed - m * own, v, packed + own, first, last, scratch)
 
 
 @inner
-def _outputs(call, p, group, m, packed, v, first, last, scratch):
-    """The output channels of tile m at the tiles of rows first … last - 1: products, transformed back and written."""
-    outs, channels, columns = p.c.d, p.c.s, p.columns
-    table, panel = scratch + 4 * _TABLES, 4 * p.panel
-    rows_apart(table, 4)
-    bias, values = bias_address(call, p), _bias()
-    out, count_all = call.output, (last - first) * p.tiles_x
-    count = min(ROWS, outs - m * ROWS)
-    bias_of(p.kind, bias, group * outs + m * ROWS, count, values)
+def _outputs(call, p, group, begin, end, packed, v, kept, first, last, scratch):
+    """Tiles begin … end - 1 of output channels at the tiles of rows first … last - 1: products, then results.
+
+    What is multiplied by all weights stays in the first-level cache meanwhile. packed: the panels of tile 0.
+    """
+    count_all, chunk = (last - first) * p.tiles_x, p.chunk
     for place in range(0, count_all, COLUMNS):
-        vectors = 1 if count_all - place <= VECTOR else 2
-        for e in range(ELEMENTS):
-            c = scratch + 4 * e * _GAP, 4 * COLUMNS
-            a, b = (packed + e * panel, table, 4 * ROWS), (v + 4 * (e * channels * columns + place), 4 * columns)
-            multiply(count, count_all - place, c, a, b, one_segment(table), channels, 0)
-        for i in range(count):
-            line = scratch + 4 * (_LINES + 2 * _LINE * i)
-            for part in range(vectors):
-                at = scratch + 4 * (COLUMNS * i + VECTOR * part)
-                top = line + 8 * VECTOR * part
-                transform_result(at, 4 * _GAP, top, top + 4 * _LINE, values + 4 * i)
-        _write(p, out, group * outs + m * ROWS, first, place, min(COLUMNS, count_all - place), count, scratch)
+        for m in range(begin, end, chunk):
+            stop = min(m + chunk, end)
+            _products(p, m, stop, packed, v, kept, place, count_all - place, scratch)
+            for tile in range(m, stop):
+                block = kept + 4 * (tile - m) * p.elements * _GAP
+                _results(call, p, group, tile, block, first, place, min(COLUMNS, count_all - place), scratch)
+
+
+@inner
+def _products(p, begin, end, packed, v, kept, place, tiles, scratch):
+    """Those of tiles begin … end - 1 of output channels for at most COLUMNS tiles of the image."""
+    table, panel = scratch + 4 * (p.head - _TABLES), 4 * p.panel
+    rows_apart(table, 4)
+    for e in range(p.elements):
+        b = (v + 4 * (e * p.element + place), 4 * p.columns)
+        for m in range(begin, end):
+            c = kept + 4 * ((m - begin) * p.elements + e) * _GAP, 4 * COLUMNS
+            a = (packed + (m * p.elements + e) * panel, table, 4 * ROWS)
+            multiply(min(ROWS, p.c.d - m * ROWS), tiles, c, a, b, one_segment(table), p.c.s, 0)
+
+
+@inner
+def _results(call, p, group, tile, block, first, place, tiles, scratch):
+    """Transformed back and written: the output channels of a tile."""
+    outs, size = p.c.d, p.size
+    bias, values = bias_address(call, p), _bias()
+    count = min(ROWS, outs - tile * ROWS)
+    bias_of(p.kind, bias, group * outs + tile * ROWS, count, values)
+    for i in range(count):
+        for part in range(1 if tiles <= VECTOR else 2):
+            at = block + 4 * (COLUMNS * i + VECTOR * part)
+            target = _finished(p, scratch, i) + 4 * size * VECTOR * part
+            transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, size)
+    _write(p, call.output, group * outs + tile * ROWS, first, place, tiles, count, scratch)
+
+
+@inner
+def _finished(p, scratch, channel):
+    """The rows of a block of tiles for one output channel."""
+    return scratch + 4 * p.size * p.size * COLUMNS * channel
 
 
 @inner
 def _write(p, out, channel, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
-    kind, tiles_y, tiles_x = p.kind, p.tiles_y, p.tiles_x
+    kind, size, tiles_y, tiles_x = p.kind, p.size, p.tiles_y, p.tiles_x
     destination, (_, length_y, length_x) = p.c.destination, p.c.out_length
     done = 0
     while done < tiles:
         row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
         run = min(tiles - done, tiles_x - x)
-        n, y = row // tiles_y, 2 * (row % tiles_y)
-        width = min(2 * run, length_x - 2 * x)
+        n, y = row // tiles_y, size * (row % tiles_y)
+        width = min(size * run, length_x - size * x)
         for i in range(count):
-            at = image_of(destination, n, channel + i) + y * destination.cells[1] + 2 * x
-            line = scratch + 4 * (_LINES + 2 * _LINE * i)
-            write_run(kind, out, at, 1, line, 2 * done, width)
-            if y + 1 < length_y:
-                write_run(kind, out, at + destination.cells[1], 1, line, _LINE + 2 * done, width)
+            line = _finished(p, scratch, i)
+            for j in range(min(size, length_y - y)):
+                at = image_of(destination, n, channel + i) + (y + j) * destination.cells[1] + size * x
+                write_run(kind, out, at, 1, line, size * (COLUMNS * j + done), width)
         done += run
 
 
