@@ -92,9 +92,8 @@ def errors(source: Source) -> tuple[float, float]:
     owners = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
     tied = {name for name, owner in zip(names, owners, strict=True) if owners.count(owner) > 1}  # two in the file
     stored = {t.name: t for t in model.graph.initializer if t.name in values and t.name not in tied}
-    same = [
-        name for name, t in stored.items() if np.array_equal(numpy_helper.to_array(t), values[name])
-    ]  # no fused one
+    # an exporter fuses a BatchNormalization into the weights before it, under their names
+    same = [name for name, t in stored.items() if np.array_equal(numpy_helper.to_array(t), values[name])]
     picked = sorted(rng.choice(same, min(WEIGHTS, len(same)), replace=False).tolist())
     along = {
         name: rng.standard_normal(a.shape).astype(np.float32) for name, a in feeds.items() if a.dtype == np.float32
