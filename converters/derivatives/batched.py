@@ -1,6 +1,6 @@
 """Several seeds in one run: what depends on them becomes the body of a Scan along a new leading axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -24,6 +24,18 @@ def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
     return found
 
 
+def _constants_of(graph: ir.Graph, nodes: Collection[ir.Node]) -> list[ir.Node]:
+    """The Constants of a graph that only these nodes read; inference sees their numbers where they are beside them."""
+    return [
+        node
+        for node in graph
+        if (node.domain, node.op_type) == ("", "Constant")
+        and not node.outputs[0].is_graph_output()
+        and node.outputs[0].uses()
+        and all(reader in nodes for reader, _ in node.outputs[0].uses())
+    ]
+
+
 def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, int]) -> None:
     """Put the body of each MaxPoolBackward of known lengths in its place, in which no seed decides who wins.
 
@@ -40,7 +52,7 @@ def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, i
         assert body is not None
         graph.insert_before(node, body.nodes)
         for inner in body.nodes:
-            rename(inner, label(node), op.unique)
+            rename(inner, label(node).removesuffix("/MaxPoolBackward"), op.unique)
         (y,), (dx,) = node.outputs, body.outputs
         assert dx is not None
         y.replace_all_uses_with(dx, replace_graph_outputs=True)
@@ -62,6 +74,7 @@ def batch(
     place of the results, among the outputs too, under their names.
     """
     inside = dependents(graph, seeds)
+    inside = [*_constants_of(graph, set(inside)), *inside]
     graph.remove(inside)
     rows: list[ir.Value] = []
     for seed in seeds:

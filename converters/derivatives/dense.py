@@ -99,20 +99,21 @@ def _unit_products(
     op = Builder(used_names(work.graph))
     op.prefix = f"{name}_unit"
     known = {str(v.name): v for v in (*work.graph.inputs, *work.graph.outputs, *work.graph.initializers.values())}
-    shape, shape_known = op.shape(known[name]), dims(known[name])
-    count = op.ReduceProd(shape, keepdims=1)
-    unit = op.EyeLike(op.filled(op.Concat(count, count, axis=0), 0, element_type(seed)))
-    unit = op.Reshape(unit, op.Concat(count, shape, axis=0), allowzero=1)
+    shape, shape_known, lengths = op.shape(known[name]), dims(known[name]), known_lengths(known[name])
+    count = op.ReduceProd(shape) if lengths is None else op.ints([prod(lengths)])
+    unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
+    unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
     blocks: list[ir.Value] = []
     for end, result, rows in zip(ends, shapes, batch(work.graph, op, [seed], ends, [unit]), strict=True):
         place = [value is rows for value in work.graph.outputs].index(True)
-        inner, parts = op.Shape(rows, start=1), [shape_known, result]
+        lengths, parts = known_lengths(end), [shape_known, result]
+        inner = op.Shape(rows, start=1) if lengths is None else op.ints(lengths)
         flat = rows
         if columns:
-            flat = op.Reshape(rows, op.Concat(count, op.ReduceProd(inner, keepdims=1), axis=0), allowzero=1)
+            size = op.ReduceProd(inner) if lengths is None else op.ints([prod(lengths)])
+            flat = op.Reshape(rows, op.joined(count, size), allowzero=1)
             flat, parts = op.Transpose(flat, perm=[1, 0]), parts[::-1]
-        whole = op.Concat(*((inner, shape) if columns else (shape, inner)), axis=0)
-        block = op.Reshape(flat, whole, allowzero=1)
+        block = op.Reshape(flat, op.joined(*((inner, shape) if columns else (shape, inner))), allowzero=1)
         block.type = end.type
         block.shape = None if None in parts else ir.Shape([length for part in parts for length in part or ()])
         work.graph.outputs[place] = block

@@ -13,8 +13,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
-from onnx_backprop.converters.prepare.unsaid import without_inferred
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
+from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish_short
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import Progress
@@ -97,7 +96,8 @@ class Work:
         drop_dead(self.graph)
 
     def append(self, op: Builder) -> None:
-        """Put what a builder has emitted behind the graph's nodes."""
+        """Put what a builder has emitted, and outputs need, behind the graph's nodes."""
+        drop_unread(op.nodes, self.graph.outputs)
         self.graph.extend(op.nodes)
         if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
@@ -105,7 +105,7 @@ class Work:
     def done(self, made: Derivative) -> ModelProto:
         """The model with its outputs in order: its own, then the results."""
         record(self.model, made)
-        return without_inferred(finish(self.model, self.original, self.settings.kernels, inline=self.settings.inline))
+        return finish_short(self.model, self.original, self.settings.kernels, inline=self.settings.inline)
 
 
 def drop_dead(graph: ir.Graph) -> None:

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+import numpy as np
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.functions.scope import Scope
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
+_CONSTANT_TYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
 DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 
 CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
@@ -120,6 +132,17 @@ def called(node: NodeProto) -> str:
 def attributes_of(node: NodeProto) -> dict[str, Any]:
     """The attributes that are written on a node."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+
+
+def constant_tensor(node: NodeProto) -> TensorProto | None:
+    """What a Constant node holds, whichever attribute says it; None for a sparse tensor, texts and other nodes."""
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    dtype = _CONSTANT_TYPES.get(attribute.name)
+    return dtype and numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), dtype))
 
 
 def copied(message: Message) -> Message:

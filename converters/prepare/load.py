@@ -27,7 +27,7 @@ from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
-from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN
+from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
 
@@ -111,7 +111,7 @@ def _check_tensor(tensor: TensorProto) -> None:
 
 def _inline(proto: ModelProto) -> ModelProto:
     """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
-    kept = [f for f in proto.functions if f.domain != DOMAIN and f.overload != NEEDED]
+    kept = [f for f in proto.functions if f.domain != DOMAIN and f.overload != REFUSAL]
     assign(proto.functions, kept)
     without_imports(proto, NEEDS_DOMAIN)
     if not kept:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import copied, reads
+from onnx_backprop.converters.prepare.graphs import constant_tensor, copied, reads
 
 
 def boundary(nodes: Sequence[NodeProto]) -> list[str]:
@@ -30,8 +30,8 @@ class Submodels:
         fed = {v.name for v in graph.input}
         self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer if t.name not in fed}
         for node in self.nodes:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute[0].name == "value":
-                self.constants[node.output[0]] = node.attribute[0].t
+            if (tensor := constant_tensor(node)) is not None:
+                self.constants[node.output[0]] = tensor
         self._outputs = {v.name for v in graph.output}
         self._readers: dict[str, set[int]] = defaultdict(set)
         for node in self.nodes:

@@ -5,7 +5,7 @@ They would be a tenth of a small file.
 
 from collections.abc import Iterator
 
-from onnx import GraphProto, ModelProto, TypeProto, shape_inference
+from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, subgraphs
 from onnx_backprop.converters.prepare.large_weights import set_aside
@@ -26,6 +26,8 @@ def without_inferred(proto: ModelProto) -> ModelProto:
     for graph, again in zip(_graphs(light.graph), _graphs(inferred.graph), strict=True):
         foreign = _foreign(graph)
         known = {v.name: _text(v.type) for v in again.value_info if v.name not in foreign}
+        known |= {t.name: _text(helper.make_tensor_type_proto(t.data_type, t.dims)) for t in graph.initializer}
+        known |= {v.name: _text(v.type) for v in graph.input}
         assign(graph.value_info, [copied(v) for v in graph.value_info if known.get(v.name) != _text(v.type)])
     return weights.put_back(light)
 

@@ -13,6 +13,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
+from onnx_backprop.converters.prepare.short_names import shorten_names
 from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
@@ -102,7 +103,13 @@ def backward(
     )
     gradients = differentiation.emit()
     record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
-    return without_inferred(finish(ir_model, original, kernels, inline=inline))
+    return finish_short(ir_model, original, kernels, inline=inline)
+
+
+def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
+    """`finish`, and take away what a file need not say: names and types that nobody reads."""
+    made = finish(ir_model, original, kernels, inline=inline)
+    return without_inferred(shorten_names(made, used_names(original.graph)))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:

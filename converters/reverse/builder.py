@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse import sequences
-from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.known import constant_value, dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import ShapeError
@@ -70,6 +70,9 @@ class Builder:
         while values and values[-1] is None:
             values.pop()
         given = {k: v.value if isinstance(v, ir.DataType) else v for k, v in attributes.items() if v is not None}
+        given = {k: v for k, v in given.items() if not types.is_default(k, v)}
+        if op_type == "Reshape" and (lengths := constant_value(values[1])) is not None and lengths.all():
+            given.pop("allowzero", None)
         name = self.unique(f"{self.prefix}/{op_type}")
         node = ir.node(op_type, values, given, domain=domain, num_outputs=outputs, name=name)
         for n, output in enumerate(node.outputs):
@@ -104,7 +107,10 @@ class Builder:
         """A constant tensor; equal ones share a node."""
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
-            value = self.Constant(value=ir.tensor(array))
+            if array.dtype == np.int64 and array.ndim == 1 and array.size:  # half the bytes of a tensor, and legible
+                value = self.Constant(value_ints=array.tolist())
+            else:
+                value = self.Constant(value=ir.tensor(array))
             value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
             self._constants[key] = value
         return self._constants[key]
@@ -112,6 +118,11 @@ class Builder:
     def ints(self, values: Sequence[int]) -> ir.Value:
         """A 1-D int64 constant."""
         return self.constant(np.array(values, np.int64))
+
+    def joined(self, *parts: ir.Value) -> ir.Value:
+        """1-D values one after the other: a constant where all of them are, else a Concat."""
+        known = [array for part in parts if (array := constant_value(part)) is not None]
+        return self.constant(np.concatenate(known)) if len(known) == len(parts) else self.Concat(*parts, axis=0)
 
     def scalar(self, value: float, like: ir.Value) -> ir.Value:
         """A 0-D constant of the type of `like`."""

@@ -48,7 +48,8 @@ def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, 
 def record(model: ir.Model, made: Derivative) -> None:
     """Note a derivative in a model's metadata, behind those that it has already."""
     before = _read(model.metadata_props.get(METADATA, ""))
-    model.metadata_props[METADATA] = json.dumps([vars(one) for one in (*before, made)])
+    said = [{field: told for field, told in vars(one).items() if told is not False} for one in (*before, made)]
+    model.metadata_props[METADATA] = json.dumps(said, separators=(",", ":"))
 
 
 def _read(text: str) -> list[Derivative]:

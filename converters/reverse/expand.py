@@ -192,11 +192,14 @@ def _domain_body(node: ir.Node, proto: onnx.NodeProto, opsets: Mapping[str, int]
     """The body in standard operators of an operator of our domain, for what is known of the node's inputs."""
     op = BY_NAME[node.op_type]
     args: list[Arg | None] = [None] * len(op.inputs)
+    single = True
     for n, (spec, value) in enumerate(zip(op.inputs, node.inputs, strict=False)):
         if value is None:
             continue
         args[n] = Arg.of_array(spec, dims(value), None if spec.tensor else constant_value(value))
-    return standard_body(op, Attributes(op, attributes_of(proto)), args, opsets[""], named_outputs(op, proto))
+        single = single and (spec.type_name != "T1" or value.dtype == ir.DataType.FLOAT)
+    attributes = Attributes(op, attributes_of(proto))
+    return standard_body(op, attributes, args, opsets[""], named_outputs(op, proto), single=single)
 
 
 def complaint(node: ir.Node, version: int) -> str:

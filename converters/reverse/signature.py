@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import onnx_ir as ir
-from onnx import defs
+from onnx import defs, helper
 
 Bound = Mapping[str, ir.DataType | None]  # what a type variable of the schema, such as "T", stands for
 
@@ -15,6 +15,12 @@ class Signature:
     def __init__(self, schema: defs.OpSchema | None) -> None:
         self.inputs = [] if schema is None else [_variable(p) for p in schema.inputs]
         self.outputs = [] if schema is None else [_variable(p) for p in schema.outputs]
+        attributes = {} if schema is None else schema.attributes
+        self._defaults = {
+            name: helper.get_attribute_value(attribute.default_value)
+            for name, attribute in attributes.items()
+            if attribute.default_value.name
+        }
         self._many = (False, False) if schema is None else (_repeats(schema.inputs), _repeats(schema.outputs))
         constraints = {} if schema is None else {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
         self._allowed = {v: constraints.get(v, [v]) for v in (*self.inputs, *self.outputs)}
@@ -45,6 +51,11 @@ class Signature:
         """The type of an output, None where the types of the inputs do not decide it."""
         variable = _at(self.outputs, index, repeats=self._many[1])
         return bound.get(variable) or self._only(variable)
+
+    def is_default(self, name: str, value: object) -> bool:
+        """Whether an attribute has this value where no node states it; from opset 18 on no default changes."""
+        value = value.encode() if isinstance(value, str) else value
+        return name in self._defaults and type(value) is type(self._defaults[name]) and value == self._defaults[name]
 
     def _only(self, variable: str) -> ir.DataType | None:
         allowed = self._allowed.get(variable, [])

@@ -202,7 +202,7 @@ def _put_back(
 
 
 def _write_attributes(graph: GraphProto) -> None:
-    """Strides, dilations and pads of Conv and ConvTranspose that are left to their defaults."""
+    """Strides, dilations and padding of Conv and ConvTranspose that are left to their defaults."""
     shapes = _shapes(graph) | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type in ("Conv", "ConvTranspose"):
@@ -211,6 +211,8 @@ def _write_attributes(graph: GraphProto) -> None:
             defaults = {"kernel_shape": kernel, "strides": [1] * len(kernel), "dilations": [1] * len(kernel)}
             if not given & {"auto_pad", "output_shape"}:
                 defaults["pads"] = [0, 0] * len(kernel)
+                if node.op_type == "ConvTranspose":
+                    defaults["output_padding"] = [0] * len(kernel)
             node.attribute.extend(helper.make_attribute(n, v) for n, v in defaults.items() if n not in given)
 
 

@@ -56,6 +56,7 @@ class Body:
         self.nodes: list[NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._counts: dict[str, int] = {}
+        self._made = 0  # tensors
 
     def __getattr__(self, op_type: str) -> Callable[..., str]:
         if not op_type[0].isupper():
@@ -67,8 +68,9 @@ class Body:
     ) -> list[str]:
         """Append a node with any number of outputs."""
         given = {k: v for k, v in attributes.items() if v is not None}
-        name = self._unique(given.pop("name", op_type))
-        results = [name if n == 0 else f"{name}_{n}" for n in range(outputs)]
+        results = [f"_{self._made + n}" for n in range(1, outputs + 1)]
+        self._made += outputs
+        name = self._unique(given.pop("name")) if "name" in given else results[0]
         self.nodes.append(helper.make_node(op_type, [_name(i) for i in inputs], results, name=name, **given))
         return results
 
@@ -89,7 +91,10 @@ class Body:
         """A constant tensor; equal ones share a node."""
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
-            self._constants[key] = self.Constant(value=numpy_helper.from_array(array))
+            if array.dtype == np.int64 and array.ndim == 1 and array.size:  # half the bytes of a tensor, and legible
+                self._constants[key] = self.Constant(value_ints=array.tolist())
+            else:
+                self._constants[key] = self.Constant(value=numpy_helper.from_array(array))
         return self._constants[key]
 
     def ints(self, values: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import lt
+from typing import Any
 
 from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor, known
 from onnx_backprop.opset.bodies.expressions import Vector, join, shape
@@ -24,6 +25,8 @@ MANY_CELLS = 64
 # With no more channels of dx, and twice as many of dy, a ConvTranspose, which multiplies before it adds up, is faster
 # than a Conv, which copies all that a pixel meets for a product of so few rows
 FEW_CHANNELS = 8
+# What leaving them out says in a Conv and a ConvTranspose, along every axis
+_UNSTATED = {"strides": 1, "dilations": 1, "group": 1, "pads": 0, "output_padding": 0}
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,7 @@ def forward(c: CorrelationLengths, x: Tensor, w: Tensor, bias: Tensor | None = N
     def convolution() -> str:
         pads, data = _pads(c, x, c.begin, c.end)
         inputs = (data, w) if bias is None else (data, w, bias)
-        attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
-        return c.b.Conv(*inputs, pads=pads, **attributes)
+        return c.b.Conv(*inputs, **_written(c, pads=pads, strides=c.attrs["strides"]))
 
     def constant() -> str:
         value = c.b.float_scalar(0)
@@ -223,6 +225,13 @@ def forward(c: CorrelationLengths, x: Tensor, w: Tensor, bias: Tensor | None = N
         return c.b.Expand(value, join(c.b, c.batch, c.destination_channels, c.destination).name)
 
     return _unless_empty(c, c.source_channels, convolution, constant)
+
+
+def _written(c: CorrelationLengths, **attributes: Sequence[int] | None) -> dict[str, Any]:
+    """These attributes of a convolution, its groups and dilations, but those that say what leaving them out says."""
+    given = {"group": (c.groups,), "dilations": c.attrs["dilations"], **attributes}
+    kept = {name: numbers for name, numbers in given.items() if numbers and set(numbers) != {_UNSTATED[name]}}
+    return kept | {"group": c.groups} if "group" in kept else kept
 
 
 def backward_data(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
@@ -256,7 +265,7 @@ def _unless_empty(
 def _flipped_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """For strides of 1: dx[i] = Σ_k dy[i + P - k·D] · w[k], a convolution of dy with the kernel flipped."""
     pads, dy = _pads(c, dy, c.extent - 1 - c.begin, c.extent - 1 - c.end)
-    return c.b.Conv(dy, _flipped(c, w), dilations=c.attrs["dilations"], group=c.groups, pads=pads)
+    return c.b.Conv(dy, _flipped(c, w), **_written(c, pads=pads))
 
 
 def _convolution_of_planes(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
@@ -286,15 +295,15 @@ def _convolution_of_planes(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
 
 def transposed_convolution(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     """The adjoint as a ConvTranspose, for any strides."""
-    attributes = {"strides": c.attrs["strides"], "dilations": c.attrs["dilations"], "group": c.groups}
     # every pixel that dy reaches: P are cut off before it, and behind it whatever is too much or missing
     reached = (destination_lengths(c, dy) - 1) * c.strides + c.extent
     behind = c.source + c.begin - reached
     rest, within = behind.known, (c.extent - c.begin).known
     if rest is not None and c.begin.known is not None and all(map(lt, rest, c.attrs["strides"])):
         pads = [*c.begin.known, *(max(-r, 0) for r in rest)]
-        return c.b.ConvTranspose(dy, w, pads=pads, output_padding=[max(r, 0) for r in rest], **attributes)
-    full = Tensor(c.b.ConvTranspose(dy, w, **attributes))
+        missing = [max(r, 0) for r in rest]
+        return c.b.ConvTranspose(dy, w, **_written(c, pads=pads, strides=c.attrs["strides"], output_padding=missing))
+    full = Tensor(c.b.ConvTranspose(dy, w, **_written(c, strides=c.attrs["strides"])))
     if within is not None and min(within) > 0:
         return padded(c, full, c.begin * -1, behind).name
     return framed(c, full, c.begin * -1, reached, c.source).name

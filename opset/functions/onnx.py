@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from onnx import FunctionProto
+from onnx import FunctionProto, helper
 
 from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
@@ -38,10 +38,12 @@ def standard_body(
     written = op.body(b, attributes, *tensors)
     results = [written] if isinstance(written, str) else written
     for output, result in zip(op.outputs, results, strict=True):
-        if single:
-            b.Identity(result, name=output.name)
-        else:
+        if not single:
             b.nodes.append(in_its_type(op, output, result))
+        elif len(results) == 1 and b.nodes and list(b.nodes[-1].output) == [result]:
+            b.nodes[-1].output[0] = output.name  # nobody reads what the last node makes
+        else:
+            b.nodes.append(helper.make_node("Identity", [result], [output.name]))
     present = tuple(arg is not None for arg in args)
     nodes = b.needed(*(output.name for output in op.outputs[:outputs]))
     return function(op, present, nodes, overload="", opset=opset, outputs=outputs)

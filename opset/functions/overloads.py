@@ -20,6 +20,7 @@ REQUIREMENT = (
 )
 NEEDS_DOMAIN = f"{DOMAIN}.needs"
 NEEDED = "onnxruntime_1_27_or_a_file_converted_with_inline"
+REFUSAL = "older"  # the overload of the function that nobody calls
 
 
 def refuse_older_runtimes(model: ModelProto) -> None:
@@ -27,7 +28,7 @@ def refuse_older_runtimes(model: ModelProto) -> None:
 
     The metadata say it too. A model without overloads, or that has lost them, gets neither.
     """
-    functions = [f for f in model.functions if f.overload != NEEDED]
+    functions = [f for f in model.functions if f.overload != REFUSAL]
     bodies: defaultdict[tuple[str, str], list[FunctionProto]] = defaultdict(list)
     for function in functions:
         bodies[function.domain, function.name].append(function)
@@ -54,7 +55,7 @@ def _refusal(bodies: list[FunctionProto]) -> FunctionProto:
         [*(o for o in widest.opset_import if not o.domain), helper.make_opsetid(NEEDS_DOMAIN, 1)],
         attributes=list(widest.attribute),
         attribute_protos=list(widest.attribute_proto),
-        overload=NEEDED,
+        overload=REFUSAL,
     )
 
 

@@ -7,7 +7,7 @@ the graph stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
@@ -58,6 +58,8 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
             node.overload = bodies.overload(op, node, scope)
         except OnnxBackpropError as e:
             raise type(e)(e.message, op_type=op.name, node=node.name) from e
+    if kernels == "onnx":
+        _leave_out_unstated(bodies.functions, result)
     if bodies.functions:
         _require_opset(result)
         for function in result.functions:
@@ -68,6 +70,15 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
         _import(result, DOMAIN, OPSET_VERSION)
     refuse_older_runtimes(result)
     return result
+
+
+def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -> None:
+    """Take out of interfaces the optional attributes that no node states: bodies in standard operators ask for none."""
+    stated = {(node.op_type, a.name) for node, _ in domain_nodes(model) for a in node.attribute}
+    for function in functions:
+        kept = [a for a in function.attribute_proto if (function.name, a.name) in stated]
+        del function.attribute_proto[:]
+        function.attribute_proto.extend(kept)
 
 
 class _Bodies:

@@ -6,7 +6,6 @@ from math import prod
 
 import numpy as np
 from onnx import (
-    AttributeProto,
     GraphProto,
     NodeProto,
     OperatorSetIdProto,
@@ -19,7 +18,7 @@ from onnx import (
     shape_inference,
 )
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, subgraphs
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, constant_tensor, subgraphs
 
 _SHORT = 64  # elements of a constant whose numbers are remembered
 
@@ -56,11 +55,10 @@ class Known:
 
     def learn(self, node: NodeProto) -> None:
         """Note what a node makes, as far as onnx infers it; else what the file declares."""
-        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
-            tensor = _tensor(node.attribute[0])
-            if tensor is not None:
-                self.learn_tensor(node.output[0], tensor)
-                return
+        tensor = constant_tensor(node)
+        if tensor is not None:
+            self.learn_tensor(node.output[0], tensor)
+            return
         found = self._inferred(node)
         for name in filter(None, node.output):
             type_ = found.get(name, TypeProto())
@@ -126,15 +124,6 @@ class Known:
             type_.tensor_type.shape.SetInParent()
             for _ in range(rank):
                 type_.tensor_type.shape.dim.add()
-
-
-def _tensor(attribute: AttributeProto) -> TensorProto | None:
-    """The value of a Constant node as a tensor, None for a sparse one."""
-    if attribute.name == "value":
-        return attribute.t
-    value = helper.get_attribute_value(attribute)
-    kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-    return numpy_helper.from_array(np.array(value, kinds[attribute.name])) if attribute.name in kinds else None
 
 
 def _complete(type_: TypeProto.Tensor, stated: TypeProto.Tensor) -> None:

@@ -7,7 +7,7 @@ import pytest
 from onnx import parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import all_nodes
+from onnx_backprop.converters.prepare.graphs import all_nodes, reads
 from tests.converters.derivatives.test_products import answers, dims, drawn, network
 
 KNOWN = """<ir_version: 10, opset_import: ["": 21]> net (float[2, 4] x, float[5] c) => (float[2, 3] y, float[2, 5] t)
@@ -38,6 +38,20 @@ def test_jacobian(direction: str, text: str) -> None:
             total += np.tensordot(got[block], v, v.ndim)
         np.testing.assert_allclose(total, product[f"{y}_tangent"], rtol=1e-4, atol=1e-5)
     assert not got["t_jacobian_v"].any()
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_known_lengths_are_found_at_conversion(direction: str) -> None:
+    """No node asks for a length, none makes what nobody reads, and what one row alone reads lies in its loop."""
+    known, unknown = (
+        ob.jacobian(network(text), ["x"], ["y"], direction=direction) for text in (KNOWN, KNOWN.replace("[2, ", "[N, "))
+    )
+    lengths = {"Shape", "ReduceProd", "Concat"}
+    assert lengths.isdisjoint(node.op_type for node in all_nodes(known.graph))
+    assert lengths <= {node.op_type for node in all_nodes(unknown.graph)}
+    read = {name for node in known.graph.node for name in reads(node)} | {"y", "t", "y_jacobian_x"}
+    assert all(not read.isdisjoint(node.output) for node in known.graph.node)
+    assert not {v.name for v in known.graph.value_info} & {"w", "v"}, "initializers say their types themselves"
 
 
 def test_the_shorter_way() -> None:

@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.training.optimizers import AdamW, Group
-from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN, REQUIREMENT
+from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN, REFUSAL, REQUIREMENT
 from tests.converters.training import classifier
 from tests.support.gradient_checks import session_run
 
@@ -208,10 +208,10 @@ def test_overloads_state_what_they_need() -> None:
     overloaded = {(f.domain, f.name) for f in model.functions if f.overload}
     assert (ob.DOMAIN, "ConvolutionBackwardWeights") in overloaded
     for key, function in last.items():
-        assert (function.overload == NEEDED) == (key in overloaded)
-    for function in filter(lambda f: f.overload == NEEDED, last.values()):
+        assert (function.overload == REFUSAL) == (key in overloaded)
+    for function in filter(lambda f: f.overload == REFUSAL, last.values()):
         assert [(n.domain, n.op_type) for n in function.node] == [(NEEDS_DOMAIN, NEEDED)]
-    assert NEEDED not in {node.overload for node in model.graph.node}
+    assert REFUSAL not in {node.overload for node in model.graph.node}
 
 
 def test_without_overloads_there_is_nothing_to_state() -> None:
@@ -226,7 +226,7 @@ def test_without_overloads_there_is_nothing_to_state() -> None:
     for model, stated in ((simple, False), (overloaded, True), (ob.use_kernels(overloaded, "onnx"), True)):
         assert (REQUIREMENT in {e.key for e in model.metadata_props}) == stated
         assert (NEEDS_DOMAIN in {o.domain for o in model.opset_import}) == stated
-        assert [f.overload for f in model.functions].count(NEEDED) == stated
+        assert [f.overload for f in model.functions].count(REFUSAL) == stated
     prepared = prepare(overloaded)
     assert not prepared.functions
     assert {o.domain for o in prepared.opset_import} == {"", ob.DOMAIN}
