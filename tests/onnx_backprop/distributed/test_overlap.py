@@ -133,7 +133,7 @@ def test_sums_begin_before_the_backward_pass_ends(rng: np.random.Generator, monk
 
     for early in on_ranks(2, work):
         assert early[0] == 0
-        assert max(early[1:]) > 1, early
+        assert max(early[1:]) > 0, early
 
 
 def test_a_step_that_fails_sends_no_more(rng: np.random.Generator) -> None:

@@ -66,7 +66,7 @@ def test_an_empty_cache_a_full_one_and_one_by_one(tmp_path: Path) -> None:
     total = seen[0][1]
     assert seen[0] == [0, total]
     assert seen[-1] == [total, total]
-    assert total >= 4
+    assert total >= 3
     assert alike
     seen, alike, found = answer(tmp_path / "a")
     assert (seen, alike, found) == ([], True, ahead_of_it)
