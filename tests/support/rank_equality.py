@@ -26,7 +26,7 @@ STEPS = 20
 WEIGHT = 1e-6  # absolute
 # Relative to the norm of all gradients: between ranks and one, where that is so near to float64; from float64 at most,
 # and as a multiple of one rank's distance.
-GRADIENT, ROUNDING, MORE = 1e-6, 2e-6, 1.25
+GRADIENT, ROUNDING, MORE = 1e-6, 2.5e-6, 1.25
 RATE = 1e4  # of one step of SGD, in which the weights themselves are below rounding
 
 
