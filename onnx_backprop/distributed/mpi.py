@@ -43,7 +43,8 @@ class Mpi:
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.threads = self._threads()
         self.start: Start | None = self._start if MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
-        _end_with_launcher()
+        if self.size > 1:  # alone it may well outlive the shell that has started it
+            _end_with_launcher()
 
     def _threads(self) -> int:
         """The cores that this process may use, divided by the ranks of this machine that may use the same ones."""

@@ -59,8 +59,8 @@ def _unit(length: int) -> Row:
     return [*[0.0] * (length - 1), 1.0]
 
 
-# ¾ and 3/2: of points whose powers are exact in float32 those with the smallest rounding errors that were found, four
-# times those of the sum over taps on 256 channels; with 1 and 2, as it is often written, they are ten times as large
+# ¾ and 3/2: of points whose powers are exact in float32 those with the smallest rounding errors that were found, 2.4e-6
+# of the largest entry on 256 channels; with 1 and 2, as it is often written, 9e-6; of 2×2 cells 0.7e-6
 _TRANSFORMS = {2: _transform(Fraction(1)), 4: _transform(Fraction(3, 4), Fraction(3, 2))}
 MOST_ELEMENTS = max(t.edge**2 for t in _TRANSFORMS.values())  # products per tile
 

@@ -57,10 +57,7 @@ def _row_fits(c: Correlation, size: int) -> bool:
 
 
 def _size(c: Correlation) -> int:
-    """Cells of a tile along either axis.
-
-    Not told from the batch: what one image becomes has the same bits in every batch, and on every rank.
-    """
+    """Cells of a tile along either axis; not told from the batch, as whether tiles are used is."""
     return 4 if _large_tiles_pay(c, LARGE_IMAGE) and _row_fits(c, 4) else 2
 
 

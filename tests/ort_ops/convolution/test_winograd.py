@@ -165,3 +165,15 @@ def test_images_of_few_tiles(
     x, w = (batch, channels, length, length), (channels, channels, 3, 3)
     order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
     assert (suits(order), suits_weights(order)) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(64, (4, 4)), (16, (4, 4)), (14, (2, 2)), (12, (4, 4)), (8, (2, 4)), (7, (2, 4)), (6, (2, 2))],
+)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_which_tiles(batch: int, length: int, expected: tuple[int, int]) -> None:
+    """Large ones for large images without many cells beyond their ends, and not by the batch."""
+    x, w = (batch, 32, length, length), (32, 32, 3, 3)
+    order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
+    assert (winograd_plan._size(order), winograd_plan._weights_size(order)) == expected
