@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
@@ -21,6 +20,7 @@ from onnx.backend.test.loader import load_model_tests
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from tests.support.adjoint import adjoint_mismatches
+from tests.support.loop_checks import run
 
 OPERATORS = ("Conv", "ConvTranspose", "Resize", "Upsample")
 
@@ -142,14 +142,6 @@ def test_every_pytorch_convolution_is_right(kernels: str) -> None:
         assert len(feeds) == len(model.graph.input), f"{name} has one input besides its weights"
         wrong = adjoint_mismatches(model, feeds, list(feeds), kernels=kernels, seed=2)
         assert not wrong, f"{name}, {y.name}: {wrong}"
-
-
-def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in model.graph.output]
-    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 SLICES = [np.arange(1, n + 1, dtype=np.float32) for n in range(1, 6)]  # what a step appends: x[:i + 1]

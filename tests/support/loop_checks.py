@@ -6,9 +6,11 @@ onnx's reference evaluator knows no directions of Scan and stacks no rows of a L
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 from onnx import ModelProto, checker, parser
 
 import onnx_backprop as ob
@@ -71,3 +73,12 @@ def loop_errors(
     more = [name for name, value in given.items() if value.dtype == np.float64]
     found = loop_errors(first, given, more, seed=seed + 1, checkpoint=checkpoint, order=order - 1, kernels=kernels)
     return [f"second derivative: {error}" for error in found]
+
+
+def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    """The outputs of a model by their names, sequences and optionals among them, in plain onnxruntime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, feeds), strict=True))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnxruntime
 import pytest
-from onnx import ModelProto, parser
+from onnx import parser
 
 import onnx_backprop as ob
-from tests.support.loop_checks import float64_model, loop_errors
+from tests.support.loop_checks import float64_model, loop_errors, run
 
 SEED = 4
 HEAD = """yes = Constant <value = bool {1}> () zero = Constant <value_int = 0> () one = Constant <value_int = 1> ()
@@ -97,11 +94,3 @@ def test_no_parameter_comes_with_a_list() -> None:
     text = MODELS["elements grow"].replace("float[2] w, ", "").replace("z) {", "z) <float[2] w = {1, 2}> {")
     graph = ob.training_graph(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {text}'), loss="mse")
     assert list(graph.parameters) == ["w"]
-
-
-def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in model.graph.output]
-    return dict(zip(names, session.run(names, feeds), strict=True))
