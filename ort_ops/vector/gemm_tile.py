@@ -3,7 +3,9 @@
 Rows i are scalars that are broadcast, columns j fill whole vector registers; every accumulator stays in a register
 until the sum is complete. The sum runs over a table of segments e, each a start in a and one in b, and within a
 segment over k with a constant step in either. Written as LLVM IR, since LLVM turns no loop into this.
-Nothing is reassociated: the order of each sum is that of the table, one fused multiply-add after the other.
+
+The order of each sum is that of the table, one fused multiply-add after the other, from 0 for every CHUNK steps, whose
+sum is then added to c: rounding grows with the root of the steps of a chunk, not of all.
 """
 
 from functools import partial
@@ -13,12 +15,13 @@ from llvmlite import ir
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
-from onnx_backprop.ort_ops.vector.emit import FLOAT, I32, I64, ITEM, VEC, ZERO, Block, Value, blocks, carry
+from onnx_backprop.ort_ops.vector.emit import FLOAT, I1, I32, I64, ITEM, VEC, ZERO, Block, Value, blocks, carry
 
 # Rows and vectors of the largest tile: all but a few of the registers hold accumulators.
 ROWS = 12 if REGISTERS >= 32 else 6
 VECTORS = 2
 COLUMNS = VECTORS * VECTOR
+CHUNK = 64  # steps: fewer round less, and every chunk loads and stores a tile of c
 _ROW_CHOICES = tuple(r for r in (1, 2, 4, 6, 8, 10, 12) if r <= ROWS)
 
 
@@ -29,26 +32,29 @@ def _vector(b: Block, address: Value, j: int) -> Value:
 def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     """The function of one tile size; its arguments are those of `multiply`."""
     c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
-    entry, load, outer, inner, after, leave = blocks(function, "entry load outer inner after leave")
+    entry, piece, inner, after, flush, write, add_up, empty, onward, further, leave = blocks(
+        function, "entry piece inner after flush write add_up empty onward further leave"
+    )
     cells = [(i, j) for i in range(rows) for j in range(vectors)]
+
+    def starts(block: Block, segment: Value) -> tuple[Value, Value]:
+        place = block.add(table, block.shl(segment, I64(4)))
+        return block.word(place), block.add(b, block.word(block.add(place, I64(8))))
 
     a_at = [entry.add(a, entry.word(entry.add(a_rows, I64(8 * i)))) for i in range(rows)]
     c_at = [entry.add(c, entry.mul(c_row, I64(i))) for i in range(rows)]
     for i, j in cells:  # the sum takes longer than it takes to fetch what it is written to
         entry.prefetch(entry.add(c_at[i], I64(ITEM * VECTOR * j)), writing=True)
-    entry.cbranch(entry.icmp_signed("!=", add, I64(0)), load.block, outer.block)
+    first, added = starts(entry, I64(0)), entry.icmp_signed("!=", add, I64(0))
+    entry.branch(piece.block)
 
-    before = {(i, j): load.load(_vector(load, c_at[i], j), align=ITEM) for i, j in cells}
-    load.branch(outer.block)
+    # steps of one segment, as many as there is room for until c takes the sums over
+    segment, left, a_from, b_from, room = (piece.phi(I64) for _ in range(5))
+    adding, sums = piece.phi(I1), {cell: piece.phi(VEC) for cell in cells}
+    some = piece.select(piece.icmp_signed("<", left, room), left, room)
+    piece.branch(inner.block)
 
-    segment = outer.phi(I64)
-    sums = {cell: outer.phi(VEC) for cell in cells}
-    place = outer.add(table, outer.shl(segment, I64(4)))
-    a_start = outer.word(place)
-    b_start = outer.add(b, outer.word(outer.add(place, I64(8))))
-    outer.branch(inner.block)
-
-    left, a_index, b_at = inner.phi(I64), inner.phi(I64), inner.phi(I64)
+    ahead, a_index, b_at = inner.phi(I64), inner.phi(I64), inner.phi(I64)
     running = {cell: inner.phi(VEC) for cell in cells}
     columns = [inner.load(_vector(inner, b_at, j), align=ITEM) for j in range(vectors)]
     result = {}
@@ -56,22 +62,38 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
         scalar = inner.splat(inner.load(inner.pointer(inner.add(a_at[i], a_index), FLOAT)))
         for j in range(vectors):
             result[i, j] = inner.fma(scalar, columns[j], running[i, j])
-    fewer = inner.sub(left, I64(1))
-    steps = [(left, count, fewer), (a_index, a_start, inner.add(a_index, a_step))]
-    steps += [(b_at, b_start, inner.add(b_at, b_step))]
-    steps += [(running[cell], sums[cell], result[cell]) for cell in cells]
-    carry(steps, outer, inner)
+    fewer, a_next, b_next = inner.sub(ahead, I64(1)), inner.add(a_index, a_step), inner.add(b_at, b_step)
+    steps = [(ahead, some, fewer), (a_index, a_from, a_next), (b_at, b_from, b_next)]
+    carry([*steps, *((running[cell], sums[cell], result[cell]) for cell in cells)], piece, inner)
     inner.cbranch(inner.icmp_signed(">", fewer, I64(0)), inner.block, after.block)
 
-    following = after.add(segment, I64(1))
-    segment.add_incoming(I64(0), load.block)
-    for cell in cells:
-        sums[cell].add_incoming(before[cell], load.block)
-    carry([(segment, I64(0), following), *((sums[cell], ZERO, result[cell]) for cell in cells)], entry, after)
-    after.cbranch(after.icmp_signed("<", following, segments), outer.block, leave.block)
+    rest, space, following = after.sub(left, some), after.sub(room, some), after.add(segment, I64(1))
+    ended = after.icmp_signed("==", rest, I64(0))
+    last = after.and_(ended, after.icmp_signed(">=", following, segments))
+    after.cbranch(after.or_(last, after.icmp_signed("==", space, I64(0))), flush.block, onward.block)
 
+    flush.cbranch(adding, add_up.block, write.block)
     for i, j in cells:
-        leave.store(result[i, j], _vector(leave, c_at[i], j), align=ITEM)
+        to = _vector(add_up, c_at[i], j)
+        add_up.store(add_up.fadd(add_up.load(to, align=ITEM), result[i, j]), to, align=ITEM)
+        write.store(result[i, j], _vector(write, c_at[i], j), align=ITEM)
+    add_up.branch(empty.block)
+    write.branch(empty.block)
+    empty.cbranch(last, leave.block, onward.block)
+
+    kept, free, then_adding = {cell: onward.phi(VEC) for cell in cells}, onward.phi(I64), onward.phi(I1)
+    emptied = [(free, space, I64(CHUNK)), (then_adding, adding, I1(1))]
+    carry([*emptied, *((kept[cell], result[cell], ZERO) for cell in cells)], after, empty)
+    onward.cbranch(ended, further.block, piece.block)
+    behind = starts(further, following)
+    further.branch(piece.block)
+
+    at_first = (I64(0), count, *first, I64(CHUNK), added, *[ZERO] * len(cells))
+    carried = (free, then_adding, *kept.values())
+    same, next_one = (segment, rest, a_next, b_next, *carried), (following, count, *behind, *carried)
+    for n, phi in enumerate((segment, left, a_from, b_from, room, adding, *sums.values())):
+        for value, source in ((at_first[n], entry), (same[n], onward), (next_one[n], further)):
+            phi.add_incoming(value, source.block)
     leave.ret_void()
 
 
