@@ -20,7 +20,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, U
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
-from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops.forward_operators import own_operators
 from onnx_backprop.training.inputs import Inputs, refusals
 
 try:
@@ -218,7 +218,7 @@ class _Run:
             return session(part, kernels=kernels, session_options=own)
 
         if kernels == "numba":
-            own_convolutions(model)
+            own_operators(model)
             fuse_chains(model)
         if not made.gradients:
             self._forward = opened(model)

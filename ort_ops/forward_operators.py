@@ -1,7 +1,9 @@
-"""Conv nodes whose weights change from run to run, as Convolution nodes of our domain.
+"""Operators of ONNX that our native kernels run faster, as those of our domain: Conv and BatchNormalization.
 
-A file keeps Conv, which every tool knows. Where onnxruntime cannot arrange the weights beforehand, as in a training
-graph, our native kernels take less time for kernels of several cells, depthwise ones a fifth (docs/performance.md).
+A file keeps what every tool knows. Where onnxruntime cannot arrange the weights of a Conv beforehand, as in a training
+graph, our kernels take less time for kernels of several cells, depthwise ones a fifth. BatchNormalization in training
+mode takes every core, of which onnxruntime's takes one, and gives out the statistics of the batch, which its gradient
+then need not find again (docs/performance.md).
 """
 
 import math
@@ -15,24 +17,63 @@ from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 _DEFAULT = ("", "ai.onnx")
 
 
-def own_convolutions(model: ModelProto) -> ModelProto:
-    """Make Convolution nodes, in place, of the Conv nodes whose weights are inputs of the graph; returns the model.
+def own_operators(model: ModelProto) -> ModelProto:
+    """Make nodes of our domain, in place, of those that its native kernels are for; returns the model.
+
+    All of a model whose opset is older than the bodies of our kernels is left alone.
+    """
+    if all(o.domain not in _DEFAULT or o.version >= MIN_BODY_OPSET for o in model.opset_import):
+        _own_convolutions(model)
+        _own_batch_norms(model)
+    return model
+
+
+def _own_convolutions(model: ModelProto) -> None:
+    """Convolution nodes of the Conv nodes whose weights are inputs of the graph.
 
     Left alone: weights that are no float32 or whose shape is unknown, kernels of one cell, auto_pad SAME, negative
-    pads; all of a model whose opset is older than the bodies of our kernels.
+    pads.
     """
-    if any(o.domain in _DEFAULT and o.version < MIN_BODY_OPSET for o in model.opset_import):
-        return model
     initialized = {tensor.name for tensor in model.graph.initializer}
     weights = {v.name: shape for v in model.graph.input if v.name not in initialized and (shape := _shape(v))}
     for node in model.graph.node:
         if node.op_type == "Conv" and node.domain in _DEFAULT and node.input[1] in weights:
             attributes = _attributes(node, weights[node.input[1]])
             if attributes is not None:
-                node.op_type, node.domain = "Convolution", DOMAIN
-                del node.attribute[:]
-                node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
-    return model
+                _become(node, "Convolution", attributes)
+
+
+def _own_batch_norms(model: ModelProto) -> None:
+    """BatchNormForwardTraining nodes of the BatchNormalization nodes in training mode, all in float32.
+
+    Their gradients read the statistics that these give out.
+    """
+    graph = model.graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output, *graph.input)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    found: dict[str, list[str]] = {}  # of an input: its mean and variance
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.domain in _DEFAULT:
+            given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            if given.get("training_mode") and all(types.get(name) == TensorProto.FLOAT for name in node.input):
+                x, gamma, beta, mean, variance = node.input
+                outputs = [*node.output, *[""] * (3 - len(node.output))]
+                statistics = [f"{outputs[0]}/{name}" for name in ("batch_mean", "batch_variance")]
+                node.input[:] = x, mean, variance, gamma, beta
+                node.output[:] = *outputs, *statistics
+                numbers = {"epsilon": given.get("epsilon", 1e-5), "momentum": given.get("momentum", 0.9)}
+                _become(node, "BatchNormForwardTraining", numbers | {"data_format": "NCX"})
+                found.setdefault(x, statistics)
+        elif node.op_type == "BatchNormTrainingBackward" and node.domain == DOMAIN and node.input[0] in found:
+            gamma = node.input[4:5]
+            if not any(node.input[2:4]):
+                node.input[:] = *node.input[:2], *found[node.input[0]], *gamma
+
+
+def _become(node: NodeProto, op_type: str, attributes: dict[str, Any]) -> None:
+    node.op_type, node.domain = op_type, DOMAIN
+    del node.attribute[:]
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
 
 
 def _shape(value: ValueInfoProto) -> tuple[int, ...] | None:

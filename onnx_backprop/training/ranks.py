@@ -24,7 +24,7 @@ from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import SessionOptions, run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
-from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops.forward_operators import own_operators
 from onnx_backprop.training.data import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
@@ -82,7 +82,7 @@ class Ranks:
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "numba":
-            own_convolutions(model)
+            own_operators(model)
             make_again(fuse_chains(model), self._trainer.graph.loss)
         return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)
 

@@ -137,9 +137,9 @@ class Trainer:
             from onnx_backprop.ort_ops.elementwise.made_again import make_again
             from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
             from onnx_backprop.ort_ops.elementwise.updates_last import update_last
-            from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+            from onnx_backprop.ort_ops.forward_operators import own_operators
 
-            own_convolutions(model)
+            own_operators(model)
             make_again(fuse_chains(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
                 in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnx_backprop.opset.bodies import batch_norm
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proof_of_shape, require_epsilon, same_shape, share
+from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proof_of_shape, require_epsilon, same_shape
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
-from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
+from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes
 
 DOC = """
@@ -34,14 +35,7 @@ PER_CHANNEL = ("mean", "variance", "gamma")
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
     require_epsilon(attrs)
     src = same_shape(attrs.op, args, ("src", "diff_dst"), 2, MAX_RANK)
-    axis = None if src is None else data_to_ncx(attrs["data_format"], len(src))[1]
-    channels: Dim = None if src is None or axis is None else src[axis]
-    for name, arg in zip(PER_CHANNEL, args[2:], strict=True):
-        if arg is not None and arg.dims is not None:
-            require_rank(arg.dims, 1, 1, op=attrs.op, what=name)
-            channels = merge(channels, arg.dims[0], op=attrs.op, what=f"channels of src and {name}")
-    if src is not None and axis is not None:
-        src = (*src[:axis], channels, *src[axis + 1 :])
+    src, channels = batch_norm.channels(attrs, src, zip(PER_CHANNEL, args[2:], strict=True))
     return src, (channels,), (channels,)
 
 
@@ -84,30 +78,16 @@ def body(
     gamma: Tensor | None,
 ) -> Sequence[str]:
     """dx = k₁·dy + k₂·(x - μ) + k₃ with three numbers per channel, so that as few passes as possible are over x."""
-    last = attrs["data_format"] == "NXC"
-    channel = -1 if last else 1
-    x, dy = src.name, diff_dst.name
+    dy = diff_dst.name
     zero = proof_of_shape(b, diff_dst, b.Shape(src), src.dims, "expected diff_dst of the shape of src")
     if zero:
         dy = b.Reshape(diff_dst, b.Add(b.Shape(src), zero), allowzero=1)
-    if src.dims is not None:
-        others = b.ints([axis for axis in range(len(src.dims)) if axis != channel % len(src.dims)])
-        per = [-1] if last else [-1, *[1] * (len(src.dims) - 2)]
-    elif last:
-        others, per = b.other_axes(src, -1), [-1]
-    else:  # (N, C, all the rest)
-        view = b.Concat(b.Shape(src, start=0, end=2), b.ReduceProd(b.Shape(src, start=2), keepdims=1), axis=0)
-        x, dy = (b.Reshape(value, view, allowzero=1) for value in (x, dy))
-        others, per = b.ints([0, 2]), [-1, 1]
-
-    def spread(values: str) -> str:
-        return values if per == [-1] else b.Reshape(values, b.ints(per))
-
+    axes = batch_norm.Axes(b, attrs, src)
+    x, dy, others, spread = axes.x, axes.view(dy), axes.others, axes.spread
     whole = b.ReduceSum(dy, others, keepdims=0)
-    lengths = None if src.dims is None else tuple(d for n, d in enumerate(src.dims) if n != channel % len(src.dims))
-    part = share(b, lengths, lambda: b.Div(b.Size(x), b.Max(b.Size(whole), b.int_scalar(1))))
+    part = axes.part(whole)
     parameters = zip((mean, variance, gamma), PER_CHANNEL, strict=True)
-    given = [_per_channel(b, value, name, whole) for value, name in parameters]
+    given = [batch_norm.per_channel(b, value, name, whole) for value, name in parameters]
     centre = given[0] or b.Mul(b.ReduceSum(x, others, keepdims=0), part)
     deviation = b.Sub(x, spread(centre))
     power = given[1] or b.Mul(b.ReduceSum(b.Mul(deviation, deviation), others, keepdims=0), part)
@@ -117,20 +97,7 @@ def body(
     level = b.Neg(b.Mul(b.Mul(slope, whole), part))
     along = b.Neg(b.Mul(b.Mul(b.Mul(slope, rate), dgamma), part))
     dx = b.Add(b.Add(b.Mul(dy, spread(slope)), spread(level)), b.Mul(deviation, spread(along)))
-    if x != src.name:
-        dx = b.Reshape(dx, b.Shape(src), allowzero=1)
-    return dx, dgamma, whole
-
-
-def _per_channel(b: Body, value: Tensor | None, name: str, like: str) -> str:
-    """A parameter, proven to have one entry per channel; '' where it is absent."""
-    if value is None:
-        return ""
-    message = f"expected {name} of one entry per channel"
-    shape = b.Shape(like)
-    if value.dims is None:  # another rank may have as many entries
-        shape = b.Add(shape, proof_of_shape(b, value, shape, None, message))
-    return b.Reshape(value, shape, allowzero=1, name=f"{b.op}: {message}")
+    return axes.back(dx), dgamma, whole
 
 
 OP = Op(

@@ -3,6 +3,7 @@
 from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.operators import (
     avg_pool_backward,
+    batch_norm_forward_training,
     batch_norm_training_backward,
     bias_add_backward,
     conv_transpose_backprop_filters,
@@ -37,6 +38,7 @@ OPS: tuple[Op, ...] = (
     avg_pool_backward.OP,
     relu_backward.OP,
     soft_max_backward.OP,
+    batch_norm_forward_training.OP,
     batch_norm_training_backward.OP,
     layer_norm_backward.OP,
 )

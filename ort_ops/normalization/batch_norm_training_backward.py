@@ -2,7 +2,9 @@
 
 Three passes over a channel: the mean; the variance and the sums of dy and dy·(x - μ); the gradient. A channel mostly
 fits a cache, so memory is read once. Sums of up to CHUNK elements are taken in float32 and added up in float64; the
-shape alone decides their order. Rows of channels (NXC) are in batch_norm_rows.
+shape alone decides their order. Where mean and variance are given there are two passes, and sums are in float64, in
+which no order shows: ranks that add up theirs come to the same numbers as one. Rows of channels (NXC) are in
+batch_norm_rows.
 """
 
 import math
@@ -16,7 +18,7 @@ from onnx_backprop.ort_ops.compiler.decorators import fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization import batch_norm_rows
-from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
+from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, VARIANCE, factors_of
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
@@ -53,6 +55,16 @@ def _moments(load, _store, x, dy, first, count, mean):
     return square, whole, along
 
 
+@fast("reassoc", "contract")
+def _exact_moments(load, _store, x, dy, first, count, mean):
+    whole, along = 0.0, 0.0
+    for i in range(count):
+        g = np.float64(load(dy, first + i))
+        whole += g
+        along += g * (np.float64(load(x, first + i)) - mean)
+    return whole, along
+
+
 @inner
 def _gradient(load, store, dx, x, dy, first, count, mean, slope, along, level):
     for i in range(count):
@@ -77,11 +89,16 @@ def _channel(call, p, channel, _scratch):
     square, whole, along = 0.0, 0.0, 0.0
     for n in range(runs):
         first = (n * channels + channel) * length
-        for done in range(0, length, CHUNK):
-            sums = by_type(kind, _moments, x, dy, first + done, min(CHUNK, length - done), mean)
-            square += np.float64(sums[0])
-            whole += np.float64(sums[1])
-            along += np.float64(sums[2])
+        if call.inputs[MEAN] and call.inputs[VARIANCE]:
+            exact = by_type(kind, _exact_moments, x, dy, first, length, np.float64(mean))
+            whole += exact[0]
+            along += exact[1]
+        else:
+            for done in range(0, length, CHUNK):
+                sums = by_type(kind, _moments, x, dy, first + done, min(CHUNK, length - done), mean)
+                square += np.float64(sums[0])
+                whole += np.float64(sums[1])
+                along += np.float64(sums[2])
     count, epsilon = np.float64(max(1, runs * length)), p.epsilon
     factors = factors_of(call, channel, count, epsilon, square, whole, along)
     slope, share, level = np.float32(factors[0]), np.float32(factors[1]), np.float32(factors[2])

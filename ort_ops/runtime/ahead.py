@@ -31,7 +31,7 @@ from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.objects import Exported, cache_folder
-from onnx_backprop.ort_ops.compiler.records import Record, Triple
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 logger = logging.getLogger("onnx_backprop")
@@ -50,16 +50,16 @@ _threads = threading.local()  # .missing: what the run of this thread has missed
 
 @dataclass(frozen=True, kw_only=True)
 class Zeros(Record):
-    """The bytes of up to three outputs, and the C function that clears them."""
+    """The bytes of up to five outputs, and the C function that clears them."""
 
     memset: int
-    sizes: Triple
+    sizes: tuple[int, int, int, int, int]
 
 
 @inner
 def _clear(call, p, _item, _scratch):
-    outputs = call.output, call.more[0], call.more[1]
-    for n in range(3):
+    outputs = call.output, call.more[0], call.more[1], call.more[2], call.more[3]
+    for n in range(5):
         if p.sizes[n] and outputs[n]:
             call_function(p.memset, (outputs[n], 0, p.sizes[n]))
 
@@ -77,8 +77,8 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     if _threads.guard is not None:
         _threads.guard[...] = math.nan
     memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
-    first, second, third = (*sizes, 0, 0)[:3]
-    return Plan(Zeros(memset=memset, sizes=(first, second, third)), ((CLEAR, 1),)), False
+    first, second, third, fourth, fifth = (*sizes, 0, 0, 0, 0)[:5]
+    return Plan(Zeros(memset=memset, sizes=(first, second, third, fourth, fifth)), ((CLEAR, 1),)), False
 
 
 _T = TypeVar("_T")

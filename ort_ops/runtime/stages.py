@@ -96,7 +96,7 @@ class Call(Record):
     runtime: int
     parameters: int
     output: int
-    more: tuple[int, int]  # outputs
+    more: tuple[int, int, int, int]  # outputs
     inputs: tuple[int, int, int, int, int, int, int, int]
     shared: int
     group: int

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, parser
 
 import onnx_backprop as ob
-from onnx_backprop.ort_ops.forward_convolutions import own_convolutions
+from onnx_backprop.ort_ops.forward_operators import own_operators
 
 
 def model(
@@ -51,7 +51,7 @@ def test_the_same_convolution(rng, attributes: str, weights: tuple, lengths: tup
     shapes = {name: f"float[{','.join(map(str, feeds[name].shape))}]" for name in "xw"}
     plain = model(attributes, bias=bias, **shapes)
     (expected,) = ob.session(plain).run(None, feeds)
-    changed = own_convolutions(model(attributes, bias=bias, **shapes))
+    changed = own_operators(model(attributes, bias=bias, **shapes))
     assert [(n.domain, n.op_type) for n in changed.graph.node] == [(ob.DOMAIN, "Convolution")]
     (got,) = ob.session(changed, kernels=kernels).run(None, feeds)
     np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=0, atol=1e-4, strict=True)
@@ -72,7 +72,7 @@ def test_the_same_convolution(rng, attributes: str, weights: tuple, lengths: tup
 )
 def test_others_stay(kept: ModelProto) -> None:
     before = kept.SerializeToString()
-    assert own_convolutions(kept).SerializeToString() == before
+    assert own_operators(kept).SerializeToString() == before
 
 
 def test_constant_weights_stay(rng) -> None:
@@ -80,4 +80,4 @@ def test_constant_weights_stay(rng) -> None:
     graph = model("group = 1")
     weights = rng.standard_normal((32, 16, 3, 3), np.float32)
     graph.graph.initializer.add(name="w", data_type=1, dims=weights.shape, raw_data=weights.tobytes())
-    assert [n.op_type for n in own_convolutions(graph).graph.node] == ["Conv"]
+    assert [n.op_type for n in own_operators(graph).graph.node] == ["Conv"]

@@ -1,0 +1,168 @@
+"""BatchNormForwardTraining, compiled: a channel (NCX), or some of every row (NXC), by one worker.
+
+One pass takes Σ d and Σ d² in float64, d = x - shift, of which μ = shift + Σ d / n and σ² = Σ d² / n - (Σ d / n)²; the
+shift is the running mean, which is near μ. No order of these sums shows in float32: ranks that add up theirs come to the
+same numbers as one. A second pass, over what mostly is in a cache still, normalises in float32, every step rounded.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx_backprop.opset.core.layout import data_to_ncx
+from onnx_backprop.opset.operators.batch_norm_forward_training import OP
+from onnx_backprop.ort_ops.compiler.decorators import fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64
+from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
+from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+
+MEAN, VARIANCE, GAMMA, BETA = 1, 2, 3, 4  # inputs
+RUNNING_MEAN, RUNNING_VARIANCE, BATCH_MEAN, BATCH_VARIANCE = range(4)  # further outputs
+WIDTH = 64  # channels of a row that are looked at together
+# arrays in scratch, WIDTH numbers each: float64, then float32
+SHIFTS, TOTALS, SQUARES, DOUBLES = range(4)
+MEANS, SLOPES, BETAS, FLOATS = range(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNorm(Record):
+    """The numbers of a plan; a channel has `runs` runs of `length` elements."""
+
+    kind: int
+    runs: int
+    channels: int
+    length: int
+    epsilon: float
+    momentum: float
+
+
+@inner
+def _shift(call, channel):
+    """The running mean, or 0 where it is no finite number."""
+    shift = np.float64(load_f32(call.inputs[MEAN], channel))
+    return shift if shift - shift == 0.0 else 0.0
+
+
+@inner  # a variance of zero without epsilon gives what it gives in NumPy
+def _finish(call, p, channel, shift, total, square):
+    """Store the statistics of a channel; float32 (μ, γ·r, β)."""
+    count = np.float64(p.runs * p.length)
+    mean, variance = 0.0, 0.0
+    if count > 0.0:
+        step = total / count
+        mean, variance = shift + step, square / count - step * step
+        variance = 0.0 if variance < 0.0 else variance
+    kept = p.momentum
+    old_mean, old_variance = load_f32(call.inputs[MEAN], channel), load_f32(call.inputs[VARIANCE], channel)
+    if call.more[RUNNING_MEAN]:
+        new = kept * np.float64(old_mean) + (1.0 - kept) * mean
+        store_f32(call.more[RUNNING_MEAN], channel, np.float32(new))
+    if call.more[RUNNING_VARIANCE]:
+        new = kept * np.float64(old_variance) + (1.0 - kept) * variance
+        store_f32(call.more[RUNNING_VARIANCE], channel, np.float32(new))
+    if call.more[BATCH_MEAN]:
+        store_f32(call.more[BATCH_MEAN], channel, np.float32(mean))
+    if call.more[BATCH_VARIANCE]:
+        store_f32(call.more[BATCH_VARIANCE], channel, np.float32(variance))
+    rate = 1.0 / np.sqrt(np.float64(np.float32(variance)) + p.epsilon)
+    gamma, beta = call.inputs[GAMMA], call.inputs[BETA]
+    slope = rate * np.float64(load_f32(gamma, channel)) if gamma else rate
+    return np.float32(mean), np.float32(slope), load_f32(beta, channel) if beta else np.float32(0.0)
+
+
+@fast("reassoc", "contract")
+def _sums(load, _store, x, first, count, shift):
+    total, square = 0.0, 0.0
+    for i in range(count):
+        d = np.float64(load(x, first + i)) - shift
+        total += d
+        square += d * d
+    return total, square
+
+
+@inner
+def _normalise(load, store, y, x, first, count, mean, slope, beta):
+    for i in range(count):
+        store(y, first + i, (load(x, first + i) - mean) * slope + beta)
+
+
+@inner
+def _channel(call, p, channel, _scratch):
+    """NCX: one channel."""
+    x, y, kind = call.inputs[0], call.output, p.kind
+    runs, channels, length = p.runs, p.channels, p.length
+    shift, total, square = _shift(call, channel), 0.0, 0.0
+    for n in range(runs):
+        sums = by_type(kind, _sums, x, (n * channels + channel) * length, length, shift)
+        total += sums[0]
+        square += sums[1]
+    mean, slope, beta = _finish(call, p, channel, shift, total, square)
+    if y:
+        for n in range(runs):
+            by_type(kind, _normalise, y, x, (n * channels + channel) * length, length, mean, slope, beta)
+
+
+@inner
+def _add_row(load, _store, x, first, count, shifts, totals, squares):
+    for i in range(count):
+        d = np.float64(load(x, first + i)) - load_f64(shifts, i)
+        store_f64(totals, i, load_f64(totals, i) + d)
+        store_f64(squares, i, load_f64(squares, i) + d * d)
+
+
+@inner
+def _normalise_row(load, store, y, x, first, count, means, slopes, betas):
+    for i in range(count):
+        store(y, first + i, (load(x, first + i) - load_f32(means, i)) * load_f32(slopes, i) + load_f32(betas, i))
+
+
+@inner
+def _columns(call, p, item, scratch):
+    """NXC: WIDTH channels of every row."""
+    x, y, kind, rows, channels = call.inputs[0], call.output, p.kind, p.runs, p.channels
+    channel = item * WIDTH
+    count = min(WIDTH, channels - channel)
+    shifts, totals, squares = scratch, scratch + 8 * TOTALS * WIDTH, scratch + 8 * SQUARES * WIDTH
+    means = scratch + 8 * DOUBLES * WIDTH
+    slopes, betas = means + 4 * SLOPES * WIDTH, means + 4 * BETAS * WIDTH
+    for i in range(count):
+        store_f64(shifts, i, _shift(call, channel + i))
+        store_f64(totals, i, 0.0)
+        store_f64(squares, i, 0.0)
+    for row in range(rows):
+        by_type(kind, _add_row, x, row * channels + channel, count, shifts, totals, squares)
+    for i in range(count):
+        found = _finish(call, p, channel + i, load_f64(shifts, i), load_f64(totals, i), load_f64(squares, i))
+        store_f32(means, i, found[0])
+        store_f32(slopes, i, found[1])
+        store_f32(betas, i, found[2])
+    if y:
+        for row in range(rows):
+            by_type(kind, _normalise_row, y, x, row * channels + channel, count, means, slopes, betas)
+
+
+_CHANNEL = stage("batch_norm_forward_channel", BatchNorm, _channel)
+_COLUMNS = stage("batch_norm_forward_columns", BatchNorm, _columns)
+
+
+def _plan(request: Request) -> Plan:
+    src, attributes = request.inputs[0], request.attributes
+    assert src is not None
+    batch, channels, *lengths = (src[axis] for axis in data_to_ncx(attributes["data_format"], len(src)))
+    length, rows = math.prod(lengths), attributes["data_format"] == "NXC" or math.prod(lengths) == 1
+    parameters = BatchNorm(
+        kind=request.element_type,
+        runs=batch * length if rows else batch,
+        channels=channels,
+        length=1 if rows else length,
+        epsilon=float(np.float32(attributes["epsilon"])),
+        momentum=float(np.float32(attributes["momentum"])),
+    )
+    if rows:
+        return Plan(parameters, ((_COLUMNS, -(-channels // WIDTH)),), per_thread=(8 * DOUBLES + 4 * FLOATS) * WIDTH)
+    return Plan(parameters, ((_CHANNEL, channels),))
+
+
+KERNEL = NativeKernel(OP, _plan)
