@@ -71,7 +71,7 @@ def register() -> None:
 
 
 class Summing(threading.local):
-    """How the operators SUM and WEIGHTED_SUM, of one float32 tensor each, add up those of several ranks.
+    """How the operators SUM and WEIGHTED_SUM, of one float64 tensor each, add up those of several ranks.
 
     by: called with the operator's name and an array, which it changes in place, in the thread that runs the session.
     error: what it has raised since somebody last looked; the operators then answer NaN, as where nobody sums.
@@ -86,16 +86,16 @@ summing = Summing()
 
 def _register_sum(name: str) -> None:
     def compute(feed: Array) -> _Result:
-        array = np.array(feed, np.float32)
+        array = np.array(feed, np.float64)
         try:
             summing.by(name, array)
         except BaseException as e:  # noqa: BLE001 - nothing may leave this function
             summing.error = summing.error or e
             array[...] = np.nan
-        return _Result(array, np.float32)
+        return _Result(array, np.float64)
 
     onnx_op(
-        op_type=f"{RANKS_DOMAIN}::{name}", inputs=[PyCustomOpDef.dt_float], outputs=[PyCustomOpDef.dt_float], attrs={}
+        op_type=f"{RANKS_DOMAIN}::{name}", inputs=[PyCustomOpDef.dt_double], outputs=[PyCustomOpDef.dt_double], attrs={}
     )(compute)
 
 

@@ -1,10 +1,13 @@
 """BatchNormalization by the statistics of the whole batch, of which every rank has a part.
 
-    μ = Σ_r Σ x / n,  σ² = Σ_r Σ (x - μ)² / n,  n = Σ_r n_r over all axes but the channels',  z = (x - μ) · r
-    dx = γ·r·(dy - (S₁ + z·S₂) / n),  S₁ = Σ_s share_s Σ dy / share_r,  S₂ = Σ_s share_s Σ dy·z / share_r
+    μ = Σ_r Σ x / n,  σ² = Σ_r Σ (x - μ)² / n,  n = Σ_r n_r over all axes but the channels',  d = x - μ
+    dx = dy·slope + (d·along + level),  slope = γ·r,  along = -slope·r²·S₂ / n,  level = -slope·S₁ / n
+    S₁ = Σ_s share_s Σ dy / share_r,  S₂ = Σ_s share_s Σ dy·d / share_r
 
 dy is the gradient of a rank's own loss, of which the whole one is Σ_s share_s · loss_s, so that a rank's dx lacks the
-factor share_r, which its gradients get afterwards. One message in the forward pass for μ, one for σ², one backward.
+factor share_r, which its gradients get afterwards; 1, where the loss has the divisor of the whole batch. Sums, and what
+is made of them, are float64, and what is done to every element is what the native kernels of one rank do, step by
+step: the results have the same bits. One message in the forward pass for μ, one for σ², one backward.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ class _Writer:
         self._taken = used_names(graph)
         self.constants: list[TensorProto] = []
         self._nodes: list[NodeProto] = []
-        self.statistics: dict[str, tuple[str, str, str]] = {}  # of an input: its deviation, 1/√(σ² + ε), 1/n
+        self.statistics: dict[
+            str, tuple[str, str, str, str]
+        ] = {}  # of an input: μ and d in float32, r and n in float64
 
     def _emit(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         output = unique(f"sync_batch_norm/{op_type}", self._taken)
@@ -69,7 +74,18 @@ class _Writer:
         return name
 
     def _number(self, value: float) -> str:
-        return self._constant(value, np.float32)
+        """As float64, of what was float32."""
+        return self._constant(np.float32(value), np.float64)
+
+    def _double(self, x: str) -> str:
+        return self._emit("Cast", x, to=TensorProto.DOUBLE)
+
+    def _single(self, x: str) -> str:
+        return self._emit("Cast", x, to=TensorProto.FLOAT)
+
+    def _spread(self, x: str, per: str) -> str:
+        """float32 numbers per channel, for arithmetic with what is normalised."""
+        return self._emit("Reshape", self._single(x), per)
 
     def _done(self, results: list[str], node: NodeProto) -> list[NodeProto]:
         """What was emitted, with the outputs of a node."""
@@ -95,30 +111,34 @@ class _Writer:
     def forward(self, node: NodeProto) -> list[NodeProto]:
         given, (x, scale, bias, *running) = _attributes(node), node.input
         others, per = self._axes(node)
-        total = self._emit("ReduceSum", x, others, keepdims=0)
+        total = self._emit("ReduceSum", self._double(x), others, keepdims=0)
         ratio = self._emit(
             "Div", self._emit("Size", x), self._emit("Max", self._emit("Size", scale), self._constant(1))
         )
-        count = self._emit("Reshape", self._emit("Cast", ratio, to=TensorProto.FLOAT), self._constant([1]))
-        summed = self._emit(SUM, self._emit("Concat", total, count, axis=0), domain=RANKS_DOMAIN)
+        own = self._emit("Reshape", self._double(ratio), self._constant([1]))
+        summed = self._emit(SUM, self._emit("Concat", total, own, axis=0), domain=RANKS_DOMAIN)
         last = self._constant([-1])
-        inverse = self._emit("Reciprocal", self._emit("Gather", summed, last))
-        mean = self._emit("Mul", self._emit("Slice", summed, self._constant([0]), last), inverse)
-        deviation = self._emit("Sub", x, self._emit("Reshape", mean, per))
-        squares = self._emit("ReduceSum", self._emit("Mul", deviation, deviation), others, keepdims=0)
-        variance = self._emit("Mul", self._emit(SUM, squares, domain=RANKS_DOMAIN), inverse)
+        count = self._emit("Gather", summed, last)
+        mean = self._emit("Div", self._emit("Slice", summed, self._constant([0]), last), count)
+        exact = self._emit("Sub", self._double(x), self._emit("Reshape", mean, per))
+        squares = self._emit("ReduceSum", self._emit("Mul", exact, exact), others, keepdims=0)
+        variance = self._emit("Div", self._emit(SUM, squares, domain=RANKS_DOMAIN), count)
         epsilon = self._number(given.get("epsilon", 1e-5))
-        rate = self._emit("Reciprocal", self._emit("Sqrt", self._emit("Add", variance, epsilon)))
-        self.statistics[x] = deviation, rate, inverse
-        slope = self._emit("Reshape", self._emit("Mul", scale, rate), per)
-        y = self._emit("Add", self._emit("Mul", deviation, slope), self._emit("Reshape", bias, per))
-        momentum = given.get("momentum", 0.9)
-        kept, new = self._number(momentum), self._number(1 - momentum)
+        rounded = self._double(self._single(variance))
+        rate = self._emit("Reciprocal", self._emit("Sqrt", self._emit("Add", rounded, epsilon)))
+        near = self._single(mean)
+        deviation = self._emit("Sub", x, self._emit("Reshape", near, per))
+        self.statistics[x] = near, deviation, rate, count
+        slope = self._emit("Mul", self._double(scale), rate)
+        scaled = self._emit("Mul", deviation, self._spread(slope, per))
+        y = self._emit("Add", scaled, self._emit("Reshape", bias, per))
+        momentum = np.float32(given.get("momentum", 0.9))
+        kept, new = self._number(momentum), self._constant(1 - np.float64(momentum), np.float64)
         renewed = [
-            self._emit("Add", self._emit("Mul", old, kept), self._emit("Mul", own, new))
-            for old, own in zip(running, (mean, variance), strict=True)
+            self._emit("Add", self._emit("Mul", self._double(old), kept), self._emit("Mul", statistic, new))
+            for old, statistic in zip(running, (mean, variance), strict=True)
         ]
-        return self._done([y, *renewed], node)
+        return self._done([y, *map(self._single, renewed)], node)
 
     def backward(self, node: NodeProto) -> list[NodeProto]:
         x, dy = node.input[:2]
@@ -130,18 +150,22 @@ class _Writer:
                 op_type=node.op_type,
                 node=node.name or node.output[0],
             )
-        deviation, rate, inverse = self.statistics[x]
+        mean, deviation, rate, count = self.statistics[x]
         others, per = self._axes(node)
-        dbeta = self._emit("ReduceSum", dy, others, keepdims=0)
-        along = self._emit("ReduceSum", self._emit("Mul", dy, deviation), others, keepdims=0)
+        exact = self._double(dy)
+        dbeta = self._emit("ReduceSum", exact, others, keepdims=0)
+        distance = self._emit("Sub", self._double(x), self._emit("Reshape", self._double(mean), per))
+        along = self._emit("ReduceSum", self._emit("Mul", exact, distance), others, keepdims=0)
         dgamma = self._emit("Mul", along, rate)
         both = self._emit(WEIGHTED_SUM, self._emit("Concat", dbeta, dgamma, axis=0), domain=RANKS_DOMAIN)
-        whole, slanted = (self._emit("Mul", part, inverse) for part in self._halves(both, dbeta))
-        slope = self._emit("Mul", gamma, rate) if gamma else rate
-        level = self._emit("Sub", dy, self._emit("Reshape", whole, per))
-        tilt = self._emit("Mul", deviation, self._emit("Reshape", self._emit("Mul", slanted, rate), per))
-        dx = self._emit("Mul", self._emit("Sub", level, tilt), self._emit("Reshape", slope, per))
-        return self._done([dx, dgamma, dbeta], node)
+        whole, slanted = (self._emit("Div", part, count) for part in self._halves(both, dbeta))
+        slope = self._emit("Mul", self._double(gamma), rate) if gamma else rate
+        falling = self._emit("Neg", slope)
+        level = self._emit("Mul", falling, whole)
+        tilt = self._emit("Mul", self._emit("Mul", falling, rate), slanted)
+        rest = self._emit("Add", self._emit("Mul", deviation, self._spread(tilt, per)), self._spread(level, per))
+        dx = self._emit("Add", self._emit("Mul", dy, self._spread(slope, per)), rest)
+        return self._done([dx, self._single(dgamma), self._single(dbeta)], node)
 
     def _halves(self, both: str, like: str) -> tuple[str, str]:
         length = self._emit("Shape", like)

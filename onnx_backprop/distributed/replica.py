@@ -2,6 +2,7 @@
 
     gradient = Σ_r share_r · gradient_r,   share_r = weight_r / Σ weight,   the loss and running statistics likewise
 
+Where the loss is a mean, share_r is in the gradients already, whose divisor is that of the whole batch (`divisor`).
 One buffer holds everything that is summed, so that there is one message, or one for each bucket of gradients where they
 are sent beside the backward pass; with accumulation gradients are summed in the last step of an update only.
 """
@@ -23,6 +24,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import Split
 from onnx_backprop.distributed.batch_norm import synchronise
 from onnx_backprop.distributed.communicator import Communicator, Start, gathered
+from onnx_backprop.distributed.divisor import divide_by_all
 from onnx_backprop.distributed.overlap import BUCKET_BYTES, Overlap, announce, filled, in_order
 from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
@@ -58,6 +60,7 @@ class Replica:
         self._communicator, self._graph = communicator, graph
         self._passed, self._statistics = parts.passed, parts.statistics
         self._weights = Weights(graph)
+        self._scale = None if self._weights.summed else divide_by_all(parts.gradients, graph.loss)
         self._accumulate = int((graph.settings.get("optimizer") or {}).get("accumulate", 1))
         self._scaled = any(name.startswith("loss_scale") for name in graph.fill)
         self._inputs = list(parts.gradients.graph.input)
@@ -105,13 +108,17 @@ class Replica:
                 "expected a batch of 1 row or more on all ranks together, got none. Leave it out"
             )
         counted = weight / total[0] if total[0] else 0.0
-        share = 1.0 if self._weights.summed and rows else counted
         counts = rows > 0 and (weight > 0 or not total[0])  # a loss of ignored labels alone is NaN, as on one rank
+        of_loss = 1.0 if self._weights.summed and rows else counted
         if self._synchronised:
             fed = self._with_a_row(shard, fed)
             if rows and not counts:  # its rows are in the statistics, through which the loss of others depends on them
                 fed = {**fed, **{n: OrtValue.ortvalue_from_numpy(v) for n, v in self._weights.stand_in(shard).items()}}
-                share, counts = _NEXT_TO_NOTHING, True
+                of_loss, counts = _NEXT_TO_NOTHING, True
+        share = of_loss
+        if self._scale is not None:
+            fed = {**fed, self._scale: OrtValue.ortvalue_from_numpy(np.array(1 / of_loss if of_loss else 1.0))}
+            share = float(counts)
         due = self._micro is None or int(state[self._micro].numpy()) + 1 >= self._accumulate
         binding = self._bound(fed, state) if counts or self._synchronised else None
         shapes = tuple(tuple(value.shape()) for value in fed.values())
@@ -128,7 +135,7 @@ class Replica:
                     run(self._session, binding, early is None)
                 self._seen.add(shapes)
             buffer.take()
-            buffer.weigh_rest(own, counted)
+            buffer.weigh_rest(of_loss if counts else None, counted)
             if overlap is None:
                 self._sum(own, due=due)
             else:
@@ -393,7 +400,7 @@ class _Buffer:
 def _weigh(array: np.ndarray, share: float | None) -> None:
     if share is None:
         array[...] = 0  # whatever is there
-    else:
+    elif share != 1:
         array *= array.dtype.type(share)
 
 

@@ -1,9 +1,13 @@
 """On every rank of an MPI job: the networks of models/ on several ranks against one, printed by rank 0.
 
 One gradient of a batch that is divided unevenly, and of one that the last rank has alone, beside those of one rank and
-of float64; the weights after 20 steps of SGD, batches of which some have fewer rows than there are ranks; everything
-that a step renews after 6 steps with momentum, clipping, accumulation and running means. The states of the ranks are
-compared bit for bit after every step.
+of float64; 20 steps of SGD, each from the weights of the ranks and all of them in a row, on batches of which some have
+fewer rows than there are ranks; everything that a step renews after 6 steps with momentum, clipping, accumulation and
+running means. The states of the ranks are compared bit for bit after every step.
+
+Where rounding puts an activation on the other side of a Relu, weights go ways of their own from then on, as with any
+other order of sums. In 20 steps of ResNet-18 with a rate of 0.001 that happens as a rule, so in a row they are run with
+a rate at which it does not matter.
 """
 
 from __future__ import annotations
@@ -24,9 +28,8 @@ from onnx_backprop.distributed import Shard
 
 STEPS = 20
 WEIGHT = 1e-6  # absolute
-# Relative to the norm of all gradients: between ranks and one, where that is so near to float64; from float64 at most,
-# and as a multiple of one rank's distance.
-GRADIENT, ROUNDING, MORE = 1e-6, 2.5e-6, 1.25
+# Relative to the norm of all gradients: between ranks and one; from float64 at most, and as a multiple of one rank's.
+GRADIENT, ROUNDING, MORE = 1e-6, 1.5e-6, 1.25
 RATE = 1e4  # of one step of SGD, in which the weights themselves are below rounding
 
 
@@ -65,6 +68,18 @@ def run(
     return trainer.state()
 
 
+def steps_apart(graph: ob.TrainingGraph, batches: list[dict[str, np.ndarray]], communicator: MPI.Comm) -> float:
+    """The largest drift of a single step of several ranks from that of one."""
+    several = ob.Trainer(graph, learning_rate=0.001, communicator=communicator, sync_batch_norm=True, verify_every=1)
+    one, result = ob.Trainer(graph, learning_rate=0.001), 0.0
+    for batch in batches:
+        one.set_state(several.state())
+        several.step(batch)
+        one.step(batch)
+        result = max(result, furthest(several.state(), one.state()))
+    return result
+
+
 def gradient(graph: ob.TrainingGraph, batch: dict[str, np.ndarray], communicator: MPI.Comm | None) -> Gradient:
     before, after = graph.initial_values(), run(graph, [batch], RATE, communicator)
     return {p: (value.astype(np.float64) - after[p]) / RATE for p, value in before.items()}
@@ -99,6 +114,10 @@ def drift(a: np.ndarray, b: np.ndarray) -> float:
     return float((np.abs(a - b) / np.maximum(1, np.abs(b))).max())
 
 
+def furthest(values: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    return max(drift(values[p], expected[p]) for p in expected if expected[p].size)
+
+
 def main() -> int:
     world, wrong = MPI.COMM_WORLD, 0
     last = world.Get_rank() == world.Get_size() - 1
@@ -112,20 +131,20 @@ def main() -> int:
         rounding = distance(whole, right)
         found = gradient(graph, first, world), gradient(graph, Shard(first if last else {}), world)
         errors, apart = ([distance(g, reference) for g in found] for reference in (right, whole))
-        drifts = []
+        drifts = [steps_apart(graph, batches, world)]
         optimizer = ob.optimizers.SGD(momentum=0.9, clip_norm=0.1, accumulate=2, ema=0.9)
         full = ob.training_graph(model, loss=loss, optimizer=optimizer)
+        rate = 1e-5 if name == "ResNet-18" else 0.001
         for of, steps in ((graph, batches), (full, batches[:6])):
-            several, expected = (run(of, steps, 0.001, c) for c in (world, None))
-            drifts.append(max(drift(several[p], expected[p]) for p in expected if expected[p].size))
-        wrong += max(errors) > min(ROUNDING, MORE * rounding) or (rounding < GRADIENT < max(apart))
+            drifts.append(furthest(*(run(of, steps, rate, c) for c in (world, None))))
+        wrong += max(errors) > min(ROUNDING, MORE * rounding) or max(apart) > GRADIENT
         wrong += max(drifts) > WEIGHT
         if world.Get_rank() == 0:
             print(
                 f"{name}, {world.Get_size()} ranks: gradient {errors[0]:.1e} from float64, by the last rank "
                 f"{errors[1]:.1e}, that of one rank {rounding:.1e}; from that of one rank {apart[0]:.1e}, "
-                f"{apart[1]:.1e}; state after {STEPS} steps {drifts[0]:.1e}, with clipping, accumulation and EMA "
-                f"{drifts[1]:.1e}"
+                f"{apart[1]:.1e}; state after a step {drifts[0]:.1e}, after {STEPS} {drifts[1]:.1e}, with clipping, "
+                f"accumulation and EMA {drifts[2]:.1e}"
             )
     return int(wrong > 0)
 

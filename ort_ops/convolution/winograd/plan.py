@@ -15,6 +15,9 @@ MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh w
 # Below so many tiles, times the geometric mean of the channels, sums over taps are faster: transformed weights and rows
 # of tiles that do not fill registers cost more than is saved (docs/performance.md).
 MIN_WORK = 14_000
+# A batch of so many images, to the last but one, counts as one of TYPICAL: then what is computed of an image has the
+# same bits in all of them, as where ranks divide a batch.
+FEW, MANY, TYPICAL = 4, 32, 8
 FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transform tiles alone
 LINE_FLOATS = 8 << 10  # of a source's rows that are transformed for all threads: as much as a first-level cache holds
 V_FLOATS = 128 << 10  # of transformed tiles, aimed at: half of a second-level cache
@@ -37,7 +40,8 @@ def suits(c: Correlation) -> bool:
 
 
 def _work(c: Correlation) -> float:
-    return c.batch * math.prod(math.ceil(n / 2) for n in c.out_length) * math.sqrt(c.s * c.d)
+    batch = TYPICAL if FEW <= c.batch < MANY else c.batch
+    return batch * math.prod(math.ceil(n / 2) for n in c.out_length) * math.sqrt(c.s * c.d)
 
 
 def _is_served(c: Correlation) -> bool:
