@@ -123,11 +123,6 @@ def test_static_models_cover_every_operator() -> None:
             ["N", 3, "L"],
         ),
         (
-            "(float[N,C,L] x, float[C] m, float[D] v, float[3] beta) => (y)",
-            "_, _, _, y = $BatchNormForwardTraining <epsilon = 0.1, momentum = 0.5> (x, m, v, , beta)",
-            [3],
-        ),
-        (
             "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
             f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
             [2, 3, "L"],

@@ -14,7 +14,7 @@ from tests.opset.bodies.body_models import KNOWLEDGE, model_of, plain_session
 from tests.opset.operators import naive
 from tests.property.calls import to_data
 from tests.support import single_op
-from tests.support.checks import evaluate_all
+from tests.support.checks import evaluate_all, infer
 
 f32 = np.float32
 BF = "BatchNormForwardTraining"
@@ -123,6 +123,17 @@ def test_outputs_that_nobody_reads_may_be_left_out(rng, kept: tuple[int, ...], k
     answers = ob.session(model, kernels=kernels).run(None, single_op.feeds(BF, inputs))
     expected = by_loops(attributes, inputs)
     assert_close(answers, [expected[n] for n in kept])
+
+
+def test_statistics_have_as_many_entries_as_any_parameter_says(rng) -> None:
+    attributes, inputs = call(rng, (2, 3, 4), "NXC", (4,))
+    model = single_op.model(BF, attributes, inputs, dtype="f16")
+    model.graph.input[3].type.tensor_type.shape.dim[0].dim_value = 3  # beta
+    found = {v.name: v.type.tensor_type for v in infer(model).graph.value_info}
+    for name in single_op.results_of(BF):
+        lengths = [d.dim_value or d.dim_param for d in found[name].shape.dim]
+        assert lengths == (["src_0", "src_1", 3] if name == "result" else [3])
+        assert found[name].elem_type == (10 if name == "result" else 1)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
