@@ -180,8 +180,10 @@ def test_what_is_no_number_stays_in_its_channel(rng, where: str, number: float, 
 def test_a_channel_that_is_the_same_everywhere(rng, value: float, layout: str, kernels: str) -> None:
     """Its variance is 0, and dst beta, but for rounding of the mean on the route "onnx"; without ε it is no number."""
     attributes, inputs = call(rng, (5, 2, 7), layout)
-    assert inputs[0] is not None
-    inputs[0][(slice(None), 1) if layout == "NCX" else (..., 1)] = value
+    x, beta = inputs[0], inputs[4]
+    assert x is not None
+    assert beta is not None
+    x[(slice(None), 1) if layout == "NCX" else (..., 1)] = value
     for epsilon in (1e-3, 0.0):
         answers = single_op.run_all(BF, attributes | {"epsilon": epsilon}, inputs, kernels=kernels)
         dst = answers[0][:, 1] if layout == "NCX" else answers[0][..., 1]
@@ -189,7 +191,7 @@ def test_a_channel_that_is_the_same_everywhere(rng, value: float, layout: str, k
         if kernels == "numba":
             assert (answers[3][1], answers[4][1]) == (f32(value), 0)
         if epsilon and value < 3:
-            np.testing.assert_allclose(dst, np.full_like(dst, inputs[4][1]), rtol=0, atol=1e-5)
+            np.testing.assert_allclose(dst, np.full_like(dst, beta[1]), rtol=0, atol=1e-5)
         elif value in (0.0, 2.0) or kernels == "numba":
             assert np.isnan(dst).all() == (epsilon == 0)
 

@@ -69,8 +69,8 @@ def test_parts_of_a_batch_add_up_to_the_same_bits(rng, shape: tuple[int, ...]) -
     axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
     for cut in (1, shape[0] // 3, shape[0] - 2):
         d = [part.astype(np.float64) - 1000 for part in (x[:cut], x[cut:])]
-        total = sum(part.sum(axis=axes) for part in d) / count
-        square = sum((part * part).sum(axis=axes) for part in d) / count
+        total = np.add(*(part.sum(axis=axes) for part in d)) / count
+        square = np.add(*((part * part).sum(axis=axes) for part in d)) / count
         np.testing.assert_array_equal((1000 + total).astype(f32), whole[3])
         np.testing.assert_array_equal((square - total * total).astype(f32), whole[4])
 
