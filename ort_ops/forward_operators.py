@@ -46,28 +46,46 @@ def _own_convolutions(model: ModelProto) -> None:
 def _own_batch_norms(model: ModelProto) -> None:
     """BatchNormForwardTraining nodes of the BatchNormalization nodes in training mode, all in float32.
 
-    Their gradients read the statistics that these give out.
+    Their gradients read the statistics that these give out. Left alone: inputs whose rank is unknown or 1, numbers that
+    our operator refuses.
     """
     graph = model.graph
-    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output, *graph.input)}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output, *graph.input)}
+    kinds = {name: kind.elem_type for name, kind in types.items()}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(kinds)
     found: dict[str, list[str]] = {}  # of an input: its mean and variance
     for node in graph.node:
         if node.op_type == "BatchNormalization" and node.domain in _DEFAULT:
-            given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            if given.get("training_mode") and all(types.get(name) == TensorProto.FLOAT for name in node.input):
+            numbers = _numbers(node)
+            ranked = node.input[0] in types and len(types[node.input[0]].shape.dim) > 1
+            if numbers and ranked and all(kinds.get(name) == TensorProto.FLOAT for name in node.input):
                 x, gamma, beta, mean, variance = node.input
                 outputs = [*node.output, *[""] * (3 - len(node.output))]
-                statistics = [f"{outputs[0]}/{name}" for name in ("batch_mean", "batch_variance")]
+                statistics = [_fresh(f"{next(filter(None, outputs))}/{name}", taken) for name in ("mean", "variance")]
                 node.input[:] = x, mean, variance, gamma, beta
                 node.output[:] = *outputs, *statistics
-                numbers = {"epsilon": given.get("epsilon", 1e-5), "momentum": given.get("momentum", 0.9)}
                 _become(node, "BatchNormForwardTraining", numbers | {"data_format": "NCX"})
                 found.setdefault(x, statistics)
         elif node.op_type == "BatchNormTrainingBackward" and node.domain == DOMAIN and node.input[0] in found:
-            gamma = node.input[4:5]
-            if not any(node.input[2:4]):
-                node.input[:] = *node.input[:2], *found[node.input[0]], *gamma
+            channels_first = any(a.name == "data_format" and a.s == b"NCX" for a in node.attribute)
+            if channels_first and not any(node.input[2:4]):
+                node.input[:] = *node.input[:2], *found[node.input[0]], *node.input[4:5]
+
+
+def _numbers(node: NodeProto) -> dict[str, float] | None:
+    """ε and the momentum of a BatchNormalization in training mode; None where our operator refuses them."""
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    numbers = {"epsilon": given.get("epsilon", 1e-5), "momentum": given.get("momentum", 0.9)}
+    fits = given.get("training_mode") and all(map(math.isfinite, numbers.values())) and numbers["epsilon"] >= 0
+    return numbers if fits else None
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _become(node: NodeProto, op_type: str, attributes: dict[str, Any]) -> None:

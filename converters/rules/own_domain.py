@@ -4,13 +4,14 @@ A gradient is linear in the dy that it is given, and its adjoint there is the fo
 leads to the two others, ReLU and softmax to themselves, and a ResizeGrad back to Resize.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, flows, gradient
-from onnx_backprop.converters.rules.common import count_up
+from onnx_backprop.converters.rules.common import cast, count_up, narrow, size_ratio
 from onnx_backprop.converters.rules.conv import wanted_shape
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.maths.convolution_roles import Role
@@ -110,6 +111,50 @@ def soft_max_backward(op: Builder, node: Forward, g: ir.Value) -> Grads:
     dy, y, axis = node.input(0), node.input(1), [node.int("axis", 1)]
     along, across = (op.ReduceSum(op.Mul(value, y), axis, keepdims=1) for value in (dy, g))
     return op.domain.SoftMaxBackward(g, y, **node.written), op.Sub(op.Mul(g, op.Sub(dy, along)), op.Mul(dy, across))
+
+
+def _source_ranked(node: ir.Node) -> bool:
+    return node.inputs[0] is not None and node.inputs[0].shape is not None
+
+
+@gradient("BatchNormForwardTraining", versions=(1,), domain=DOMAIN, all_outputs=True, serves=_source_ranked)
+def batch_norm_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Value | None]) -> Grads:
+    """dst = γ·z + β by the statistics μ and σ² of x, m' = p·m + (1-p)·μ, v' = p·v + (1-p)·σ²
+    =>  dx, dγ, dβ = BatchNormTrainingBackward(x, ddst, μ, σ², γ), dm = p·dm', dv = p·dv'; besides
+    dx += (dμ + (1-p)·dm' + 2·(x - μ)·(dσ² + (1-p)·dv')) / n, n = the elements of a channel.
+    """
+    x, gamma = node.input(0), node.optional(3)
+    rank, momentum, layout = node.rank(0), node.float("momentum", 0.0), node.string("data_format", "NXC")
+    channel = rank - 1 if layout == "NXC" else 1
+    per = [-1, *[1] * (rank - 1 - channel)]
+    mean, variance = ([v if v.name else None for v in node.node.outputs] + [None] * 5)[3:5]  # may be left out
+    ddst, drunning_mean, drunning_variance, dmean, dvariance = (*dys, *[None] * 5)[:5]
+    grads: list[ir.Value | None] = [None] * 5
+    terms: list[ir.Value] = []
+    if ddst is not None:
+        attributes = {"epsilon": node.float("epsilon", 0.0), "data_format": layout}
+        inputs = [x, ddst, mean, variance, gamma]
+        dx, *grads[3:] = op.domain.emit("BatchNormTrainingBackward", inputs, attributes, outputs=3)
+        terms.append(cast(op, dx, ir.DataType.FLOAT))
+    ratio = size_ratio(op, node.input(1), x)
+
+    def shared(own: ir.Value | None, running: ir.Value | None) -> ir.Value | None:
+        """What flows into a statistic, over n."""
+        parts = [own] if own is not None else []
+        parts += [op.Mul(running, 1 - momentum)] if running is not None else []
+        return op.Reshape(op.Mul(op.accumulate(parts), ratio), per) if parts else None
+
+    level, slant = shared(dmean, drunning_mean), shared(dvariance, drunning_variance)
+    if level is not None:
+        terms.append(op.Expand(level, op.shape(x)))
+    if slant is not None:
+        wide = cast(op, x, ir.DataType.FLOAT)
+        others = [axis for axis in range(rank) if axis != channel]
+        centre = op.ReduceMean(wide, op.ints(others), keepdims=1) if mean is None else op.Reshape(mean, per)
+        terms.append(op.Mul(op.Mul(op.Sub(wide, centre), slant), 2))
+    grads[0] = narrow(op, op.accumulate(terms), x)
+    grads[1:3] = [None if g is None else op.Mul(g, momentum) for g in (drunning_mean, drunning_variance)]
+    return grads[: len(node.node.inputs)]
 
 
 def _in_every_opset(node: ir.Node) -> bool:

@@ -1,8 +1,9 @@
 """BatchNormForwardTraining, compiled: a channel (NCX), or some of every row (NXC), by one worker.
 
-One pass takes Σ d and Σ d² in float64, d = x - shift, of which μ = shift + Σ d / n and σ² = Σ d² / n - (Σ d / n)²; the
-shift is the running mean, which is near μ. No order of these sums shows in float32: ranks that add up theirs come to the
-same numbers as one. A second pass, over what mostly is in a cache still, normalises in float32, every step rounded.
+One pass takes Σ d and Σ d² in float64, d = x - shift, of which μ = shift + Σ d / n and σ² = Σ d² / n - (Σ d / n)². The
+shift is the running mean, which is near μ; where it turns out to be many σ away, or x is the same everywhere, the sums
+are taken again about μ. No order of them shows in float32: ranks that add up theirs come to the same numbers as one. A
+last pass, over what mostly is in a cache still, normalises in float32, every step rounded.
 """
 
 import math
@@ -20,6 +21,8 @@ from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 MEAN, VARIANCE, GAMMA, BETA = 1, 2, 3, 4  # inputs
 RUNNING_MEAN, RUNNING_VARIANCE, BATCH_MEAN, BATCH_VARIANCE = range(4)  # further outputs
+AWAY = 2.0**12  # (shift - μ)² of so many σ² costs as many times the rounding of a float64
+ATTEMPTS = 2  # more: from a shift of 10³⁰ it takes both
 WIDTH = 64  # channels of a row that are looked at together
 # arrays in scratch, WIDTH numbers each: float64, then float32
 SHIFTS, TOTALS, SQUARES, DOUBLES = range(4)
@@ -43,6 +46,17 @@ def _shift(call, channel):
     """The running mean, or 0 where it is no finite number."""
     shift = np.float64(load_f32(call.inputs[MEAN], channel))
     return shift if shift - shift == 0.0 else 0.0
+
+
+@inner
+def _better(shift, count, total, square):
+    """Where to take the sums about instead: shift, unless it is far from μ, measured in σ; a float32 number."""
+    if count == 0.0:
+        return shift
+    step = total / count
+    near = step * step <= AWAY * (square / count - step * step)
+    found = np.float64(np.float32(shift + step))
+    return shift if near or found - found != 0.0 else found
 
 
 @inner  # a variance of zero without epsilon gives what it gives in NumPy
@@ -89,15 +103,28 @@ def _normalise(load, store, y, x, first, count, mean, slope, beta):
 
 
 @inner
-def _channel(call, p, channel, _scratch):
-    """NCX: one channel."""
-    x, y, kind = call.inputs[0], call.output, p.kind
-    runs, channels, length = p.runs, p.channels, p.length
-    shift, total, square = _shift(call, channel), 0.0, 0.0
+def _channel_sums(p, x, channel, shift):
+    kind, runs, channels, length = p.kind, p.runs, p.channels, p.length
+    total, square = 0.0, 0.0
     for n in range(runs):
         sums = by_type(kind, _sums, x, (n * channels + channel) * length, length, shift)
         total += sums[0]
         square += sums[1]
+    return total, square
+
+
+@inner
+def _channel(call, p, channel, _scratch):
+    """NCX: one channel."""
+    x, y, kind = call.inputs[0], call.output, p.kind
+    runs, channels, length = p.runs, p.channels, p.length
+    shift, count = _shift(call, channel), np.float64(runs * length)
+    total, square = _channel_sums(p, x, channel, shift)
+    for _attempt in range(ATTEMPTS):
+        better = _better(shift, count, total, square)
+        if better != shift:
+            shift = better
+            total, square = _channel_sums(p, x, channel, shift)
     mean, slope, beta = _finish(call, p, channel, shift, total, square)
     if y:
         for n in range(runs):
@@ -119,6 +146,16 @@ def _normalise_row(load, store, y, x, first, count, means, slopes, betas):
 
 
 @inner
+def _columns_sums(p, x, channel, count, shifts, totals, squares):
+    kind, rows, channels = p.kind, p.runs, p.channels
+    for i in range(count):
+        store_f64(totals, i, 0.0)
+        store_f64(squares, i, 0.0)
+    for row in range(rows):
+        by_type(kind, _add_row, x, row * channels + channel, count, shifts, totals, squares)
+
+
+@inner
 def _columns(call, p, item, scratch):
     """NXC: WIDTH channels of every row."""
     x, y, kind, rows, channels = call.inputs[0], call.output, p.kind, p.runs, p.channels
@@ -129,10 +166,17 @@ def _columns(call, p, item, scratch):
     slopes, betas = means + 4 * SLOPES * WIDTH, means + 4 * BETAS * WIDTH
     for i in range(count):
         store_f64(shifts, i, _shift(call, channel + i))
-        store_f64(totals, i, 0.0)
-        store_f64(squares, i, 0.0)
-    for row in range(rows):
-        by_type(kind, _add_row, x, row * channels + channel, count, shifts, totals, squares)
+    again = 1
+    for attempt in range(ATTEMPTS + 1):
+        if again:
+            again = 0
+            _columns_sums(p, x, channel, count, shifts, totals, squares)
+            for i in range(count):
+                shift = load_f64(shifts, i)
+                better = _better(shift, np.float64(rows), load_f64(totals, i), load_f64(squares, i))
+                if better != shift and attempt < ATTEMPTS:
+                    store_f64(shifts, i, better)
+                    again = 1
     for i in range(count):
         found = _finish(call, p, channel + i, load_f64(shifts, i), load_f64(totals, i), load_f64(squares, i))
         store_f32(means, i, found[0])

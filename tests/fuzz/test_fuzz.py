@@ -62,6 +62,10 @@ WRONG = {
     "SoftMaxBackward rank of both": ({"axis": -1}, [(), ()]),
     "SoftMaxBackward axis": ({"axis": 13}, [(1, 13), (1, 13)]),
     "ReLUBackward": ({}, [(1, 3), (3,)]),
+    "BatchNormForwardTraining": (
+        {"epsilon": 0.5, "momentum": 0.5, "data_format": "NCX"},
+        [(1, 3, 4), (3,), (1, 3), None, None],
+    ),
     "BatchNormTrainingBackward": ({"epsilon": 0.5, "data_format": "NCX"}, [(1, 3, 4), (1, 3, 4), None, None, (1, 3)]),
 }
 

@@ -141,6 +141,18 @@ SPECIFICATION: dict[str, Schema] = {
         "diff_src",
     ),
     "ReLUBackward": Schema({"use_dst": (INT, 1)}, {"src": ("T1", False), "diff_dst": ("T1", False)}, "diff_src"),
+    "BatchNormForwardTraining": Schema(
+        {"epsilon": (FLOAT, REQUIRED), "momentum": (FLOAT, REQUIRED), "data_format": (STRING, "NXC")},
+        {
+            "src": ("T1", False),
+            "mean": ("T5", False),
+            "variance": ("T5", False),
+            "gamma": ("T5", True),
+            "beta": ("T5", True),
+        },
+        "dst",
+        {"running_mean": "T5", "running_variance": "T5", "batch_mean": "T5", "batch_variance": "T5"},
+    ),
     "BatchNormTrainingBackward": Schema(
         {"epsilon": (FLOAT, REQUIRED), "data_format": (STRING, "NXC")},
         {

@@ -219,6 +219,19 @@ def batch_norm(rng: Rng, op: str) -> Call:
     return Call(op, {"epsilon": 0.5, "data_format": data}, [x, dy, *parameters], seed)
 
 
+def batch_norm_forward(rng: Rng, op: str) -> Call:
+    shape = [int(rng.integers(1, 4)), _length(rng, 150), *(_length(rng, 70) for _ in range(int(rng.integers(0, 3))))]
+    if not _fits(shape):
+        shape = shape[:2]
+    seed, channels, data = int(rng.integers(2**31)), shape[1], _pick(rng, "NCX", "NXC")
+    parameters = [values((channels,), seed + n) for n in range(1, 5)]
+    given = [array if rng.random() < 0.5 else None for array in parameters[2:]]
+    while given and given[-1] is None:
+        given.pop()
+    attributes = {"epsilon": 0.5, "momentum": _pick(rng, 0.75, 0.875), "data_format": data}
+    return Call(op, attributes, [to_data(values(tuple(shape), seed), data), *parameters[:2], *given], seed)
+
+
 def layer_norm(rng: Rng, op: str) -> Call:
     while True:
         shape = tuple(_length(rng, 300) for _ in range(int(rng.integers(1, 5))))
@@ -251,6 +264,7 @@ MAKERS = {
     "AvgPoolBackward": pool,
     "ReLUBackward": elementwise,
     "SoftMaxBackward": elementwise,
+    "BatchNormForwardTraining": batch_norm_forward,
     "BatchNormTrainingBackward": batch_norm,
     "LayerNormBackward": layer_norm,
 }

@@ -249,6 +249,21 @@ def test_norms_take_what_their_plans_say(shapes: Shapes) -> None:
             assert one <= measured(call, dtype, threads) <= one + (threads - 1) * block_bytes(plan.per_thread), dtype
 
 
+def test_batch_norms_take_what_their_plans_say() -> None:
+    """Channels of NCX take nothing, rows a block for every thread."""
+    for data_format, shape in (("NCX", (2, 300, 40)), ("NCX", (9, 5000)), ("NXC", (7, 5000)), ("NXC", (900, 3))):
+        attributes = {"epsilon": 0.5, "momentum": 0.75, "data_format": data_format}
+        channels = shape[1 if data_format == "NCX" else -1]
+        shapes = Shapes("BatchNormForwardTraining", attributes, (shape, (channels,), (channels,)))
+        call = whole(shapes)
+        for dtype in DTYPES:
+            own = shapes.plan(dtype).per_thread
+            assert (own > 0) == (len(shape) == 2)
+            one = block_bytes(own) if own else 0
+            for threads in (1, 2):
+                assert one <= measured(call, dtype, threads) <= threads * one, (shape, dtype, threads)
+
+
 def resize(case: Interpolation) -> Call:
     """Of the benchmark, by the operators of the spec or, cubic, by ONNX's."""
     x, dy = (

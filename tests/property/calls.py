@@ -352,6 +352,24 @@ def batch_norm_training_backward(draw: st.DrawFn) -> Call:
 
 
 @st.composite
+def batch_norm_forward_training(draw: st.DrawFn) -> Call:
+    """With ε, so that a small variance in float32 is not far from that in float64."""
+    shape, seed = [draw(st.integers(0, 3)), *draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))], draw(seeds)
+    data, channels = draw(st.sampled_from(DATA_FORMATS)), shape[1]
+    parameters = [values((channels,), seed + n) for n in range(1, 5)]
+    given = [array if draw(st.booleans()) else None for array in parameters[2:]]
+    while given and given[-1] is None:
+        given.pop()
+    attributes = {
+        "epsilon": draw(st.sampled_from([0.5, 0.25])),
+        "momentum": draw(st.sampled_from([0.0, 0.875, 1.0])),
+        "data_format": data,
+    }
+    inputs = [to_data(values(tuple(shape), seed), data), *parameters[:2], *given]
+    return Call("BatchNormForwardTraining", attributes, inputs, seed)
+
+
+@st.composite
 def layer_norm_backward(draw: st.DrawFn) -> Call:
     """Variances are not too small, so that float32 is not far from float64."""
     shape, seed = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))), draw(seeds)
@@ -394,6 +412,7 @@ CALLS: dict[str, Callable[[], st.SearchStrategy[Call]]] = {
     "ConvTransposeBackwardWeights": lambda: conv_transpose_backward_weights("ConvTransposeBackwardWeights", "weights"),
     "ConvTransposeBackpropFilters": lambda: conv_transpose_backward_weights("ConvTransposeBackpropFilters", "filter"),
     "BiasAddBackward": bias_add_backward,
+    "BatchNormForwardTraining": batch_norm_forward_training,
     "BatchNormTrainingBackward": batch_norm_training_backward,
     "LayerNormBackward": layer_norm_backward,
     "SoftMaxBackward": soft_max_backward,

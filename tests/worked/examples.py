@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.worked.convolution import biases, convolutions, forwards, transposed
 from tests.worked.interpolation import interpolations, resamples
-from tests.worked.layers import activations, average_pools, layer_norms, max_pools, normalisations
+from tests.worked.layers import activations, average_pools, batch_norms_forward, layer_norms, max_pools, normalisations
 from tests.worked.resize import resizes
 
 EXAMPLES = (
@@ -18,6 +18,7 @@ EXAMPLES = (
     *max_pools(),
     *activations(),
     *average_pools(),
+    *batch_norms_forward(),
     *normalisations(),
     *layer_norms(),
 )

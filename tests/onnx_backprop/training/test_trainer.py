@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import safetensors.numpy
+from onnx import ModelProto
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
@@ -21,6 +22,7 @@ from models import fsrcnn, unet_conv_transpose
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops.forward_operators import own_operators
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.profiling import profile
@@ -33,12 +35,12 @@ def batches(**arguments: Any) -> ob.Batches:
 
 
 def test_steps_are_those_of_the_graph() -> None:
-    """Beside a plain loop that feeds every output back through NumPy."""
+    """Beside a plain loop that feeds every output back through NumPy; its operators are those of a Trainer."""
     graph = training()
     trainer = ob.Trainer(graph, learning_rate=0.02, seed=5)
     values = graph.initial_state()
     values["random_state"][0] = 5
-    session = ob.session(graph.model)
+    session = ob.session(own_operators(ModelProto.FromString(graph.model.SerializeToString())), kernels="numba")
     names = [graph.loss, *graph.updates.values()]
     for batch in batches():
         expected, *new = session.run(names, batch | values | {"learning_rate": np.array(0.02, np.float32)})

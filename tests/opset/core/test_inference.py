@@ -71,6 +71,11 @@ STATIC = [
         [2, 9, 8, 6],
     ),
     (
+        "(bfloat16[2,6,5] x, float[6] m, float[6] v) => (y)",
+        'y, rm, rv, bm, bv = $BatchNormForwardTraining <epsilon = 0.1, momentum = 0.5, data_format = "NCX"> (x, m, v)',
+        [2, 6, 5],
+    ),
+    (
         "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
         'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
         [2, 6, 5],
@@ -112,6 +117,11 @@ def test_static_models_cover_every_operator() -> None:
         ),
         ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
         ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
+        (
+            "(float[N,C,L] x, float[C] m, float[D] v, float[3] gamma) => (y)",
+            f"y = $BatchNormForwardTraining <epsilon = 0.1, momentum = 0.5, {NCX}> (x, m, v, gamma)",
+            ["N", 3, "L"],
+        ),
         (
             "(float[N,C,L] x, float[2,D,L] dy, float[3] gamma) => (dx)",
             f"dx = $BatchNormTrainingBackward <epsilon = 0.1, {NCX}> (x, dy, , , gamma)",
@@ -226,6 +236,8 @@ def test_unknown_types(signature: str, body: str, dims: list[int | str | None] |
         ("ReLUBackward", {}, [None, None], None),
         ("SoftMaxBackward", {}, [None, None], None),
         ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
+        ("BatchNormForwardTraining", {"epsilon": 0.1, "momentum": 0.5}, [None, None, [3]], None),
+        ("BatchNormForwardTraining", {"epsilon": 0.1, "momentum": 0.5}, [["N", "L", None], None, [3]], ["N", "L", 3]),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
         ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
         ("LayerNormBackward", {"use_affine": 0}, [None, None], None),

@@ -210,3 +210,29 @@ def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, axis: int,
             z = (float(x[row + place]) - mean) / (variance + epsilon) ** 0.5
             y[row + place] = gamma[place] * z + beta[place]
     return y
+
+
+def batch_norm(
+    x: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    *,
+    epsilon: float,
+    momentum: float,
+) -> tuple[np.ndarray, ...]:
+    """Batch normalisation of (N, C, …) in fractions, element by element: y, running mean, running variance, μ, σ²."""
+    y, statistics = np.zeros_like(x), np.zeros((4, x.shape[1]))
+    for c in range(x.shape[1]):
+        cells = [Fraction(float(v)) for v in x[:, c].ravel()]
+        centre = sum(cells, Fraction(0)) / max(1, len(cells))
+        power = sum(((v - centre) ** 2 for v in cells), Fraction(0)) / max(1, len(cells))
+        for n, (old, new) in enumerate(((mean[c], centre), (variance[c], power))):
+            statistics[n, c] = momentum * float(old) + (1 - momentum) * float(new)
+            statistics[n + 2, c] = float(new)
+        rate = 1 / math.sqrt(float(power) + epsilon) if cells else 0.0
+        for place in np.ndindex((x.shape[0], *x.shape[2:])):
+            at = (place[0], c, *place[1:])
+            y[at] = gamma[c] * float(Fraction(float(x[at])) - centre) * rate + beta[c]
+    return y, *statistics

@@ -43,6 +43,10 @@ VALID: dict[str, tuple[dict[str, Any], list[Value]]] = {
     "BiasAddBackward": ({"data_format": "NCX"}, [(1, 2, 3)]),
     "ReLUBackward": ({}, [(2, 3), (2, 3)]),
     "SoftMaxBackward": ({}, [(2, 3), (2, 3)]),
+    "BatchNormForwardTraining": (
+        {"epsilon": 1e-5, "momentum": 0.9, "data_format": "NCX"},
+        [(2, 3, 4), (3,), (3,), (3,), (3,)],
+    ),
     "BatchNormTrainingBackward": ({"epsilon": 1e-5, "data_format": "NCX"}, [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)]),
     "LayerNormBackward": ({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
     "MaxPoolBackward": (_POOL, [(1, 2, 7), (1, 2, 4)]),
@@ -55,6 +59,7 @@ CD, CW = "ConvolutionBackwardData", "ConvolutionBackwardWeights"
 TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
 SM = "SoftMaxBackward"
 MP, RELU, BN = "MaxPoolBackward", "ReLUBackward", "BatchNormTrainingBackward"
+BF = "BatchNormForwardTraining"
 LN, AP = "LayerNormBackward", "AvgPoolBackward"
 POOL_OPS = (MP, AP)
 CV = "Convolution"

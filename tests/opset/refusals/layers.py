@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.opset.refusals.bad import AP, BN, LN, MP, POOL_OPS, RELU, SM, Bad, longs
+from tests.opset.refusals.bad import AP, BF, BN, LN, MP, POOL_OPS, RELU, SM, Bad, longs
 
 POOLS = [
     bad
@@ -98,6 +98,21 @@ ELEMENTWISE = [
 ]
 
 NORMALISATIONS = [
+    Bad(BF, "src: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,)}),
+    Bad(BF, "channels of src and mean must agree, got 3 and 4", inputs={1: (4,)}),
+    Bad(BF, "channels of src and variance must agree, got 3 and 1", inputs={2: (1,)}),
+    Bad(BF, "channels of src and gamma must agree, got 3 and 4", inputs={3: (4,)}),
+    Bad(BF, "channels of src and beta must agree, got 3 and 2", inputs={4: (2,)}),
+    Bad(BF, "variance: expected rank 1, got 2 with shape (3, 1)", inputs={2: (3, 1)}),
+    Bad(BF, "channels of src and mean must agree, got 4 and 3", {"data_format": None}),
+    *(
+        Bad(BF, f"attribute epsilon: expected a number >= 0, got {epsilon}", {"epsilon": epsilon})
+        for epsilon in (-0.5, float("inf"), float("nan"))
+    ),
+    *(
+        Bad(BF, f"attribute momentum: expected a finite number, got {momentum}", {"momentum": momentum})
+        for momentum in (float("-inf"), float("nan"))
+    ),
     Bad(BN, "lengths of axis 0 of src and diff_dst must agree, got 2 and 1", inputs={1: (1, 3, 4)}),
     Bad(BN, "diff_dst: expected rank 3, got 4 with shape (2, 3, 4, 1)", inputs={1: (2, 3, 4, 1)}),
     Bad(BN, "src: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,), 1: (3,)}),
