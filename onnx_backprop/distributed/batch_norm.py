@@ -133,7 +133,7 @@ class _Writer:
         scaled = self._emit("Mul", deviation, self._spread(slope, per))
         y = self._emit("Add", scaled, self._emit("Reshape", bias, per))
         momentum = np.float32(given.get("momentum", 0.9))
-        kept, new = self._number(momentum), self._constant(1 - np.float64(momentum), np.float64)
+        kept, new = self._number(float(momentum)), self._constant(1 - np.float64(momentum), np.float64)
         renewed = [
             self._emit("Add", self._emit("Mul", self._double(old), kept), self._emit("Mul", statistic, new))
             for old, statistic in zip(running, (mean, variance), strict=True)
