@@ -22,7 +22,7 @@ from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, first_cell
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import dot, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
-from onnx_backprop.ort_ops.vector.registers import fetch
+from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import transform_result, transform_source, transform_weights
 
@@ -115,22 +115,29 @@ def _pack(call, p, unit, _scratch):
 
 @inner
 def _transform(p, data, channel, count, volume, first, last, rows, v):
-    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles."""
-    pitch, columns, size, element = p.pitch, p.columns, p.size, 4 * p.element
+    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
+
+    Tiles follow one another, those of several rows and phases: every row of the source is appended to one of `size`
+    planes, and what lies `size` cells further on, which at the end of a run is not the next tile's, to one of others.
+    """
+    columns, size, element, plane = p.columns, p.size, 4 * p.element, 4 * p.plane
+    piece, edge, dilation = size * p.run, size * plane, p.c.dilations[1]
     for c in range(count):
         at = first
         while at < last:
-            n, z, y = first_cell(p, volume, at)
+            cell = first_cell(p, volume, at)
             lines = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
             for i in range(size * lines + 2):
-                source_row(p, data, n, channel + c, z, y + i * p.c.dilations[1], rows + 4 * i * pitch)
-            for i in range(lines):
+                row, below = rows + i % size * plane + 4 * (i // size * size * p.tiles_x), (0, 0, i * dilation)
                 for phase in range(p.c.dilations[2]):
-                    source = rows + 4 * (size * i * pitch + phase * p.piece)
-                    target = v + 4 * (c * columns + (at + i - first) * p.tiles_x + phase * p.run)
-                    for x in range(0, p.run, VECTOR):
-                        # lanes beyond the run are overwritten by the next one
-                        transform_source(source + 4 * size * x, 4 * pitch, target + 4 * x, element, size)
+                    source_row(p, data, channel + c, cell + below, phase, row, piece + 2)
+                    copy_rows(row + edge, 0, row + 4 * size, 0, 1, piece + 2 - size)
+                    row += 4 * piece
+            target = v + 4 * (c * columns + (at - first) * p.tiles_x)
+            for x in range(0, lines * p.tiles_x, VECTOR):
+                # lanes beyond these tiles are overwritten by the next ones
+                source = rows + 4 * size * x
+                transform_source(source, plane, 4 * size * p.tiles_x, edge, target + 4 * x, element, size)
             at += lines
 
 
@@ -147,7 +154,7 @@ def _item(call, p, item, scratch):
     channels = p.c.s
     first, last = item * rows_of // p.bands, (item + 1) * rows_of // p.bands
     rows = scratch + 4 * p.head
-    v = rows + 4 * (p.size * p.lines + 2) * p.pitch
+    v = rows + 8 * p.size * p.plane
     v = (v + 63) // 64 * 64
     _transform(p, call.inputs[0], group * channels, channels, volume, first, last + p.reach, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part

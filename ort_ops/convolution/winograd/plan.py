@@ -89,17 +89,17 @@ def _tiles(c: Correlation, size: int) -> tuple[int, int]:
 
 
 def _rows(c: Correlation, kind: int, size: int) -> TileRows:
-    """How the correlation's tiles are numbered; `pitch` and `piece` are those of `kernel`."""
+    """How the correlation's tiles are numbered."""
     tiles_y, run = _tiles(c, size)
     (taps, _, _), (step_z, step_y, step_x) = c.kernel, c.dilations
     strips = 1
     if taps > 1:
         strips = math.ceil(tiles_y / max(1, _tiles_aimed_at(c, size) // (SLICES * step_y * step_x * run)))
         tiles_y = math.ceil(tiles_y / strips)
-    tap, piece = step_z * step_y * tiles_y, _pitch(run, size)
+    tap = step_z * step_y * tiles_y
     return TileRows(
         kind=kind, c=c, size=size, elements=_elements(size), strips=strips, tiles_y=tiles_y, tiles_x=step_x * run,
-        run=run, tap=tap, reach=(taps - 1) * tap, pitch=step_x * piece, piece=piece,
+        run=run, tap=tap, reach=(taps - 1) * tap,
     )  # fmt: skip
 
 
@@ -113,9 +113,9 @@ def _elements(size: int) -> int:
     return (size + 2) ** 2
 
 
-def _pitch(tiles_x: int, size: int) -> int:
-    """Floats of a row of the source."""
-    return size * math.ceil(tiles_x / VECTOR) * VECTOR + 2 * VECTOR
+def _plane(size: int, tiles: int) -> int:
+    """Floats of a plane of so many tiles, and of the cells that a register reads behind them."""
+    return _odd_lines(size * (tiles + VECTOR) + 2)
 
 
 def _columns(band: int, tiles_x: int) -> int:
@@ -132,7 +132,7 @@ def _matrices(ins: int, band: int, tiles_x: int) -> dict[str, int]:
 def _thread_bytes(r: TileRows, band: int, tiles: int) -> int:
     """Scratch of a thread that computes `band` rows of tiles, for so many tiles of output channels."""
     transformed = r.elements * _odd_lines(r.c.s * _columns(band + r.reach, r.tiles_x))
-    rows = (r.size * _lines_of(r, band) + 2) * r.pitch
+    rows = 2 * r.size * _plane(r.size, (_lines_of(r, band) + 1) * r.tiles_x)
     kept = kernel.products(r.elements, _chunk(r.size, tiles))
     return 4 * (kernel.thread_head(r.size, r.c.kernel[0]) + rows + 16 + transformed + kept + 2 * VECTOR)
 
@@ -183,8 +183,9 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
     blocks = volumes * bands * groups
     split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
     parameters = replace(
-        parameters, bands=bands, lines=_lines_of(r, band), split=split, **_matrices(c.s, band + r.reach, r.tiles_x)
-    )
+        parameters, bands=bands, lines=_lines_of(r, band), plane=_plane(size, (_lines_of(r, band) + 1) * r.tiles_x),
+        split=split, **_matrices(c.s, band + r.reach, r.tiles_x),
+    )  # fmt: skip
     stages = (kernel.PACK, groups * at_once), (kernel.MULTIPLY, blocks * split)
     per_thread = _thread_bytes(r, band, tiles)
     return Plan(parameters, stages, groups * at_once * of_tile, per_thread, (c.groups, groups), (tiles, at_once))
@@ -209,12 +210,13 @@ def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
     pays = math.ceil(rows / at_once) * weights + images < repeats * images + weights
     if not (shared <= limit and tile_fits and pays):
         return None
-    lines = max(1, min(p.tiles_y, LINE_FLOATS // p.pitch))
+    lines = max(1, min(p.tiles_y, LINE_FLOATS // (2 * p.size**2 * tiles_x)))
+    plane = _plane(p.size, (lines + 1) * tiles_x)
     parameters = replace(
-        p, chunk=1, lines=lines, round_groups=groups, round_tiles=tiles, round_rows=at_once,
+        p, chunk=1, lines=lines, plane=plane, round_groups=groups, round_tiles=tiles, round_rows=at_once,
         **_matrices(c.s, at_once, tiles_x),
     )  # fmt: skip
-    per_thread = 4 * p.head + max(of_tile + 64, 4 * (p.size * lines + 2) * p.pitch) + 8 * VECTOR
+    per_thread = 4 * p.head + max(of_tile + 64, 8 * p.size * plane) + 8 * VECTOR
     stages = (kernel.TRANSFORM, groups * c.s), (kernel.MULTIPLY_IMAGES, groups * tiles)
     return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (rows, at_once))
 
@@ -231,10 +233,10 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
     volumes, rows_of = c.batch * r.strips, c.out_length[0] * c.dilations[1] * r.tiles_y
     rows, tiles, limit = volumes * rows_of, math.ceil(c.d / ROWS), shared_limit(c, kind)
     columns, pitch = math.ceil(c.s / COLUMNS) * COLUMNS, c.dilations[2] * piece
-    parameters = weights.WinogradWeights(**vars(r) | {"pitch": pitch, "piece": piece})
+    parameters = weights.WinogradWeights(**vars(r))
     sums = elements * taps * c.groups * (tiles * ROWS) * columns
     if 4 * sums > limit and volumes == taps == 1:
-        other = _source_shared(parameters, limit)
+        other = _source_shared(replace(parameters, pitch=pitch, piece=piece), limit)
         if other is not None:
             return other
     parts = max(1, min(SUM_FLOATS // sums, MAX_PARTS, rows, limit // (4 * sums)))
@@ -248,14 +250,16 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
         s_tiles = (band + r.reach) * tiles_x
         s_element, d_element = _odd_lines(s_tiles * columns), _odd_lines(channels * d_columns)
         tiles_of_band = elements * (s_element + d_element)
-        per_thread = 4 * (VECTOR * pitch + (size * lines + 2) * pitch * columns + tiles_of_band + VECTOR)
+        plane = _plane(size, band * tiles_x)
+        head = max(VECTOR * pitch, size * plane)
+        per_thread = 4 * (head + (size * lines + 2) * pitch * columns + tiles_of_band + VECTOR)
         if per_thread <= POOL_BYTES or split == at_once:
             break
         split += 1
     parameters = replace(
-        parameters, band=band, parts=parts, split=split, s_columns=columns, s_panel=s_tiles * COLUMNS,
-        s_element=s_element, d_columns=d_columns, d_element=d_element, lines=lines, u_rows=at_once * ROWS,
-        round_groups=groups, round_tiles=at_once,
+        parameters, pitch=pitch, piece=piece, plane=plane, head=head, band=band, lines=lines, parts=parts, split=split,
+        s_columns=columns, s_panel=s_tiles * COLUMNS, s_element=s_element, d_columns=d_columns, d_element=d_element,
+        u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
     stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
     shared = 4 * elements * taps * parts * groups * at_once * ROWS * columns
@@ -287,12 +291,14 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
     d_columns, lines = _odd_lines(band * tiles_x + VECTOR), _lines(min(source_band, p.tiles_y), p.size, pitch * columns)
     d_element = _odd_lines(ROWS * d_columns)
     own = max((p.size * lines + 2) * pitch * columns, 9 * VECTOR + p.elements * (ROWS * columns + d_element))
-    per_thread = 4 * (VECTOR * pitch + own + VECTOR)
+    plane = _plane(p.size, band * tiles_x)
+    head = max(VECTOR * pitch, p.size * plane)
+    per_thread = 4 * (head + own + VECTOR)
     if per_thread > POOL_BYTES:
         return None
     parameters = replace(
-        p, band=band, s_columns=columns, s_panel=panel, s_element=_odd_lines(at_once * panel), d_columns=d_columns,
-        d_element=d_element, lines=lines, source_band=source_band,
+        p, plane=plane, head=head, band=band, lines=lines, s_columns=columns, s_panel=panel,
+        s_element=_odd_lines(at_once * panel), d_columns=d_columns, d_element=d_element, source_band=source_band,
     )  # fmt: skip
     stages = (weights.TRANSFORM, groups * math.ceil(rows / source_band)), (weights.MULTIPLY, groups * tiles)
     return Plan(parameters, stages, groups * at_once * of_block, per_thread, (c.groups, groups), (c.s, columns))

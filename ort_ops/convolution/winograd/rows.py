@@ -29,9 +29,8 @@ class TileRows(Record):
     run: int  # those of one phase
     tap: int  # rows of tiles from a tap to the next
     reach: int  # rows of tiles that the last tap reads further on than the first
-    pitch: int  # floats of a row of either image
-    piece: int  # those of one phase
     lines: int = 1  # rows of tiles of the source that are made at a time
+    plane: int = 0  # floats of the rows of tiles that are transformed together, of every `size`-th row
 
 
 @inner
@@ -50,18 +49,22 @@ def first_cell(p, volume, row):
 
 
 @inner
-def source_row(p, data, n, channel, z, y, row):
-    """Row y of a slice of the source, with its pads."""
-    image_row(p, data, p.c.source, n, channel, (z, y), row, p.c.source_length, p.c.pads[2])
+def source_row(p, data, channel, cell, phase, row, count):
+    """`count` cells of a phase of a row of the source, from its pads on; cell: image, slice and row."""
+    _row(p, data, p.c.source, channel, cell, phase - p.c.pads[2], row, count, p.c.source_length)
 
 
 @inner
-def image_row(p, data, tensor, n, channel, place, row, length, pad):
-    """Of every phase `piece` cells from -pad on."""
-    step, (z, y), (stride_z, stride_y, stride_x) = p.c.dilations[2], place, tensor.cells
-    for phase in range(step):
-        of, low = (phase - pad) % step, (phase - pad) // step
-        first = image_of(tensor, n, channel) + of * stride_x
-        ends = length[0], length[1], (length[2] - of + step - 1) // step
-        strides = stride_z, stride_y, step * stride_x
-        copy_line(p.kind, row, phase * p.piece, data, first, strides, (z, y, low), p.piece, ends)
+def destination_row(p, data, channel, cell, phase, row, count):
+    """The same of the destination; `cell` is that of the source in the first tap."""
+    cell += (0, p.c.pads[0], p.c.pads[1])
+    _row(p, data, p.c.destination, channel, cell, phase, row, count, p.c.out_length)
+
+
+@inner
+def _row(p, data, tensor, channel, cell, x, row, count, length):
+    step, (n, z, y), (stride_z, stride_y, stride_x) = p.c.dilations[2], cell, tensor.cells
+    of, strides = x % step, (stride_z, stride_y, step * stride_x)
+    ends = length[0], length[1], (length[2] - of + step - 1) // step
+    first = image_of(tensor, n, channel) + of * stride_x
+    copy_line(p.kind, row, 0, data, first, strides, (z, y, x // step), count, ends)

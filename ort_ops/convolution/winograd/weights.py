@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
-from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, first_cell, image_row, row_count, source_row
+from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, destination_row, first_cell, row_count, source_row
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import dot
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
@@ -34,6 +34,9 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
 class WinogradWeights(TileRows):
     """The numbers of a plan. Source and destination are inputs 0 and 1."""
 
+    pitch: int = 0  # floats of a row of the source
+    piece: int = 0  # those of one phase
+    head: int = 0  # floats of rows that are transformed or turned together
     band: int = 0  # rows of tiles
     parts: int = 1
     split: int = 1
@@ -59,24 +62,25 @@ def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v)
     channels, start = min(p.c.s - channel, columns), group * p.c.s + channel
     at = first
     while at < last:
-        n, z, y = first_cell(p, volume, at)
+        cell = first_cell(p, volume, at)
         count = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
         for c in range(0, channels, VECTOR):
             for i in range(size * count + 2):
-                for lane in range(VECTOR):
-                    row = rows + 4 * lane * pitch
-                    if c + lane < channels:
-                        source_row(p, data, n, start + c + lane, z, y + i * p.c.dilations[1], row)
-                    else:
-                        clear(row, 0, pitch)
+                below = 0, 0, i * p.c.dilations[1]
                 for phase in range(p.c.dilations[2]):
+                    for lane in range(VECTOR):
+                        row = rows + 4 * (lane * pitch + phase * p.piece)
+                        if c + lane < channels:
+                            source_row(p, data, start + c + lane, cell + below, phase, row, p.piece)
+                        else:
+                            clear(row, 0, p.piece)
                     for x in range(phase * p.piece, phase * p.piece + size * p.run + 2, VECTOR):
                         target = turned + 4 * ((i * pitch + x) * columns + c)
                         transpose_tile(target, 4 * columns, rows + 4 * x, 4 * pitch)
         for i in range(count):
             for x in range(p.tiles_x):
-                cell = size * i * pitch + x // p.run * p.piece + size * (x % p.run)
-                source = turned + 4 * cell * columns
+                place = size * i * pitch + x // p.run * p.piece + size * (x % p.run)
+                source = turned + 4 * place * columns
                 target = v + 4 * ((at + i - first) * p.tiles_x + x) * COLUMNS
                 for c in range(0, channels, VECTOR):
                     to = target + 4 * (c // COLUMNS * p.s_panel + c % COLUMNS)
@@ -87,20 +91,18 @@ def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v)
 @inner
 def _gradient_tiles(p, data, channel, count, volume, first, last, rows, u):
     """A dY Aᵀ of the tiles of some rows, `count` channels from `channel` on: u[e][channel][tile]."""
-    pitch, size, columns, element = p.pitch, p.size, p.d_columns, 4 * p.d_element
+    size, columns, element, plane, piece = p.size, p.d_columns, 4 * p.d_element, 4 * p.plane, p.size * p.run
     for i in range(count):
         for at in range(first, last):
-            n, z, y = first_cell(p, volume, at)
-            z, y = z + p.c.pads[0], y + p.c.pads[1]
+            cell, row = first_cell(p, volume, at), rows + 4 * (at - first) * size * p.tiles_x
             for line in range(size):
-                place, row = (z, y + line * p.c.dilations[1]), rows + 4 * line * pitch
-                image_row(p, data, p.c.destination, n, channel + i, place, row, p.c.out_length, 0)
-            for phase in range(p.c.dilations[2]):
-                source = rows + 4 * phase * p.piece
-                target = u + 4 * (i * columns + (at - first) * p.tiles_x + phase * p.run)
-                for x in range(0, p.run, VECTOR):
-                    # lanes beyond the run are overwritten by the next one
-                    transform_gradient(source + 4 * size * x, 4 * pitch, target + 4 * x, element, size)
+                below = 0, 0, line * p.c.dilations[1]
+                for phase in range(p.c.dilations[2]):
+                    to = row + line * plane + 4 * phase * piece
+                    destination_row(p, data, channel + i, cell + below, phase, to, piece)
+        for x in range(0, (last - first) * p.tiles_x, VECTOR):
+            # lanes beyond these tiles are overwritten by the next channel
+            transform_gradient(rows + 4 * size * x, plane, u + 4 * (i * columns + x), element, size)
 
 
 @inner
@@ -119,7 +121,7 @@ def _item(call, p, item, scratch):
     first, last = part * every // parts, (part + 1) * every // parts
     tiles_x, pitch = p.tiles_x, p.pitch
     rows = scratch
-    turned = rows + 4 * VECTOR * pitch
+    turned = rows + 4 * p.head
     v = turned + 4 * (p.size * p.lines + 2) * pitch * columns
     u = v + 4 * p.elements * p.s_element
     channels = p.c.s
@@ -198,7 +200,7 @@ def _source_item(call, p, item, scratch):
         return
     v = call.shared + 4 * (number * p.elements * p.s_element + first * p.tiles_x * COLUMNS)
     source = call.inputs[0]
-    turned = scratch + 4 * VECTOR * p.pitch
+    turned = scratch + 4 * p.head
     _source_tiles(p, source, group, call.part, 0, first, last, scratch, turned, v)
 
 
@@ -215,7 +217,7 @@ def _tile_item(call, p, item, scratch):
     dest, out = call.inputs[1], call.output
     channels = min(columns, p.c.s - c0)
     rows = scratch
-    lines = rows + 4 * VECTOR * p.pitch
+    lines = rows + 4 * p.head
     sums = lines + 4 * 9 * VECTOR
     u = sums + 4 * p.elements * ROWS * columns
     v, table = call.shared + 4 * number * p.elements * p.s_element, _tables()
