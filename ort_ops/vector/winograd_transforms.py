@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import Make, routine
-from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, ITEM, VEC, Block, Value, blocks
+from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, VEC, Block, Value, blocks
 
 Row = Sequence[float]
 
@@ -157,16 +157,18 @@ def _woven(b: Block, vectors: list[Value]) -> list[Value]:
     return [_pick(b, *pair, lanes) for pair in pairs for lanes in (_LOW, _HIGH)]
 
 
-def _of_tiles(b: Block, row: Value, size: int, count: int) -> list[Value]:
-    """The first `count` cells of a register full of tiles that are `size` cells apart in a row."""
-    result: list[Value] = []
-    for first in range(0, count, size):
-        result += _every(b, [b.vector(b.add(row, I64(ITEM * first + BYTES * i))) for i in range(size)])
-    return result[:count]
+def _of_tiles(b: Block, row: Value, size: int) -> list[Value]:
+    """The `size` cells of a register full of tiles that follow one another in a row."""
+    return _every(b, [b.vector(b.add(row, I64(BYTES * i))) for i in range(size)])
 
 
-def _source(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
-    lines = [_of_tiles(b, _behind(b, source, row, i), t.size, t.edge) for i in range(t.edge)]
+def _source(
+    b: Block, t: _Transform, source: Value, row: Value, further: Value, edge: Value, target: Value, step: Value
+) -> None:
+    lines = []
+    for i in range(t.edge):
+        at = _behind(b, _behind(b, source, row, i % t.size), further, i // t.size)
+        lines.append((_of_tiles(b, at, t.size) + _of_tiles(b, b.add(at, edge), t.size))[: t.edge])
     _values(b, t, lines, target, step)
 
 
@@ -200,7 +202,7 @@ def _cells(b: Block, t: _Transform, source: Value, row: Value, cell: Value, targ
 
 
 def _gradient(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
-    lines = [_of_tiles(b, _behind(b, source, row, i), t.size, t.size) for i in range(t.size)]
+    lines = [_of_tiles(b, _behind(b, source, row, i), t.size) for i in range(t.size)]
     across = [_product(b, t.gradient, line) for line in lines]
     _store(b, [_product(b, t.gradient, line) for line in _turned(across)], target, (step, 1, t.edge))
 
@@ -228,10 +230,11 @@ def _whole(write: Callable[..., None]) -> Make:
 
 
 @routine(_whole(_source))
-def transform_source(source, row, target, step, size):
+def transform_source(source, row, further, edge, target, step, size):
     """Bᵀ d B of a register full of tiles, each `size` cells after the one before.
 
-    source: the first of size + 2 rows of float32, `row` bytes apart, of which so many registers and cells are read.
+    source: the first of `size` rows of float32, `row` bytes apart; the next ones lie `further` bytes behind these, and
+    the cells that follow the first `size` of each tile `edge` bytes. Of each so many registers are read.
     target: the first of (size + 2)² vectors, `step` bytes apart. All arguments are int64.
     """
 

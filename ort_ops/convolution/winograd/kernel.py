@@ -1,11 +1,11 @@
-"""Convolutions by 3×3 with stride 1, channels first: Winograd's F(m×m, 3×3), compiled; m = 2 or 4.
+"""Convolutions by 3×3 or k×3×3 with stride 1, channels first: Winograd's F(m×m, 3×3), compiled; m = 2 or 4.
 
     out[n, m, y, x] = bias[m] + Σ_{c, i, j} w[m, c, i, j] · in[n, c, y + i - P, x + j - P']
 
 takes (m+2)² products per m×m cells and channel instead of 9m². The data gradient is the same with the kernel mirrored
-and pads of 2 - P. Tiles of the whole batch are numbered by rows. `in` is transformed into (m+2)² matrices (channels ×
-tiles), each multiplied by one of the weights', for some tiles of output channels, and the products transformed back
-while they are in the caches.
+and pads of 2 - P. `in` is transformed into (m+2)² matrices (channels × tiles), each multiplied by one of the weights',
+for some tiles of output channels, and the products transformed back while they are in the caches. Taps along z are
+further terms of these products, tiles so many slices further on. `rows` says how tiles are numbered, dilated ones too.
 
 One side is transformed for all threads, the other by the thread that needs it: the weights, and an item of work is some
 rows of tiles, or, where the weights are large, the images, and an item is a tile of output channels. What does not fit
@@ -15,27 +15,25 @@ is done in rounds: some groups at a time, or one group and some of its output ch
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, stack
-from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of
-from onnx_backprop.ort_ops.convolution.problem import Correlation
+from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, first_cell, row_count, source_row
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import copy_line, turn_rows
+from onnx_backprop.ort_ops.vector.boxes import dot, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
-from onnx_backprop.ort_ops.vector.registers import fetch
+from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.winograd_transforms import transform_result, transform_source, transform_weights
 
 WIDE = -(-ROWS // VECTOR) * VECTOR  # lanes for the channels of one tile of weights
 _GAP = ROWS * COLUMNS  # floats from one of a tile's products to the next
-_TABLES = 2 * (ROWS + 2)
 _CHANNELS_AHEAD = 8  # whose kernels are fetched
 
 
-def thread_head(size: int) -> int:
+def thread_head(size: int, depth: int) -> int:
     """Floats of a worker's scratch: finished rows, the product's tables; rows of the source, `V`, products follow."""
-    return size**2 * _GAP + _TABLES
+    return size**2 * _GAP + 2 * (ROWS + 2 * depth)
 
 
 def products(elements: int, tiles: int) -> int:
@@ -44,26 +42,21 @@ def products(elements: int, tiles: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Winograd(Record):
-    """The numbers of a plan. Data and weights are inputs 0 and 1; the kernel's first cell lies at `w_first`."""
+class Winograd(TileRows):
+    """The numbers of a plan; `c` is the adjoint of a data gradient's.
 
-    kind: int
-    c: Correlation  # of a data gradient the adjoint
+    Data and weights are inputs 0 and 1; the kernel's first cell lies at `w_first`.
+    """
+
     bias: int  # an input, 0: none
     w_first: int
-    size: int  # cells of a tile along either axis
-    elements: int  # products per tile
     head: int  # floats of `thread_head`
     chunk: int  # tiles of output channels whose products are kept at a time
-    tiles_y: int
-    tiles_x: int
     panel: int  # floats of one of the panels of a tile of weights, one for every element
-    pitch: int  # floats of a row of the source
     round_groups: int
     round_tiles: int  # of output channels, where the weights are shared
     round_rows: int = 0  # of tiles, where the images are shared
-    band: int = 0  # rows of tiles of an item
-    lines: int = 0  # rows of tiles made at a time
+    bands: int = 0  # of a volume's rows, each an item
     split: int = 1  # items that share a band's output channels
     columns: int = 0  # floats of a channel of transformed tiles
     element: int = 0  # floats of such a matrix, an odd number of lines, as a tile is written to all of them
@@ -75,15 +68,16 @@ _bias = stack(COLUMNS)
 
 @inner
 def _pack_tile(call, p, group, tile, target):
-    """The transformed weights of one tile of channels: panels, for every channel of `in` ROWS of `out`."""
+    """The transformed weights of one tile of channels: panels, for every tap and channel of `in` ROWS of `out`."""
     kind, source = p.kind, call.inputs[1]
-    w_out, (_, w_y, w_x) = p.c.w_d, p.c.w_kernel
+    w_out, (w_z, w_y, w_x) = p.c.w_d, p.c.w_kernel
     first = p.w_first + group * p.c.w_group + tile * ROWS * w_out
     count, panel = min(ROWS, p.c.d - tile * ROWS), 4 * p.panel
     kernels, lies_dense = _kernels(), kind == F32 and w_y == 3 * w_x and w_x * w_x == 1
     clear(kernels, 0, 9 * WIDE)
-    for c in range(p.c.s):
-        start = first + c * p.c.w_s
+    for number in range(p.c.kernel[0] * p.c.s):
+        c = number % p.c.s
+        start = first + number // p.c.s * w_z + c * p.c.w_s
         if w_out * w_out == 81:  # one kernel behind the other, but those of the next channel elsewhere
             fetch(source + 4 * (start - 8 + _CHANNELS_AHEAD * p.c.w_s), 4 * (9 * ROWS + 8))
         elif c % _CHANNELS_AHEAD == 0:
@@ -101,7 +95,7 @@ def _pack_tile(call, p, group, tile, target):
         for part in range(WIDE // VECTOR):
             # what a register holds beyond ROWS is overwritten by the next channel
             at = 4 * VECTOR * part
-            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * c + at, panel, p.size)
+            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * number + at, panel, p.size)
 
 
 @inner
@@ -120,59 +114,54 @@ def _pack(call, p, unit, _scratch):
 
 
 @inner
-def all_rows(p):
-    """Rows of tiles, of all images."""
-    return p.c.batch * p.tiles_y
+def _transform(p, data, channel, count, volume, first, last, rows, v):
+    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
 
-
-@inner
-def source_row(p, data, n, channel, y, row):
-    """Row y of a channel of the source, with its pads."""
-    cell, source = (0, y, -p.c.pads[2]), p.c.source
-    copy_line(p.kind, row, 0, data, image_of(source, n, channel), source.cells, cell, p.pitch, p.c.source_length)
-
-
-@inner
-def _transform(p, data, channel, count, first, last, rows, v):
-    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles."""
-    tiles_y, tiles_x, pitch = p.tiles_y, p.tiles_x, p.pitch
-    columns, size, element = p.columns, p.size, 4 * p.element
+    Tiles follow one another, those of several rows and phases: every row of the source is appended to one of `size`
+    planes, and what lies `size` cells further on, which at the end of a run is not the next tile's, to one of others.
+    """
+    columns, size, element, plane = p.columns, p.size, 4 * p.element, 4 * p.plane
+    piece, edge, dilation = size * p.run, size * plane, p.c.dilations[1]
     for c in range(count):
         at = first
         while at < last:
-            n, tile_y = at // tiles_y, at % tiles_y
-            lines = min(last - at, tiles_y - tile_y, p.lines)
-            y = size * tile_y - p.c.pads[1]
+            cell = first_cell(p, volume, at)
+            lines = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
             for i in range(size * lines + 2):
-                source_row(p, data, n, channel + c, y + i, rows + 4 * i * pitch)
-            for i in range(lines):
-                target = v + 4 * (c * columns + (at + i - first) * tiles_x)
-                for x in range(0, tiles_x, VECTOR):
-                    # lanes beyond the row are overwritten by the next one
-                    transform_source(rows + 4 * size * (i * pitch + x), 4 * pitch, target + 4 * x, element, size)
+                row, below = rows + i % size * plane + 4 * (i // size * size * p.tiles_x), (0, 0, i * dilation)
+                for phase in range(p.c.dilations[2]):
+                    source_row(p, data, channel + c, cell + below, phase, row, piece + 2)
+                    copy_rows(row + edge, 0, row + 4 * size, 0, 1, piece + 2 - size)
+                    row += 4 * piece
+            target = v + 4 * (c * columns + (at - first) * p.tiles_x)
+            for x in range(0, lines * p.tiles_x, VECTOR):
+                # lanes beyond these tiles are overwritten by the next ones
+                source = rows + 4 * size * x
+                transform_source(source, plane, 4 * size * p.tiles_x, edge, target + 4 * x, element, size)
             at += lines
 
 
 @inner
 def _item(call, p, item, scratch):
     """Weights shared: some rows of tiles, and all output channels of the round or a share of them."""
-    splits, groups = p.split, p.round_groups
+    splits, groups, rows_of = p.split, p.round_groups, row_count(p)
     split, item = item % splits, item // splits
     number, item = item % groups, item // groups
+    volume, item = item // p.bands, item % p.bands
     group, part = call.group + number, call.part
     if group >= p.c.groups:
         return
-    band, channels = p.band, p.c.s
-    first = item * band
-    last = min(first + band, all_rows(p))
+    channels = p.c.s
+    first, last = item * rows_of // p.bands, (item + 1) * rows_of // p.bands
     rows = scratch + 4 * p.head
-    v = rows + 4 * (p.size * band + 2) * p.pitch
+    v = rows + 8 * p.size * p.plane
     v = (v + 63) // 64 * 64
-    _transform(p, call.inputs[0], group * channels, channels, first, last, rows, v)
+    _transform(p, call.inputs[0], group * channels, channels, volume, first, last + p.reach, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
     begin, end = part + split * here // splits, part + (split + 1) * here // splits
     packed = call.shared + 4 * p.elements * panels * p.panel
-    _outputs(call, p, group, begin, end, packed, v, v + 4 * p.elements * p.element, first, last, scratch)
+    kept = v + 4 * p.elements * p.element
+    _outputs(call, p, group, begin, end, packed, v, kept, volume, first, last, scratch)
 
 
 @inner
@@ -183,9 +172,9 @@ def _source_item(call, p, item, scratch):
     group, first = call.group + number, call.part
     if group >= p.c.groups:
         return
-    last = min(first + p.round_rows, all_rows(p))
+    last = min(first + p.round_rows, row_count(p))
     v = call.shared + 4 * (number * p.elements * p.element + c * p.columns)
-    _transform(p, call.inputs[0], group * channels + c, 1, first, last, scratch + 4 * p.head, v)
+    _transform(p, call.inputs[0], group * channels + c, 1, 0, first, last, scratch + 4 * p.head, v)
 
 
 @inner
@@ -195,16 +184,16 @@ def _weights_item(call, p, item, scratch):
     group, first = call.group + number, call.part
     if group >= p.c.groups:
         return
-    last = min(first + p.round_rows, all_rows(p))
+    last = min(first + p.round_rows, row_count(p))
     v = call.shared + 4 * number * p.elements * p.element
     packed = (scratch + 4 * p.head + 63) // 64 * 64
     _pack_tile(call, p, group, m, packed)
     own = 4 * p.elements * p.panel
-    _outputs(call, p, group, m, m + 1, packed - m * own, v, packed + own, first, last, scratch)
+    _outputs(call, p, group, m, m + 1, packed - m * own, v, packed + own, 0, first, last, scratch)
 
 
 @inner
-def _outputs(call, p, group, begin, end, packed, v, kept, first, last, scratch):
+def _outputs(call, p, group, begin, end, packed, v, kept, volume, first, last, scratch):
     """Tiles begin … end - 1 of output channels at the tiles of rows first … last - 1: products, then results.
 
     What is multiplied by all weights stays in the first-level cache meanwhile. packed: the panels of tile 0.
@@ -216,24 +205,29 @@ def _outputs(call, p, group, begin, end, packed, v, kept, first, last, scratch):
             _products(p, m, stop, packed, v, kept, place, count_all - place, scratch)
             for tile in range(m, stop):
                 block = kept + 4 * (tile - m) * p.elements * _GAP
-                _results(call, p, group, tile, block, first, place, min(COLUMNS, count_all - place), scratch)
+                tiles = min(COLUMNS, count_all - place)
+                _results(call, p, group, tile, block, volume, first, place, tiles, scratch)
 
 
 @inner
 def _products(p, begin, end, packed, v, kept, place, tiles, scratch):
     """Those of tiles begin … end - 1 of output channels for at most COLUMNS tiles of the image."""
-    table, panel = scratch + 4 * (p.head - _TABLES), 4 * p.panel
+    taps, table, panel = p.c.kernel[0], scratch + 4 * p.size * p.size * _GAP, 4 * p.panel
     rows_apart(table, 4)
+    segments = one_segment(table)[0], taps
+    for tap in range(taps):
+        store_i64(segments[0], 2 * tap, 4 * tap * p.c.s * ROWS)
+        store_i64(segments[0], 2 * tap + 1, 4 * tap * p.tap * p.tiles_x)
     for e in range(p.elements):
         b = (v + 4 * (e * p.element + place), 4 * p.columns)
         for m in range(begin, end):
             c = kept + 4 * ((m - begin) * p.elements + e) * _GAP, 4 * COLUMNS
             a = (packed + (m * p.elements + e) * panel, table, 4 * ROWS)
-            multiply(min(ROWS, p.c.d - m * ROWS), tiles, c, a, b, one_segment(table), p.c.s, 0)
+            multiply(min(ROWS, p.c.d - m * ROWS), tiles, c, a, b, segments, p.c.s, 0)
 
 
 @inner
-def _results(call, p, group, tile, block, first, place, tiles, scratch):
+def _results(call, p, group, tile, block, volume, first, place, tiles, scratch):
     """Transformed back and written: the output channels of a tile."""
     outs, size = p.c.d, p.size
     bias, values = bias_address(call, p), _bias()
@@ -244,7 +238,7 @@ def _results(call, p, group, tile, block, first, place, tiles, scratch):
             at = block + 4 * (COLUMNS * i + VECTOR * part)
             target = _finished(p, scratch, i) + 4 * size * VECTOR * part
             transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, size)
-    _write(p, call.output, group * outs + tile * ROWS, first, place, tiles, count, scratch)
+    _write(p, call.output, group * outs + tile * ROWS, volume, first, place, tiles, count, scratch)
 
 
 @inner
@@ -254,21 +248,23 @@ def _finished(p, scratch, channel):
 
 
 @inner
-def _write(p, out, channel, first, place, tiles, count, scratch):
+def _write(p, out, channel, volume, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
-    kind, size, tiles_y, tiles_x = p.kind, p.size, p.tiles_y, p.tiles_x
-    destination, (_, length_y, length_x) = p.c.destination, p.c.out_length
+    kind, size, tiles_x, runs = p.kind, p.size, p.tiles_x, p.run
+    destination, (_, length_y, length_x), (_, step_y, step_x) = p.c.destination, p.c.out_length, p.c.dilations
     done = 0
     while done < tiles:
         row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
-        run = min(tiles - done, tiles_x - x)
-        n, y = row // tiles_y, size * (row % tiles_y)
-        width = min(size * run, length_x - size * x)
+        phase, x = x // runs, x % runs
+        run = min(tiles - done, runs - x)
+        n, z, y = first_cell(p, volume, row)
+        z, y, x = z + p.c.pads[0], y + p.c.pads[1], phase + step_x * size * x
+        width = min(size * run, (length_x - x + step_x - 1) // step_x)
         for i in range(count):
             line = _finished(p, scratch, i)
-            for j in range(min(size, length_y - y)):
-                at = image_of(destination, n, channel + i) + (y + j) * destination.cells[1] + size * x
-                write_run(kind, out, at, 1, line, size * (COLUMNS * j + done), width)
+            for j in range(min(size, (length_y - y + step_y - 1) // step_y)):
+                at = image_of(destination, n, channel + i) + dot((z, y + j * step_y, x), destination.cells)
+                write_run(kind, out, at, step_x, line, size * (COLUMNS * j + done), width)
         done += run
 
 

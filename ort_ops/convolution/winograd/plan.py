@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
-from onnx_backprop.ort_ops.convolution.problem import Correlation, rounds, shared_limit
+from onnx_backprop.ort_ops.convolution.problem import Correlation, images_joined, rounds, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel, weights
+from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -31,23 +32,23 @@ MAX_SUM_FLOATS = 16 << 20
 # there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
 LARGE_IMAGE, LARGE_IMAGE_OF_WEIGHTS = 12, 7
 SMALL_TILES = 3.2
-_KERNEL, _ONES = (1, 3, 3), (1, 1, 1)
+SLICES = 6  # of a strip's source that are aimed at, so that those which two bands transform are few
 
 
 def suits(c: Correlation) -> bool:
-    """Two axes, 3×3, no strides, dilations or channels last, and channels and tiles enough."""
+    """Two or three axes, 3×3 along the last two, no strides or channels last, and channels and tiles enough."""
     return _is_served(c) and _work(c) >= MIN_WORK
 
 
 def _work(c: Correlation) -> float:
     batch = TYPICAL if FEW <= c.batch < MANY else c.batch
-    return batch * math.prod(math.ceil(n / 2) for n in c.out_length) * math.sqrt(c.s * c.d)
+    images = batch * c.out_length[0] * math.prod(c.dilations[1:])
+    return images * math.prod(_tiles(c, 2)) * math.sqrt(c.s * c.d)
 
 
 def _is_served(c: Correlation) -> bool:
-    plain = c.kernel == _KERNEL and c.strides == _ONES and c.dilations == _ONES and not c.last
-    flat = c.source_length[0] == c.out_length[0] == 1 and c.pads[0] == 0
-    if not (plain and flat and min(c.s, c.d) >= MIN_CHANNELS):
+    plain = c.kernel[1:] == (3, 3) and math.prod(c.strides) == 1 and not c.last
+    if not (plain and min(c.s, c.d) >= MIN_CHANNELS):
         return False
     # of a row of tiles; where it is no pooled block, the sum over taps is used, which cuts rows
     return _row_fits(c, 2)
@@ -55,9 +56,9 @@ def _is_served(c: Correlation) -> bool:
 
 def _row_fits(c: Correlation, size: int) -> bool:
     """Whether a thread's scratch for a row of tiles, of the correlation or of its adjoint, is a pooled block."""
-    tiles_x = math.ceil(max(c.source_length[2], c.out_length[2]) / size)
-    most = max(c.s, c.d)
-    return _thread_bytes(most, math.ceil(most / ROWS), 1, tiles_x, size) <= POOL_BYTES
+    longer = tuple(map(max, c.source_length, c.out_length))
+    c = replace(c, out_length=longer, s=max(c.s, c.d), d=max(c.s, c.d))
+    return _thread_bytes(_rows(c, F32, size), 1, math.ceil(c.d / ROWS)) <= POOL_BYTES
 
 
 def _size(c: Correlation) -> int:
@@ -71,18 +72,44 @@ def _weights_size(c: Correlation) -> int:
 
 def _large_tiles_pay(c: Correlation, least: int) -> bool:
     small, large = (math.prod(_tiles(c, size)) for size in (2, 4))
-    return min(c.out_length[1:]) >= least and small >= SMALL_TILES * large
+    return min(_lengths(c)) >= least and small >= SMALL_TILES * large
 
 
 def _sums(c: Correlation, size: int) -> int:
     """Floats of a weight gradient before it is transformed back."""
-    return _elements(size) * c.groups * c.d * c.s
+    return _elements(size) * c.kernel[0] * c.groups * c.d * c.s
+
+
+def _lengths(c: Correlation) -> tuple[int, int]:
+    """Of the longest phase's image."""
+    y, x = (math.ceil(n / d) for n, d in zip(c.out_length[1:], c.dilations[1:], strict=True))
+    return y, x
 
 
 def _tiles(c: Correlation, size: int) -> tuple[int, int]:
-    """Along both axes of an image."""
-    y, x = (math.ceil(n / size) for n in c.out_length[1:])
+    """Along both axes of a phase's image."""
+    y, x = (math.ceil(n / size) for n in _lengths(c))
     return y, x
+
+
+def _rows(c: Correlation, kind: int, size: int) -> TileRows:
+    """How the correlation's tiles are numbered."""
+    tiles_y, run = _tiles(c, size)
+    (taps, _, _), (step_z, step_y, step_x) = c.kernel, c.dilations
+    strips = 1
+    if taps > 1:
+        strips = math.ceil(tiles_y / max(1, _tiles_aimed_at(c, size) // (SLICES * step_y * step_x * run)))
+        tiles_y = math.ceil(tiles_y / strips)
+    tap = step_z * step_y * tiles_y
+    return TileRows(
+        kind=kind, c=c, size=size, elements=_elements(size), strips=strips, tiles_y=tiles_y, tiles_x=step_x * run,
+        run=run, tap=tap, reach=(taps - 1) * tap,
+    )  # fmt: skip
+
+
+def _tiles_aimed_at(c: Correlation, size: int) -> int:
+    """Whose transforms stay in a second-level cache."""
+    return max(COLUMNS, V_FLOATS // (_elements(size) * c.s))
 
 
 def _elements(size: int) -> int:
@@ -90,9 +117,9 @@ def _elements(size: int) -> int:
     return (size + 2) ** 2
 
 
-def _pitch(tiles_x: int, size: int) -> int:
-    """Floats of a row of the source."""
-    return size * math.ceil(tiles_x / VECTOR) * VECTOR + 2 * VECTOR
+def _plane(size: int, tiles: int) -> int:
+    """Floats of a plane of so many tiles, and of the cells that a register reads behind them."""
+    return _odd_lines(size * (tiles + VECTOR) + 2)
 
 
 def _columns(band: int, tiles_x: int) -> int:
@@ -106,12 +133,16 @@ def _matrices(ins: int, band: int, tiles_x: int) -> dict[str, int]:
     return {"columns": columns, "element": _odd_lines(ins * columns)}
 
 
-def _thread_bytes(ins: int, tiles: int, band: int, tiles_x: int, size: int) -> int:
+def _thread_bytes(r: TileRows, band: int, tiles: int) -> int:
     """Scratch of a thread that computes `band` rows of tiles, for so many tiles of output channels."""
-    transformed = _elements(size) * _odd_lines(ins * _columns(band, tiles_x))
-    rows = (size * band + 2) * _pitch(tiles_x, size)
-    kept = kernel.products(_elements(size), _chunk(size, tiles))
-    return 4 * (kernel.thread_head(size) + rows + 16 + transformed + kept + 2 * VECTOR)
+    transformed = r.elements * _odd_lines(r.c.s * _columns(band + r.reach, r.tiles_x))
+    rows = 2 * r.size * _plane(r.size, (_lines_of(r, band) + 1) * r.tiles_x)
+    kept = kernel.products(r.elements, _chunk(r.size, tiles))
+    return 4 * (kernel.thread_head(r.size, r.c.kernel[0]) + rows + 16 + transformed + kept + 2 * VECTOR)
+
+
+def _lines_of(r: TileRows, band: int) -> int:
+    return min(band + r.reach, r.tiles_y)
 
 
 def _chunk(size: int, tiles: int) -> int:
@@ -120,7 +151,7 @@ def _chunk(size: int, tiles: int) -> int:
 
 
 def _panel(ins: int) -> int:
-    """Floats of one of the panels of a tile of weights."""
+    """Floats of one of the panels of a tile of weights, for so many taps of channels."""
     return math.ceil((ins * ROWS + kernel.WIDE) / 16) * 16
 
 
@@ -129,38 +160,45 @@ def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
 
     Weights are shared unless they need several rounds and sharing the images makes less to transform.
     """
-    first = 0
+    c, first = images_joined(c), 0
     if adjoint:
-        z, y, x = (2 - pad for pad in c.pads)
-        _, w_y, w_x = c.w_kernel
-        c, first = replace(c.adjoint, pads=(z, y, x), w_kernel=(0, -w_y, -w_x)), 2 * (w_y + w_x)
-    size = _size(c)
-    elements, (tiles_y, tiles_x) = _elements(size), _tiles(c, size)
-    rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
-    of_tile = 4 * elements * _panel(c.s)
+        extents = [(n - 1) * d for n, d in zip(c.kernel, c.dilations, strict=True)]
+        z, y, x = (extent - pad for extent, pad in zip(extents, c.pads, strict=True))
+        taps, (w_z, w_y, w_x) = c.kernel[0], c.w_kernel
+        c, first = replace(c.adjoint, pads=(z, y, x), w_kernel=(-w_z, -w_y, -w_x)), (taps - 1) * w_z + 2 * (w_y + w_x)
+    size, taps = _size(c), c.kernel[0]
+    r, elements = _rows(c, kind, size), _elements(size)
+    volumes, rows = c.batch * r.strips, c.out_length[0] * c.dilations[1] * r.tiles_y
+    tiles, limit = math.ceil(c.d / ROWS), shared_limit(c, kind)
+    of_tile = 4 * elements * _panel(taps * c.s)
     groups, at_once = rounds(c.groups, tiles, of_tile, limit)
     parameters = kernel.Winograd(
-        kind=kind, c=c, bias=bias, w_first=first, size=size, elements=elements, head=kernel.thread_head(size),
-        chunk=_chunk(size, tiles), tiles_y=tiles_y, tiles_x=tiles_x, panel=_panel(c.s), pitch=_pitch(tiles_x, size),
-        round_groups=groups, round_tiles=at_once,
+        **vars(r), bias=bias, w_first=first, head=kernel.thread_head(size, taps), chunk=_chunk(size, tiles),
+        panel=_panel(taps * c.s), round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
-    if at_once < tiles:
+    if at_once < tiles and volumes == taps == 1:
         other = _images_shared(parameters, limit, math.ceil(tiles / at_once))
         if other is not None:
             return other
-    band = max(1, min(rows, max(COLUMNS, V_FLOATS // (elements * c.s)) // tiles_x))
-    blocks = math.ceil(rows / band) * groups
+    band = max(1, min(rows, max(_tiles_aimed_at(c, size) // r.tiles_x - r.reach, r.reach)))
+    while band > 1 and _thread_bytes(r, band, tiles) > POOL_BYTES:
+        band -= 1
+    bands = math.ceil(rows / band)
+    blocks = volumes * bands * groups
     split = 1 if blocks >= 2 * processors() else min(at_once, math.ceil(2 * processors() / blocks))
-    parameters = replace(parameters, band=band, lines=band, split=split, **_matrices(c.s, band, tiles_x))
+    parameters = replace(
+        parameters, bands=bands, lines=_lines_of(r, band), plane=_plane(size, (_lines_of(r, band) + 1) * r.tiles_x),
+        split=split, **_matrices(c.s, band + r.reach, r.tiles_x),
+    )  # fmt: skip
     stages = (kernel.PACK, groups * at_once), (kernel.MULTIPLY, blocks * split)
-    per_thread = _thread_bytes(c.s, tiles, band, tiles_x, size)
+    per_thread = _thread_bytes(r, band, tiles)
     return Plan(parameters, stages, groups * at_once * of_tile, per_thread, (c.groups, groups), (tiles, at_once))
 
 
 def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
     """None where that does not fit, or costs more than transforming all images so many times."""
-    c, tiles_y, tiles_x = p.c, p.tiles_y, p.tiles_x
-    rows, tiles, of_tile = c.batch * tiles_y, math.ceil(c.d / ROWS), 4 * p.elements * p.panel
+    c, tiles_x = p.c, p.tiles_x
+    rows, tiles, of_tile = c.out_length[0] * c.dilations[1] * p.tiles_y, math.ceil(c.d / ROWS), 4 * p.elements * p.panel
     images, weights = rows * math.ceil(tiles_x / VECTOR) * VECTOR, tiles * kernel.WIDE  # for each channel and group
 
     def image_bytes(count: int) -> int:
@@ -176,12 +214,13 @@ def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
     pays = math.ceil(rows / at_once) * weights + images < repeats * images + weights
     if not (shared <= limit and tile_fits and pays):
         return None
-    lines = max(1, min(tiles_y, LINE_FLOATS // p.pitch))
+    lines = max(1, min(p.tiles_y, LINE_FLOATS // (2 * p.size**2 * tiles_x)))
+    plane = _plane(p.size, (lines + 1) * tiles_x)
     parameters = replace(
-        p, chunk=1, band=at_once, lines=lines, round_groups=groups, round_tiles=tiles, round_rows=at_once,
+        p, chunk=1, lines=lines, plane=plane, round_groups=groups, round_tiles=tiles, round_rows=at_once,
         **_matrices(c.s, at_once, tiles_x),
     )  # fmt: skip
-    per_thread = 4 * p.head + max(of_tile + 64, 4 * (p.size * lines + 2) * p.pitch) + 8 * VECTOR
+    per_thread = 4 * p.head + max(of_tile + 64, 8 * p.size * plane) + 8 * VECTOR
     stages = (kernel.TRANSFORM, groups * c.s), (kernel.MULTIPLY_IMAGES, groups * tiles)
     return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (rows, at_once))
 
@@ -191,39 +230,43 @@ def weights_plan(c: Correlation, kind: int) -> Plan:
 
     Sums are shared unless they need several rounds and the source, some of its channels at least, fits.
     """
-    size = _weights_size(c)
-    elements, (tiles_y, tiles_x) = _elements(size), _tiles(c, size)
-    rows, tiles, limit = c.batch * tiles_y, math.ceil(c.d / ROWS), shared_limit(c, kind)
-    columns, pitch = math.ceil(c.s / COLUMNS) * COLUMNS, _d_pitch(tiles_x, size)
-    parameters = weights.WinogradWeights(
-        kind=kind, c=c, size=size, elements=elements, tiles_y=tiles_y, tiles_x=tiles_x, pitch=pitch
-    )
-    sums = elements * c.groups * (tiles * ROWS) * columns
-    if 4 * sums > limit:
-        other = _source_shared(parameters, limit)
+    c = images_joined(c)
+    size, taps = _weights_size(c), c.kernel[0]
+    r, elements = _rows(c, kind, size), _elements(size)
+    piece, tiles_x = _d_pitch(r.run, size), r.tiles_x
+    volumes, rows_of = c.batch * r.strips, c.out_length[0] * c.dilations[1] * r.tiles_y
+    rows, tiles, limit = volumes * rows_of, math.ceil(c.d / ROWS), shared_limit(c, kind)
+    columns, pitch = math.ceil(c.s / COLUMNS) * COLUMNS, c.dilations[2] * piece
+    parameters = weights.WinogradWeights(**vars(r))
+    sums = elements * taps * c.groups * (tiles * ROWS) * columns
+    if 4 * sums > limit and volumes == taps == 1:
+        other = _source_shared(replace(parameters, pitch=pitch, piece=piece), limit)
         if other is not None:
             return other
     parts = max(1, min(SUM_FLOATS // sums, MAX_PARTS, rows, limit // (4 * sums)))
-    groups, at_once = rounds(c.groups, tiles, 4 * elements * parts * ROWS * columns, limit)
+    groups, at_once = rounds(c.groups, tiles, 4 * elements * taps * parts * ROWS * columns, limit)
     split = min(at_once, math.ceil(processors() / (parts * groups)))  # each transforms the source anew
     while True:
         channels = math.ceil(at_once / split) * ROWS
         band = max(MIN_TILES, V_FLOATS * 2 // (elements * (columns + channels))) // tiles_x
-        band = max(1, min(math.ceil(rows / parts), band))
-        d_columns, lines = _odd_lines(band * tiles_x + VECTOR), _lines(min(band, tiles_y), size, pitch * columns)
-        s_element, d_element = _odd_lines(band * tiles_x * columns), _odd_lines(channels * d_columns)
+        band = max(1, min(math.ceil(rows / parts), rows_of, max(band - r.reach, r.reach)))
+        d_columns, lines = _odd_lines(band * tiles_x + VECTOR), _lines(_lines_of(r, band), size, pitch * columns)
+        s_tiles = (band + r.reach) * tiles_x
+        s_element, d_element = _odd_lines(s_tiles * columns), _odd_lines(channels * d_columns)
         tiles_of_band = elements * (s_element + d_element)
-        per_thread = 4 * (VECTOR * pitch + (size * lines + 2) * pitch * columns + tiles_of_band + VECTOR)
+        plane = _plane(size, band * tiles_x)
+        head = max(VECTOR * pitch, size * plane)
+        per_thread = 4 * (head + (size * lines + 2) * pitch * columns + tiles_of_band + VECTOR)
         if per_thread <= POOL_BYTES or split == at_once:
             break
         split += 1
     parameters = replace(
-        parameters, band=band, parts=parts, split=split, s_columns=columns, s_panel=band * tiles_x * COLUMNS,
-        s_element=s_element, d_columns=d_columns, d_element=d_element, lines=lines, u_rows=at_once * ROWS,
-        round_groups=groups, round_tiles=at_once,
+        parameters, pitch=pitch, piece=piece, plane=plane, head=head, band=band, lines=lines, parts=parts, split=split,
+        s_columns=columns, s_panel=s_tiles * COLUMNS, s_element=s_element, d_columns=d_columns, d_element=d_element,
+        u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once,
     )  # fmt: skip
     stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
-    shared = 4 * elements * parts * groups * at_once * ROWS * columns
+    shared = 4 * elements * taps * parts * groups * at_once * ROWS * columns
     return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (tiles, at_once))
 
 
@@ -240,7 +283,7 @@ def _d_pitch(tiles_x: int, size: int) -> int:
 def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
     """None where not even a tile of channels fits, or a row of tiles is no pooled block."""
     c, tiles_x, pitch = p.c, p.tiles_x, p.pitch
-    rows, tiles = c.batch * p.tiles_y, math.ceil(c.d / ROWS)
+    rows, tiles = c.out_length[0] * c.dilations[1] * p.tiles_y, math.ceil(c.d / ROWS)
     panel = rows * tiles_x * COLUMNS
     blocks, of_block = math.ceil(c.s / COLUMNS), 4 * p.elements * (panel + 32)
     if of_block > limit:
@@ -252,12 +295,14 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
     d_columns, lines = _odd_lines(band * tiles_x + VECTOR), _lines(min(source_band, p.tiles_y), p.size, pitch * columns)
     d_element = _odd_lines(ROWS * d_columns)
     own = max((p.size * lines + 2) * pitch * columns, 9 * VECTOR + p.elements * (ROWS * columns + d_element))
-    per_thread = 4 * (VECTOR * pitch + own + VECTOR)
+    plane = _plane(p.size, band * tiles_x)
+    head = max(VECTOR * pitch, p.size * plane)
+    per_thread = 4 * (head + own + VECTOR)
     if per_thread > POOL_BYTES:
         return None
     parameters = replace(
-        p, band=band, s_columns=columns, s_panel=panel, s_element=_odd_lines(at_once * panel), d_columns=d_columns,
-        d_element=d_element, lines=lines, source_band=source_band,
+        p, plane=plane, head=head, band=band, lines=lines, s_columns=columns, s_panel=panel,
+        s_element=_odd_lines(at_once * panel), d_columns=d_columns, d_element=d_element, source_band=source_band,
     )  # fmt: skip
     stages = (weights.TRANSFORM, groups * math.ceil(rows / source_band)), (weights.MULTIPLY, groups * tiles)
     return Plan(parameters, stages, groups * at_once * of_block, per_thread, (c.groups, groups), (c.s, columns))

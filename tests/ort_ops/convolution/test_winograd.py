@@ -56,6 +56,20 @@ CASES = [
     (5, 1, 130, 25, (7, 4), (1, 2)),
     (1, 1, 16, 24, (3, 300), (1, 1)),
 ]
+# and taps along z, if there is such an axis, dilations, pads at the ends
+WIDER = [
+    (2, 1, 16, 33, (17, 30), (2, 2), 1, (2, 2), (2, 2)),
+    (3, 1, 20, 17, (19, 13), (3, 2), 1, (2, 3), (1, 5)),
+    (1, 2, 16, 16, (4, 40), (0, 1), 1, (1, 4), (4, 0)),
+    (2, 1, 16, 30, (7, 5), (6, 1), 1, (5, 1), (3, 2)),
+    (1, 1, 70, 18, (3, 2), (1, 9), 1, (4, 7), (7, 6)),
+    (2, 1, 16, 19, (5, 9, 14), (1, 1, 1), 3, (1, 1, 1), (1, 1, 1)),
+    (1, 2, 17, 16, (4, 33, 7), (0, 0, 2), 3, (1, 1, 1), (0, 2, 0)),
+    (3, 1, 16, 30, (6, 5, 8), (2, 0, 1), 2, (3, 2, 1), (1, 3, 1)),
+    (2, 1, 40, 16, (2, 6, 5), (3, 2, 3), 4, (1, 1, 3), (2, 2, 3)),
+    (2, 1, 18, 16, (3, 6, 20), (0, 1, 1), 1, (1, 1, 1), (0, 1, 1)),
+    (2, 1, 150, 130, (3, 33, 9), (1, 1, 1), 3, (1, 1, 1), (1, 1, 1)),
+]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -63,15 +77,32 @@ CASES = [
 def test_against_the_reference(
     rng, size: int, batch: int, groups: int, s: int, d: int, lengths, pads, dtype: str
 ) -> None:
+    compare(rng, size, dtype, (batch, groups, s, d), lengths, groups=groups, pads_begin=pads, pads_end=pads)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads", "taps", "dilations", "pads_end"), WIDER)
+def test_slices_and_phases(
+    rng, size: int, batch: int, groups: int, s: int, d: int, lengths, pads, taps: int, dilations, pads_end, dtype: str
+) -> None:
+    """Taps along z; dilated rows and columns, whose phases differ in length and pads."""
+    given = {"groups": groups, "pads_begin": pads, "pads_end": pads_end, "dilations": dilations}
+    compare(rng, size, dtype, (batch, groups, s, d), lengths, taps, **given)
+
+
+def compare(rng, size: int, dtype: str, channels: tuple[int, ...], lengths, taps: int = 1, **changes: Any) -> None:
     """Numbers that are exact in every type, and so are their sums; the answer is rounded once."""
-    x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in ((batch, groups * s, *lengths), (groups * d, s, 3, 3)))
-    attrs = attributes(groups=groups, pads_begin=list(pads), pads_end=list(pads))
+    batch, groups, s, d = channels
+    kernel = (taps, 3, 3)[-len(lengths) :]
+    shapes = (batch, groups * s, *lengths), (groups * d, s, *kernel)
+    x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in shapes)
+    attrs = attributes(**{name: list(v) if isinstance(v, tuple) else v for name, v in changes.items()})
     order = correlation(
         Attributes(BY_NAME["Convolution"], attrs),
         x.shape,
         evaluate("Convolution", attrs, [x, w]).shape,
         w.shape,
-        OIX,
+        tuple(range(w.ndim)),
         infers=True,
     )
     assert suits(order)
@@ -89,7 +120,7 @@ def test_against_the_reference(
         (
             "ConvolutionBackwardWeights",
             attrs | {"weights_format": "XIO"},
-            [x, dy, np.array([3, 3, s, groups * d], np.int32)],
+            [x, dy, np.array([*kernel, s, groups * d], np.int32)],
         ),
     ]
     for op, given, inputs in calls:
@@ -113,13 +144,21 @@ def test_rounding_errors_stay_those_of_a_sum(rng, size: int) -> None:
 
 def test_threads_change_nothing(rng, size: int) -> None:
     """Parts and bands of several sizes; the same bits on one thread and on two."""
-    for batch, s, d, lengths in ((4, 20, 40, (17, 30)), (2, 200, 150, (12, 9)), (1, 16, 16, (60, 60))):
+    for batch, s, d, lengths, dilation in (
+        (4, 20, 40, (17, 30), 1),
+        (2, 200, 150, (12, 9), 1),
+        (1, 16, 16, (60, 60), 1),
+        (2, 33, 40, (31, 50), 3),
+        (2, 20, 24, (7, 30, 20), 1),
+    ):
         x, dy = (rng.standard_normal((batch, c, *lengths), f32) for c in (s, d))
-        w = rng.standard_normal((d, s, 3, 3), f32)
+        w = rng.standard_normal((d, s, *[3] * len(lengths)), f32)
+        same = [dilation] * len(lengths)
+        given = attributes(pads_begin=same, pads_end=same, dilations=same)
         calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
-            ("Convolution", attributes(), [x, w]),
-            ("ConvolutionBackwardData", attributes(dst_shape=list(x.shape)), [dy, w]),
-            ("ConvolutionBackwardWeights", attributes(weights_shape=list(w.shape)), [x, dy]),
+            ("Convolution", given, [x, w]),
+            ("ConvolutionBackwardData", given | {"dst_shape": list(x.shape)}, [dy, w]),
+            ("ConvolutionBackwardWeights", given | {"weights_shape": list(w.shape)}, [x, dy]),
         ]
         for op, attrs, inputs in calls:
             answers = []
@@ -133,12 +172,11 @@ def test_threads_change_nothing(rng, size: int) -> None:
     ("changes", "weights"),
     [
         ({"strides": [2, 1]}, (16, 16, 3, 3)),
-        ({"dilations": [1, 2]}, (16, 16, 3, 3)),
         ({}, (16, 16, 3, 5)),
         ({}, (15, 16, 3, 3)),
         ({}, (16, 15, 3, 3)),
         ({"data_format": "NXC"}, (16, 16, 3, 3)),
-        ({"pads_begin": [0, 1, 1], "pads_end": [0, 1, 1]}, (16, 16, 1, 3, 3)),
+        ({"strides": [2, 1, 1], "pads_begin": [0, 1, 1], "pads_end": [0, 1, 1]}, (16, 16, 1, 3, 3)),
     ],
 )
 def test_others_are_sums_over_taps(rng, changes, weights) -> None:
