@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from models import resnet, unet_conv_transpose, unet_resize
@@ -109,6 +109,40 @@ def test_sync_batch_norm(rng: np.random.Generator, ignored: int | None) -> None:
     for batch in batches if ignored is not None else ():
         batch["labels"][:2] = 3  # all that rank 0 has
     check_equal(graph, batches, (3,), kernels="onnx", sync_batch_norm=True)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_row_has_the_bits_of_one_rank(rng: np.random.Generator, size: int) -> None:
+    """Every row has parameters of its own, whose gradient comes through BatchNormalization: nothing else is in it."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (int64[N] row, float[15,192] images, float[4,3,3,3] w, float[4] scale, float[4] bias, float[4] mean,
+           float[4] variance, float[5,4] v) => (float[N,5] logits) {
+            taken = Gather(images, row)
+            shape = Constant<value_ints = [-1, 3, 8, 8]>()
+            x = Reshape(taken, shape)
+            conv = Conv<pads = [1, 1, 1, 1]>(x, w)
+            y, mean_new, variance_new = BatchNormalization<training_mode = 1>(conv, scale, bias, mean, variance)
+            z = Relu(y)
+            pooled = GlobalAveragePool(z)
+            flat = Flatten(pooled)
+            logits = Gemm<transB = 1>(flat, v)
+        }""")
+    for value in list(model.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        array = np.zeros(shape) if value.name == "mean" else 1 + rng.standard_normal(shape)
+        array = np.abs(array) if value.name == "variance" else array
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), value.name))
+        model.graph.input.remove(value)
+    graph = ob.training_graph(model, loss="softmax_cross_entropy", optimizer=ob.optimizers.SGD())
+    batch = {"row": rng.permutation(15), "labels": rng.integers(0, 5, 15)}
+    _, one = trained(graph, [batch])
+    _, several = on_ranks(size, lambda c: trained(graph, [batch], communicator=c, sync_batch_norm=True))[0]
+    for name in ("images", "mean", "variance"):
+        assert (one[name] != graph.initial_state()[name]).any()
+        np.testing.assert_array_equal(several[name], one[name], err_msg=name)
+    for name in graph.parameters:
+        np.testing.assert_allclose(several[name], one[name], atol=1e-7, rtol=1e-6, err_msg=name)
 
 
 def test_batch_statistics_of_each_rank(rng: np.random.Generator) -> None:
