@@ -38,6 +38,10 @@ def _forward(c: Correlation, kind: int, bias: int = 0) -> Plan:
     return gather.forward(c, kind, bias=bias)
 
 
+def _weights(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
+    return (winograd.weights_plan if winograd.suits_weights(c) else weights_plan)(c, kind, inputs)
+
+
 def _convolution(request: Request) -> Plan:
     src, weights = _given(request)
     order = _weights_order(request, len(weights))
@@ -56,9 +60,7 @@ def _backward_data(request: Request) -> Plan:
 def _backward_weights(request: Request) -> Plan:
     src, diff_dst = _given(request)
     c = correlation(request.attributes, src, diff_dst, request.output, _weights_order(request, len(request.output)))
-    if winograd.suits_weights(c):
-        return winograd.weights_plan(c, request.element_type)
-    return weights_plan(c, request.element_type, (0, 1))
+    return _weights(c, request.element_type, (0, 1))
 
 
 def _transpose_backward_data(request: Request) -> Plan:
@@ -73,7 +75,7 @@ def _transpose_weights(roles: Roles, request: Request) -> Plan:
     src, diff_dst = _given(request)
     order = roles.order(request.attributes, "weights", len(request.output))
     c = correlation(request.attributes, diff_dst, src, request.output, order, transposed=True)
-    return weights_plan(c, request.element_type, (1, 0))
+    return _weights(c, request.element_type, (1, 0))
 
 
 KERNELS = (

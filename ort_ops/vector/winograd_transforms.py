@@ -1,11 +1,13 @@
-"""The transforms of Winograd's F(m×m, 3×3), as vector code: m×m cells of a convolution by 3×3, m = 2 or 4.
+"""The transforms of Winograd's F(m×m, k×k), as vector code: m×m cells of a convolution by k×k.
+
+m is 2 or 4 for k = 3, and 4 for k = 2.
 
     Y = Aᵀ · [ (G g Gᵀ) ⊙ (Bᵀ d B) ] · A
 
-d: (m+2)×(m+2) cells of the source, g: the kernel, Y: m×m cells. Two polynomials are multiplied by their values at
-m + 1 points pᵢ and at infinity: with fᵢ = Π_{j≠i} (pᵢ - pⱼ), the row i of Bᵀ holds the coefficients of
-Π_{j≠i} (x - pⱼ), its last one those of Π_j (x - pⱼ); that of G is pᵢ^k / fᵢ, its last one 0 0 1; that of A is pᵢ^k, its
-last one 0 … 0 1. Lanes of a register are neighbouring tiles, or channels of the weights. Source: Lavin, Gray, "Fast
+d: (m+k-1)×(m+k-1) cells of the source, g: the kernel, Y: m×m cells. Two polynomials are multiplied by their values
+at m + k - 2 points pᵢ and at infinity: with fᵢ = Π_{j≠i} (pᵢ - pⱼ), the row i of Bᵀ holds the coefficients of
+Π_{j≠i} (x - pⱼ), its last one those of Π_j (x - pⱼ); that of G is pᵢ^j / fᵢ, that of A is pᵢ^j, their last ones are
+0 … 0 1. Lanes of a register are neighbouring tiles, or channels of the weights. Source: Lavin, Gray, "Fast
 Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
 
@@ -25,32 +27,35 @@ Row = Sequence[float]
 
 
 class _Transform(NamedTuple):
-    """The matrices for tiles of m×m cells; rows 2i+1 and 2i+2 belong to two points p and -p."""
+    """The matrices for tiles of m×m cells; two rows each belong to points p and -p, behind a first one that is 0's."""
 
     size: int  # m
-    edge: int  # m + 2 cells of a row of the source, and values
+    taps: int  # k
+    edge: int  # m + k - 1 cells of a row of the source, and values
     source: list[Row]  # Bᵀ
     weights: list[Row]  # G
     gradient: list[Row]  # A
 
 
-def _transform(*points: Fraction) -> _Transform:
-    """For the point 0 and these, each with both signs."""
-    finite = [Fraction(0), *(sign * p for p in points for sign in (1, -1))]
-    size = len(finite) - 1
+def _transform(taps: int, *points: Fraction) -> _Transform:
+    """For these points, each with both signs."""
+    finite = [sign * p for p in points for sign in (1, -1)[: 2 if p else 1]]
+    edge = len(finite) + 1
+    size = edge + 1 - taps
 
     def polynomial(roots: list[Fraction]) -> Row:
         """The coefficients of Π (x - root), and zeros to as many as a tile has cells."""
         found = [float((-1) ** k * sum(prod(some) for some in combinations(roots, k))) for k in range(len(roots) + 1)]
-        return [*reversed(found), *[0.0] * (size + 1 - len(roots))]
+        return [*reversed(found), *[0.0] * (edge - 1 - len(roots))]
 
     others = [[q for q in finite if q != p] for p in finite]
     factors = [prod(p - q for q in rest) for p, rest in zip(finite, others, strict=True)]
     return _Transform(
         size,
-        edge=size + 2,
+        taps,
+        edge,
         source=[*map(polynomial, others), polynomial(finite)],
-        weights=[*([float(p**k / f) for k in range(3)] for p, f in zip(finite, factors, strict=True)), _unit(3)],
+        weights=[*([float(p**k / f) for k in range(taps)] for p, f in zip(finite, factors, strict=True)), _unit(taps)],
         gradient=[*([float(p**k) for k in range(size)] for p in finite), _unit(size)],
     )
 
@@ -60,9 +65,15 @@ def _unit(length: int) -> Row:
 
 
 # ¾ and 3/2: of points whose powers are exact in float32 those with the smallest rounding errors that were found, 2.4e-6
-# of the largest entry on 256 channels; with 1 and 2, as it is often written, 9e-6; of 2×2 cells 0.7e-6
-_TRANSFORMS = {2: _transform(Fraction(1)), 4: _transform(Fraction(3, 4), Fraction(3, 2))}
-MOST_ELEMENTS = max(t.edge**2 for t in _TRANSFORMS.values())  # products per tile
+# of the largest entry on 256 channels; with 1 and 2, as it is often written, 9e-6; of 2×2 cells 0.7e-6. Kernels of 2×2
+# have less on four times as many channels than those of 3×3 have: 2.0e-6 where these have 2.6e-6 (¼ and 3/2: 2.7e-6).
+_ALL = (
+    _transform(3, Fraction(0), Fraction(1)),
+    _transform(3, Fraction(0), Fraction(3, 4), Fraction(3, 2)),
+    _transform(2, Fraction(1, 2), Fraction(5, 4)),
+)
+_TRANSFORMS = {t.edge**2: t for t in _ALL}  # by the products per tile
+MOST_ELEMENTS = max(_TRANSFORMS)
 
 
 def _times(b: Block, coefficient: float, value: Value) -> Value:
@@ -91,8 +102,9 @@ def _sum(b: Block, row: Row, values: Sequence[Value]) -> Value | None:
 
 def _product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
     """matrix · values; of the rows of two points p and -p, even and odd powers are summed once."""
-    result = [_sum(b, matrix[0], values)]
-    for row, mirrored in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
+    zero = 1 - len(matrix) % 2
+    result = [_sum(b, row, values) for row in matrix[:zero]]
+    for row, mirrored in zip(matrix[zero:-1:2], matrix[zero + 1 : -1 : 2], strict=True):
         halves = [[(x + sign * y) / 2 for x, y in zip(row, mirrored, strict=True)] for sign in (1, -1)]
         even, odd = (_sum(b, half, values) for half in halves)
         result += [_plus(b, even, sign, odd) for sign in (1, -1)]
@@ -101,8 +113,9 @@ def _product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value
 
 def _adjoint_product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
     """matrixᵀ · values; the values at two points p and -p are added and subtracted once."""
-    terms = [(matrix[0], values[0])]
-    for i in range(1, len(matrix) - 1, 2):
+    zero = 1 - len(matrix) % 2
+    terms = [(row, values[0]) for row in matrix[:zero]]
+    for i in range(zero, len(matrix) - 1, 2):
         for sign, join in ((1, b.fadd), (-1, b.fsub)):
             half = [(x + sign * y) / 2 for x, y in zip(matrix[i], matrix[i + 1], strict=True)]
             terms.append((half, join(values[i], values[i + 1])))
@@ -177,8 +190,9 @@ def _values(b: Block, t: _Transform, lines: list[list[Value]], target: Value, st
     _store(b, [_product(b, t.source, line) for line in _turned(across)], target, (step, 1, t.edge))
 
 
-def _weights(b: Block, t: _Transform, source: Value, row: Value, target: Value, step: Value) -> None:
-    g = [[b.vector(_behind(b, source, row, 3 * i + j)) for i in range(3)] for j in range(3)]
+def _weights(b: Block, t: _Transform, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
+    at = [[_behind(b, _behind(b, source, row, i), cell, j) for i in range(t.taps)] for j in range(t.taps)]
+    g = [[b.vector(place) for place in column] for column in at]
     down = [_product(b, t.weights, column) for column in g]
     _store(b, [_product(b, t.weights, line) for line in _turned(down)], target, (step, t.edge, 1))
 
@@ -209,46 +223,46 @@ def _gradient(b: Block, t: _Transform, source: Value, row: Value, target: Value,
 
 def _kernel(b: Block, t: _Transform, source: Value, step: Value, target: Value, row: Value) -> None:
     down = [_adjoint_product(b, t.weights, column) for column in _sums(b, t, source, step)]
-    _store(b, [_adjoint_product(b, t.weights, line) for line in _turned(down)], target, (row, 3, 1))
+    _store(b, [_adjoint_product(b, t.weights, line) for line in _turned(down)], target, (row, t.taps, 1))
 
 
 def _whole(write: Callable[..., None]) -> Make:
-    """A function with what is written for tiles of the size that is its last argument."""
+    """A function with what is written for tiles of so many products, its last argument."""
 
     def make(function: ir.Function) -> None:
         entry, other = blocks(function, "entry other")
-        *arguments, size = function.args
-        switch = entry.switch(size, other.block)
+        *arguments, elements = function.args
+        switch = entry.switch(elements, other.block)
         other.ret_void()
-        for m, transform in _TRANSFORMS.items():
-            (b,) = blocks(function, f"size_{m}")
+        for n, transform in _TRANSFORMS.items():
+            (b,) = blocks(function, f"elements_{n}")
             write(b, transform, *arguments)
             b.ret_void()
-            switch.add_case(I64(m), b.block)
+            switch.add_case(I64(n), b.block)
 
     return make
 
 
 @routine(_whole(_source))
-def transform_source(source, row, further, edge, target, step, size):
-    """Bᵀ d B of a register full of tiles, each `size` cells after the one before.
+def transform_source(source, row, further, edge, target, step, elements):
+    """Bᵀ d B of a register full of tiles, each m cells after the one before.
 
-    source: the first of `size` rows of float32, `row` bytes apart; the next ones lie `further` bytes behind these, and
-    the cells that follow the first `size` of each tile `edge` bytes. Of each so many registers are read.
-    target: the first of (size + 2)² vectors, `step` bytes apart. All arguments are int64.
+    source: the first of m rows of float32, `row` bytes apart; the next ones lie `further` bytes behind these, and the
+    cells that follow the first m of each tile `edge` bytes. Of each so many registers are read.
+    target: the first of `elements` vectors, `step` bytes apart. All arguments are int64.
     """
 
 
 @routine(_whole(_weights))
-def transform_weights(source, row, target, step, size):
-    """G g Gᵀ of a register full of kernels: 9 vectors, `row` bytes apart, to (size + 2)², `step` apart."""
+def transform_weights(source, row, cell, target, step, elements):
+    """G g Gᵀ of a register full of kernels: k×k vectors, `row` and `cell` bytes apart, to `elements`, `step` apart."""
 
 
 @routine(_whole(_result))
-def transform_result(source, step, target, row, bias, size):
-    """Aᵀ m A of a register full of tiles, plus a number: `size` rows, `row` bytes apart, of so many registers each.
+def transform_result(source, step, target, row, bias, elements):
+    """Aᵀ u A of a register full of tiles, plus a number: m rows, `row` bytes apart, of so many registers each.
 
-    source: the first of (size + 2)² vectors, `step` bytes apart. bias: address of the number.
+    source: the first of `elements` vectors, `step` bytes apart. bias: address of the number.
     """
 
 
@@ -256,15 +270,15 @@ def transform_result(source, step, target, row, bias, size):
 
 
 @routine(_whole(_cells))
-def transform_cells(source, row, cell, target, step, size):
-    """Bᵀ d B of one tile of a register full of channels: (size + 2)² vectors, `row` and `cell` bytes apart."""
+def transform_cells(source, row, cell, target, step, elements):
+    """Bᵀ d B of one tile of a register full of channels: as many vectors, `row` and `cell` bytes apart."""
 
 
 @routine(_whole(_gradient))
-def transform_gradient(source, row, target, step, size):
-    """A dY Aᵀ of a register full of tiles: `size` rows, `row` bytes apart, of which so many registers are read."""
+def transform_gradient(source, row, target, step, elements):
+    """A dY Aᵀ of a register full of tiles: m rows, `row` bytes apart, of which so many registers are read."""
 
 
 @routine(_whole(_kernel))
-def transform_kernel(source, step, target, row, size):
-    """Gᵀ u G of a register full of kernels: (size + 2)² vectors, `step` bytes apart, to 9, `row` bytes apart."""
+def transform_kernel(source, step, target, row, elements):
+    """Gᵀ u G of a register full of kernels: `elements` vectors, `step` bytes apart, to k×k, `row` bytes apart."""

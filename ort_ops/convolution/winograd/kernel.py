@@ -5,7 +5,8 @@
 takes (m+2)² products per m×m cells and channel instead of 9m². The data gradient is the same with the kernel mirrored
 and pads of 2 - P. `in` is transformed into (m+2)² matrices (channels × tiles), each multiplied by one of the weights',
 for some tiles of output channels, and the products transformed back while they are in the caches. Taps along z are
-further terms of these products, tiles so many slices further on. `rows` says how tiles are numbered, dilated ones too.
+further terms of these products, tiles so many slices further on. `rows` says how tiles are numbered, dilated ones too,
+and what a stride of 2 is: kernels of 3×3 and 4×4 become four of 2×2, F(4×4, 2×2) with 25 products.
 
 One side is transformed for all threads, the other by the thread that needs it: the weights, and an item of work is some
 rows of tiles, or, where the weights are large, the images, and an item is a tile of output channels. What does not fit
@@ -62,46 +63,65 @@ class Winograd(TileRows):
     element: int = 0  # floats of such a matrix, an odd number of lines, as a tile is written to all of them
 
 
-_kernels = stack(9 * WIDE)
+_kernels = stack(16 * WIDE)
 _bias = stack(COLUMNS)
 
 
 @inner
 def _pack_tile(call, p, group, tile, target):
     """The transformed weights of one tile of channels: panels, for every tap and channel of `in` ROWS of `out`."""
-    kind, source = p.kind, call.inputs[1]
+    kind, source, (taps, edge, _) = p.kind, call.inputs[1], p.c.kernel
     w_out, (w_z, w_y, w_x) = p.c.w_d, p.c.w_kernel
+    tile, residue = _tile_of(p, tile)
     first = p.w_first + group * p.c.w_group + tile * ROWS * w_out
-    count, panel = min(ROWS, p.c.d - tile * ROWS), 4 * p.panel
-    kernels, lies_dense = _kernels(), kind == F32 and w_y == 3 * w_x and w_x * w_x == 1
-    clear(kernels, 0, 9 * WIDE)
-    for number in range(p.c.kernel[0] * p.c.s):
+    count, panel, cells = min(ROWS, p.c.d - tile * ROWS), 4 * p.panel, edge * edge
+    # A line of the kernel is `line` cells, as many of its cells lie together in their order as `run` says, if all do.
+    step = p.source_residues * p.out_residues
+    line, lies_dense = step * p.taps, kind == F32 and w_y == edge * w_x and w_x * w_x == 1
+    run = cells if line == edge else edge
+    kernels = _kernels()
+    clear(kernels, 0, 16 * WIDE)
+    for number in range(taps * p.c.s):
         c = number % p.c.s
         start = first + number // p.c.s * w_z + c * p.c.w_s
-        if w_out * w_out == 81:  # one kernel behind the other, but those of the next channel elsewhere
-            fetch(source + 4 * (start - 8 + _CHANNELS_AHEAD * p.c.w_s), 4 * (9 * ROWS + 8))
+        if w_out * w_out == cells * cells:  # one kernel behind the other, but those of the next channel elsewhere
+            fetch(source + 4 * (start - cells + 1 + _CHANNELS_AHEAD * p.c.w_s), 4 * (cells * (ROWS + 1) - 1))
         elif c % _CHANNELS_AHEAD == 0:
             for row in range(count):
-                fetch(source + 4 * (start + row * w_out + _CHANNELS_AHEAD * p.c.w_s), 36 * _CHANNELS_AHEAD)
+                fetch(source + 4 * (start + row * w_out + _CHANNELS_AHEAD * p.c.w_s), 4 * cells * _CHANNELS_AHEAD)
         for lane in range(0, count if lies_dense else 0, VECTOR):
-            rows, some = min(VECTOR, count - lane), start + lane * w_out
-            if w_x > 0:
-                turn_rows(kernels + 4 * lane, 4 * WIDE, source + 4 * some, 4 * w_out, rows, 9)
-            else:  # mirrored: the last cell comes first
-                last = kernels + 4 * (8 * WIDE + lane)
-                turn_rows(last, -4 * WIDE, source + 4 * (some - 8), 4 * w_out, rows, 9)
-        for i in range(0 if lies_dense else 9):
-            scatter_run(kind, kernels, i * WIDE, 1, source, start + i // 3 * w_y + i % 3 * w_x, w_out, count)
-        for part in range(WIDE // VECTOR):
-            # what a register holds beyond ROWS is overwritten by the next channel
-            at = 4 * VECTOR * part
-            transform_weights(kernels + at, 4 * WIDE, target + 4 * ROWS * number + at, panel, p.size)
+            rows = min(VECTOR, count - lane)
+            for i in range(0, cells, run):
+                at, some = (i // edge + p.front[1]) * line + p.front[2], start + lane * w_out + i * w_x
+                if w_x > 0:
+                    turn_rows(kernels + 4 * (at * WIDE + lane), 4 * WIDE, source + 4 * some, 4 * w_out, rows, run)
+                else:  # mirrored: the last cell comes first
+                    last = kernels + 4 * ((at + run - 1) * WIDE + lane)
+                    turn_rows(last, -4 * WIDE, source + 4 * (some - run + 1), 4 * w_out, rows, run)
+        for i in range(0 if lies_dense else cells):
+            at = (i // edge + p.front[1]) * line + i % edge + p.front[2]
+            scatter_run(kind, kernels, at * WIDE, 1, source, start + i // edge * w_y + i % edge * w_x, w_out, count)
+        for part in range(p.ins // p.c.s):
+            at = residue + part  # one of these is 0
+            at = at // step * line + at % step
+            place = target + 4 * ROWS * (number * p.ins // p.c.s + part)
+            for lane in range(0, WIDE, VECTOR):
+                # what a register holds beyond ROWS is overwritten by the next channel
+                start = kernels + 4 * (at * WIDE + lane)
+                transform_weights(start, 4 * step * line * WIDE, 4 * step * WIDE, place + 4 * lane, panel, p.elements)
 
 
 @inner
 def _tiles(p):
-    """Tiles of output channels."""
-    return (p.c.d + ROWS - 1) // ROWS
+    """Tiles of output channels, for each of all residues."""
+    return (p.c.d + ROWS - 1) // ROWS * p.out_residues * p.out_residues
+
+
+@inner
+def _tile_of(p, number):
+    """Which tile of output channels, and of which residue of the kernel, which is mirrored if there are several."""
+    residues = p.out_residues * p.out_residues
+    return number // residues, number % residues
 
 
 @inner
@@ -114,30 +134,31 @@ def _pack(call, p, unit, _scratch):
 
 
 @inner
-def _transform(p, data, channel, count, volume, first, last, rows, v):
-    """Bᵀ d B of the tiles of rows first … last - 1, `count` channels from `channel` on; columns of `v` are tiles.
+def _transform(p, data, group, begin, end, volume, first, last, rows, v):
+    """Bᵀ d B of the tiles of rows first … last - 1, of the channels begin … end - 1; columns of `v` are tiles.
 
     Tiles follow one another, those of several rows and phases: every row of the source is appended to one of `size`
     planes, and what lies `size` cells further on, which at the end of a run is not the next tile's, to one of others.
     """
-    columns, size, element, plane = p.columns, p.size, 4 * p.element, 4 * p.plane
-    piece, edge, dilation = size * p.run, size * plane, p.c.dilations[1]
-    for c in range(count):
+    size, further, plane, residues = p.size, p.taps - 1, 4 * p.plane, p.ins // p.c.s
+    piece, edge = size * p.run, size * plane
+    for c in range(begin, end):
+        channel, residue = group * p.c.s + c // residues, c % residues
         at = first
         while at < last:
             cell = first_cell(p, volume, at)
             lines = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
-            for i in range(size * lines + 2):
-                row, below = rows + i % size * plane + 4 * (i // size * size * p.tiles_x), (0, 0, i * dilation)
+            for i in range(size * lines + further):
+                row = rows + i % size * plane + 4 * (i // size * size * p.tiles_x)
                 for phase in range(p.c.dilations[2]):
-                    source_row(p, data, channel + c, cell + below, phase, row, piece + 2)
-                    copy_rows(row + edge, 0, row + 4 * size, 0, 1, piece + 2 - size)
+                    source_row(p, data, channel, residue, cell, i, phase, row, piece + further)
+                    copy_rows(row + edge, 0, row + 4 * size, 0, 1, piece + further - size)
                     row += 4 * piece
-            target = v + 4 * (c * columns + (at - first) * p.tiles_x)
+            target = v + 4 * ((c - begin) * p.columns + (at - first) * p.tiles_x)
             for x in range(0, lines * p.tiles_x, VECTOR):
                 # lanes beyond these tiles are overwritten by the next ones
-                source = rows + 4 * size * x
-                transform_source(source, plane, 4 * size * p.tiles_x, edge, target + 4 * x, element, size)
+                source, to = rows + 4 * size * x, target + 4 * x
+                transform_source(source, plane, 4 * size * p.tiles_x, edge, to, 4 * p.element, p.elements)
             at += lines
 
 
@@ -151,12 +172,11 @@ def _item(call, p, item, scratch):
     group, part = call.group + number, call.part
     if group >= p.c.groups:
         return
-    channels = p.c.s
     first, last = item * rows_of // p.bands, (item + 1) * rows_of // p.bands
     rows = scratch + 4 * p.head
     v = rows + 8 * p.size * p.plane
     v = (v + 63) // 64 * 64
-    _transform(p, call.inputs[0], group * channels, channels, volume, first, last + p.reach, rows, v)
+    _transform(p, call.inputs[0], group, 0, p.ins, volume, first, last + p.reach, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
     begin, end = part + split * here // splits, part + (split + 1) * here // splits
     packed = call.shared + 4 * p.elements * panels * p.panel
@@ -167,14 +187,13 @@ def _item(call, p, item, scratch):
 @inner
 def _source_item(call, p, item, scratch):
     """Images shared: one channel of the round."""
-    channels = p.c.s
-    number, c = item // channels, item % channels
+    number, c = item // p.ins, item % p.ins
     group, first = call.group + number, call.part
     if group >= p.c.groups:
         return
     last = min(first + p.round_rows, row_count(p))
     v = call.shared + 4 * (number * p.elements * p.element + c * p.columns)
-    _transform(p, call.inputs[0], group * channels + c, 1, 0, first, last, scratch + 4 * p.head, v)
+    _transform(p, call.inputs[0], group, c, c + 1, 0, first, last, scratch + 4 * p.head, v)
 
 
 @inner
@@ -216,20 +235,21 @@ def _products(p, begin, end, packed, v, kept, place, tiles, scratch):
     rows_apart(table, 4)
     segments = one_segment(table)[0], taps
     for tap in range(taps):
-        store_i64(segments[0], 2 * tap, 4 * tap * p.c.s * ROWS)
+        store_i64(segments[0], 2 * tap, 4 * tap * p.ins * ROWS)
         store_i64(segments[0], 2 * tap + 1, 4 * tap * p.tap * p.tiles_x)
     for e in range(p.elements):
         b = (v + 4 * (e * p.element + place), 4 * p.columns)
         for m in range(begin, end):
             c = kept + 4 * ((m - begin) * p.elements + e) * _GAP, 4 * COLUMNS
             a = (packed + (m * p.elements + e) * panel, table, 4 * ROWS)
-            multiply(min(ROWS, p.c.d - m * ROWS), tiles, c, a, b, segments, p.c.s, 0)
+            multiply(min(ROWS, p.c.d - _tile_of(p, m)[0] * ROWS), tiles, c, a, b, segments, p.ins, 0)
 
 
 @inner
 def _results(call, p, group, tile, block, volume, first, place, tiles, scratch):
     """Transformed back and written: the output channels of a tile."""
-    outs, size = p.c.d, p.size
+    outs, size, (tile, residue) = p.c.d, p.size, _tile_of(p, tile)
+    residue = p.out_residues * p.out_residues - 1 - residue
     bias, values = bias_address(call, p), _bias()
     count = min(ROWS, outs - tile * ROWS)
     bias_of(p.kind, bias, group * outs + tile * ROWS, count, values)
@@ -237,8 +257,8 @@ def _results(call, p, group, tile, block, volume, first, place, tiles, scratch):
         for part in range(1 if tiles <= VECTOR else 2):
             at = block + 4 * (COLUMNS * i + VECTOR * part)
             target = _finished(p, scratch, i) + 4 * size * VECTOR * part
-            transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, size)
-    _write(p, call.output, group * outs + tile * ROWS, volume, first, place, tiles, count, scratch)
+            transform_result(at, 4 * _GAP, target, 4 * size * COLUMNS, values + 4 * i, p.elements)
+    _write(p, call.output, group * outs + tile * ROWS, residue, volume, first, place, tiles, count, scratch)
 
 
 @inner
@@ -248,23 +268,27 @@ def _finished(p, scratch, channel):
 
 
 @inner
-def _write(p, out, channel, volume, first, place, tiles, count, scratch):
+def _write(p, out, channel, residue, volume, first, place, tiles, count, scratch):
     """A block of tiles, row by row of the image."""
-    kind, size, tiles_x, runs = p.kind, p.size, p.tiles_x, p.run
-    destination, (_, length_y, length_x), (_, step_y, step_x) = p.c.destination, p.c.out_length, p.c.dilations
+    kind, size, tiles_x, runs, destination = p.kind, p.size, p.tiles_x, p.run, p.c.destination
+    (_, length_y, length_x), (_, step_y, step_x), (_, shift_y, shift_x) = p.c.out_length, p.out_step, p.shift
+    residue_y, residue_x = residue // p.out_residues, residue % p.out_residues
     done = 0
     while done < tiles:
         row, x = first + (place + done) // tiles_x, (place + done) % tiles_x
         phase, x = x // runs, x % runs
         run = min(tiles - done, runs - x)
-        n, z, y = first_cell(p, volume, row)
-        z, y, x = z + p.c.pads[0], y + p.c.pads[1], phase + step_x * size * x
-        width = min(size * run, (length_x - x + step_x - 1) // step_x)
+        n, z, y, cell = first_cell(p, volume, row)
+        z, y = z + p.c.pads[0], y + residue_y - shift_y + step_y * cell
+        x = phase + residue_x - shift_x + step_x * size * x
+        before = int(x < 0)  # the cell that lies there
+        width = min(size * run, (length_x - x + step_x - 1) // step_x) - before
         for i in range(count):
             line = _finished(p, scratch, i)
-            for j in range(min(size, (length_y - y + step_y - 1) // step_y)):
-                at = image_of(destination, n, channel + i) + dot((z, y + j * step_y, x), destination.cells)
-                write_run(kind, out, at, step_x, line, size * (COLUMNS * j + done), width)
+            for j in range(int(y < 0), min(size, (length_y - y + step_y - 1) // step_y)):
+                to = z, y + j * step_y, x + before * step_x
+                at = image_of(destination, n, channel + i) + dot(to, destination.cells)
+                write_run(kind, out, at, step_x, line, size * (COLUMNS * j + done) + before, width)
         done += run
 
 

@@ -4,12 +4,15 @@ A kernel's taps along z sum slices of one volume; where there is one tap, the im
 makes of an image so many interleaved ones, its phases: the rows of a slice are those of its phases along y, one phase
 after the other, and in a row its phases along x lie one after the other. A volume may be cut into strips, each with all
 slices and some rows of every phase, which are volumes then.
+
+A stride of 2 makes of an image four, its residues, each with every other of the kernel's taps. What is read of all of
+them is summed: they are further channels. What is written is apart: further output channels.
 """
 
 from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.vector.boxes import copy_line
@@ -22,7 +25,15 @@ class TileRows(Record):
     kind: int
     c: Correlation
     size: int  # cells of a tile along either axis
+    taps: int  # of a tile's kernel along either axis
     elements: int  # products per tile
+    front: Triple  # zeros in front of a kernel, so that every residue has so many taps
+    source_step: Triple  # from cell to cell of a tile
+    out_step: Triple
+    source_residues: int  # along either axis
+    out_residues: int
+    shift: Triple  # how many cells the first tile begins before the destination
+    ins: int  # channels of the source, of all its residues
     strips: int  # of a volume
     tiles_y: int  # rows of a strip's tiles, of one phase
     tiles_x: int  # tiles of a row
@@ -41,29 +52,32 @@ def row_count(p):
 
 @inner
 def first_cell(p, volume, row):
-    """The image of a row of tiles, and the source's slice and row where its tiles start, in the first tap."""
-    phases, size = p.c.dilations[1], p.size
-    tile, row = row % p.tiles_y, row // p.tiles_y
-    y = row % phases + phases * size * (volume % p.strips * p.tiles_y + tile)
-    return volume // p.strips, row // phases - p.c.pads[0], y - p.c.pads[1]
+    """Of a row of tiles: the image, the source's slice in the first tap, the phase, and the cell in it."""
+    phases, tile, row = p.c.dilations[1], row % p.tiles_y, row // p.tiles_y
+    cell = p.size * (volume % p.strips * p.tiles_y + tile)
+    return volume // p.strips, row // phases - p.c.pads[0], row % phases, cell
 
 
 @inner
-def source_row(p, data, channel, cell, phase, row, count):
-    """`count` cells of a phase of a row of the source, from its pads on; cell: image, slice and row."""
-    _row(p, data, p.c.source, channel, cell, phase - p.c.pads[2], row, count, p.c.source_length)
+def source_row(p, data, channel, residue, first, i, phase, row, count):
+    """`count` cells, from its pads on, of a phase of the row that lies i cells behind the first one of tiles."""
+    (n, z, y, cell), residues = first, p.source_residues
+    y += residue // residues + p.source_step[1] * (cell + i) - p.c.pads[1]
+    x, step = phase + residue % residues - p.c.pads[2], p.source_step[2]
+    _row(p, data, p.c.source, (n, z, y), channel, x, step, row, count, p.c.source_length)
 
 
 @inner
-def destination_row(p, data, channel, cell, phase, row, count):
-    """The same of the destination; `cell` is that of the source in the first tap."""
-    cell += (0, p.c.pads[0], p.c.pads[1])
-    _row(p, data, p.c.destination, channel, cell, phase, row, count, p.c.out_length)
+def destination_row(p, data, channel, first, i, phase, row, count):
+    """The same of a destination that has no residues."""
+    n, z, y, cell = first
+    place = n, z + p.c.pads[0], y + p.out_step[1] * (cell + i)
+    _row(p, data, p.c.destination, place, channel, phase, p.out_step[2], row, count, p.c.out_length)
 
 
 @inner
-def _row(p, data, tensor, channel, cell, x, row, count, length):
-    step, (n, z, y), (stride_z, stride_y, stride_x) = p.c.dilations[2], cell, tensor.cells
+def _row(p, data, tensor, place, channel, x, step, row, count, length):
+    (n, z, y), (stride_z, stride_y, stride_x) = place, tensor.cells
     of, strides = x % step, (stride_z, stride_y, step * stride_x)
     ends = length[0], length[1], (length[2] - of + step - 1) // step
     first = image_of(tensor, n, channel) + of * stride_x

@@ -1,8 +1,8 @@
-"""Weight gradients of convolutions by 3×3 or k×3×3 with stride 1, channels first, by Winograd's tiles, compiled.
+"""Weight gradients of what `winograd.kernel` computes, compiled.
 
     dw[d, s] = Gᵀ · [ Σ_tiles (A dY[d] Aᵀ) ⊙ (Bᵀ x[s] B) ] · G
 
-the adjoint of `winograd.kernel`: (m+2)² products (destination channels × tiles) · (tiles × source channels), for each
+the adjoint of `winograd.kernel`: as many products (destination channels × tiles) · (tiles × source channels), for each
 tap along z with tiles of the source so many slices further on. The tiles are cut into parts, as many as the shape says;
 the products of a part are summed from band to band, and the parts are added up in order, so that threads change
 nothing. An item of work is a part and some of the destination's channels.
@@ -32,8 +32,10 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
 
 @dataclass(frozen=True, kw_only=True)
 class WinogradWeights(TileRows):
-    """The numbers of a plan. Source and destination are inputs 0 and 1."""
+    """The numbers of a plan."""
 
+    inputs: tuple[int, int]  # source and destination
+    channels: int  # of a residue of the source, in whole registers; `ins` is that of all
     pitch: int = 0  # floats of a row of the source
     piece: int = 0  # those of one phase
     head: int = 0  # floats of rows that are transformed or turned together
@@ -59,22 +61,23 @@ _sums = stack((MOST_ELEMENTS + 9) * VECTOR)
 def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v):
     """Bᵀ x B of the tiles of some rows: v[e][panel][tile][channel], `s_columns` channels from `channel` on."""
     pitch, size, columns, element = p.pitch, p.size, p.s_columns, 4 * p.s_element
-    channels, start = min(p.c.s - channel, columns), group * p.c.s + channel
+    channels = min(p.ins - channel, columns)
     at = first
     while at < last:
         cell = first_cell(p, volume, at)
         count = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
         for c in range(0, channels, VECTOR):
-            for i in range(size * count + 2):
-                below = 0, 0, i * p.c.dilations[1]
+            residue, start = (channel + c) // p.channels, (channel + c) % p.channels
+            for i in range(size * count + p.taps - 1):
                 for phase in range(p.c.dilations[2]):
                     for lane in range(VECTOR):
                         row = rows + 4 * (lane * pitch + phase * p.piece)
-                        if c + lane < channels:
-                            source_row(p, data, start + c + lane, cell + below, phase, row, p.piece)
+                        if start + lane < p.c.s:
+                            at_channel = group * p.c.s + start + lane
+                            source_row(p, data, at_channel, residue, cell, i, phase, row, p.piece)
                         else:
                             clear(row, 0, p.piece)
-                    for x in range(phase * p.piece, phase * p.piece + size * p.run + 2, VECTOR):
+                    for x in range(phase * p.piece, phase * p.piece + size * p.run + p.taps - 1, VECTOR):
                         target = turned + 4 * ((i * pitch + x) * columns + c)
                         transpose_tile(target, 4 * columns, rows + 4 * x, 4 * pitch)
         for i in range(count):
@@ -84,7 +87,7 @@ def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v)
                 target = v + 4 * ((at + i - first) * p.tiles_x + x) * COLUMNS
                 for c in range(0, channels, VECTOR):
                     to = target + 4 * (c // COLUMNS * p.s_panel + c % COLUMNS)
-                    transform_cells(source + 4 * c, 4 * pitch * columns, 4 * columns, to, element, size)
+                    transform_cells(source + 4 * c, 4 * pitch * columns, 4 * columns, to, element, p.elements)
         at += count
 
 
@@ -96,13 +99,12 @@ def _gradient_tiles(p, data, channel, count, volume, first, last, rows, u):
         for at in range(first, last):
             cell, row = first_cell(p, volume, at), rows + 4 * (at - first) * size * p.tiles_x
             for line in range(size):
-                below = 0, 0, line * p.c.dilations[1]
                 for phase in range(p.c.dilations[2]):
                     to = row + line * plane + 4 * phase * piece
-                    destination_row(p, data, channel + i, cell + below, phase, to, piece)
+                    destination_row(p, data, channel + i, cell, line, phase, to, piece)
         for x in range(0, (last - first) * p.tiles_x, VECTOR):
             # lanes beyond these tiles are overwritten by the next channel
-            transform_gradient(rows + 4 * size * x, plane, u + 4 * (i * columns + x), element, size)
+            transform_gradient(rows + 4 * size * x, plane, u + 4 * (i * columns + x), element, p.elements)
 
 
 @inner
@@ -122,12 +124,12 @@ def _item(call, p, item, scratch):
     tiles_x, pitch = p.tiles_x, p.pitch
     rows = scratch
     turned = rows + 4 * p.head
-    v = turned + 4 * (p.size * p.lines + 2) * pitch * columns
+    v = turned + 4 * (p.size * p.lines + p.taps - 1) * pitch * columns
     u = v + 4 * p.elements * p.s_element
-    channels = p.c.s
+    channels = p.ins
     d_columns, u_rows = p.d_columns, p.u_rows
     sums = call.shared + 4 * (part * groups + number) * taps * p.elements * u_rows * columns
-    source, dest = call.inputs[0], call.inputs[1]
+    source, dest = call.inputs[p.inputs[0]], call.inputs[p.inputs[1]]
     table = _tables()
     rows_apart(table, 4 * p.d_columns)
     at = first
@@ -159,7 +161,7 @@ def _multiply(p, sums, channels, left, table, rows, right, tiles, add):
 @inner
 def _reduce(call, p, unit, _scratch):
     """Add the parts up for one destination channel, transform back, write."""
-    d, s, groups, columns = p.c.d, p.c.s, p.round_groups, p.s_columns
+    d, groups, columns = p.c.d, p.round_groups, p.s_columns
     number, row = unit // p.u_rows, unit % p.u_rows
     group, m = call.group + number, call.part * ROWS + row
     if group >= p.c.groups or m >= d:
@@ -167,7 +169,7 @@ def _reduce(call, p, unit, _scratch):
     element, taps = p.u_rows * columns, p.c.kernel[0]
     total, out = _sums(), call.output
     lines = total + 4 * p.elements * VECTOR
-    for c in range(0, s, VECTOR):
+    for c in range(0, p.ins, VECTOR):
         for tap in range(taps):
             clear(total, 0, p.elements * VECTOR)
             for part in range(p.parts):
@@ -180,13 +182,17 @@ def _reduce(call, p, unit, _scratch):
 @inner
 def _write(p, out, group, m, c, tap, source, step, lines):
     """The weights of a destination's channel and a vector of the source's from the elements, `step` bytes apart."""
-    transform_kernel(source, step, lines, 4 * VECTOR, p.size)
+    transform_kernel(source, step, lines, 4 * VECTOR, p.elements)
+    residue, c, stride, taps = c // p.channels, c % p.channels, p.source_residues, p.taps
     start = (group * p.c.d + m) * p.c.w_d + c * p.c.w_s
     count = min(VECTOR, p.c.s - c)
-    for i in range(3):
-        for j in range(3):
-            to = start + dot((tap, i, j), p.c.w_kernel)
-            write_run(p.kind, out, to, p.c.w_s, lines, (3 * i + j) * VECTOR, count)
+    _, front_y, front_x = p.front
+    for i in range(taps):
+        for j in range(taps):
+            y, x = stride * i + residue // stride - front_y, stride * j + residue % stride - front_x
+            if 0 <= y < p.c.kernel[1] and 0 <= x < p.c.kernel[2]:
+                to = start + dot((tap, y, x), p.c.w_kernel)
+                write_run(p.kind, out, to, p.c.w_s, lines, (taps * i + j) * VECTOR, count)
 
 
 @inner
@@ -199,7 +205,7 @@ def _source_item(call, p, item, scratch):
     if group >= p.c.groups:
         return
     v = call.shared + 4 * (number * p.elements * p.s_element + first * p.tiles_x * COLUMNS)
-    source = call.inputs[0]
+    source = call.inputs[p.inputs[0]]
     turned = scratch + 4 * p.head
     _source_tiles(p, source, group, call.part, 0, first, last, scratch, turned, v)
 
@@ -214,8 +220,8 @@ def _tile_item(call, p, item, scratch):
     if group >= p.c.groups:
         return
     tiles_x, band = p.tiles_x, p.band
-    dest, out = call.inputs[1], call.output
-    channels = min(columns, p.c.s - c0)
+    dest, out = call.inputs[p.inputs[1]], call.output
+    channels = min(columns, p.ins - c0)
     rows = scratch
     lines = rows + 4 * p.head
     sums = lines + 4 * 9 * VECTOR

@@ -40,6 +40,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
     monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
+    monkeypatch.setattr(winograd_plan, "STRIDED_SHARE", 9)
 
 
 # batch, groups, channels of source and destination per group, lengths, pads
@@ -72,12 +73,35 @@ WIDER = [
 ]
 
 
+# strides of 2: pads at either end, of which the parity decides where zeros go, and the kernel's length
+STRIDED = [
+    (2, 1, 16, 33, (16, 32), (1, 1), 3, (1, 1)),
+    (3, 1, 40, 17, (15, 24), (0, 1), 3, (1, 2)),
+    (1, 2, 16, 19, (31, 17), (2, 0), 3, (1, 0)),
+    (2, 1, 35, 16, (16, 33), (1, 1), 4, (1, 1)),
+    (1, 2, 17, 30, (14, 15), (0, 3), 4, (3, 0)),
+    (2, 1, 130, 150, (9, 8), (2, 1), 4, (1, 2)),
+    (2, 1, 16, 17, (3, 32, 32), (1, 1, 0), 3, (0, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads", "edge", "pads_end"), STRIDED)
+def test_strides_of_two(
+    rng, batch: int, groups: int, s: int, d: int, lengths, pads, edge: int, pads_end, dtype: str
+) -> None:
+    strides = (1, 2, 2)[-len(lengths) :]
+    given = {"groups": groups, "pads_begin": pads, "pads_end": pads_end, "strides": strides}
+    kernel = [2, edge, edge][-len(lengths) :]
+    compare(rng, 4, dtype, (batch, groups, s, d), lengths, kernel, dilations=(1,) * len(lengths), **given)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads"), CASES)
 def test_against_the_reference(
     rng, size: int, batch: int, groups: int, s: int, d: int, lengths, pads, dtype: str
 ) -> None:
-    compare(rng, size, dtype, (batch, groups, s, d), lengths, groups=groups, pads_begin=pads, pads_end=pads)
+    compare(rng, size, dtype, (batch, groups, s, d), lengths, [3, 3], groups=groups, pads_begin=pads, pads_end=pads)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -87,13 +111,12 @@ def test_slices_and_phases(
 ) -> None:
     """Taps along z; dilated rows and columns, whose phases differ in length and pads."""
     given = {"groups": groups, "pads_begin": pads, "pads_end": pads_end, "dilations": dilations}
-    compare(rng, size, dtype, (batch, groups, s, d), lengths, taps, **given)
+    compare(rng, size, dtype, (batch, groups, s, d), lengths, [taps, 3, 3][-len(lengths) :], **given)
 
 
-def compare(rng, size: int, dtype: str, channels: tuple[int, ...], lengths, taps: int = 1, **changes: Any) -> None:
+def compare(rng, size: int, dtype: str, channels: tuple[int, ...], lengths, kernel: list[int], **changes: Any) -> None:
     """Numbers that are exact in every type, and so are their sums; the answer is rounded once."""
     batch, groups, s, d = channels
-    kernel = (taps, 3, 3)[-len(lengths) :]
     shapes = (batch, groups * s, *lengths), (groups * d, s, *kernel)
     x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in shapes)
     attrs = attributes(**{name: list(v) if isinstance(v, tuple) else v for name, v in changes.items()})
@@ -122,6 +145,7 @@ def compare(rng, size: int, dtype: str, channels: tuple[int, ...], lengths, taps
             attrs | {"weights_format": "XIO"},
             [x, dy, np.array([*kernel, s, groups * d], np.int32)],
         ),
+        ("ConvTransposeBackwardWeights", transposed | {"weights_shape": list(w.shape)}, [dy, x]),
     ]
     for op, given, inputs in calls:
         expected = evaluate(op, given, inputs, dtype).astype(f32)
