@@ -21,9 +21,12 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     """
     nodes = model.graph.node
     maker = next((node for node in nodes if loss in node.output), None)
-    if maker is None or maker.op_type not in _MEANS or maker.domain or not maker.name:
+    if maker is None or maker.op_type not in _MEANS or maker.domain:
         return None
-    prefix = f"{maker.name}_grad/"
+    name = maker.name or loss  # which what its rule emits is named after
+    if sum(name in (node.name, *node.output) for node in nodes) > 1:
+        return None
+    prefix = f"{name}_grad/"
     found = [n for n, node in enumerate(nodes) if node.op_type == "Div" and node.name.startswith(prefix)]
     if len(found) != 1:
         return None

@@ -1,0 +1,68 @@
+"""The divisor of the whole batch: which losses have one, and that a share of the gradient comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, parser
+
+import onnx_backprop as ob
+from onnx_backprop.distributed.divisor import divide_by_all
+
+losses = ob.losses
+
+
+def model(nodes: str, outputs: str = "float[N,4] y") -> ModelProto:
+    return parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N,3] x) => ({outputs}) <float[3,4] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{ {nodes} }}""")
+
+
+def plain() -> ModelProto:
+    return model("y = MatMul(x, w)")
+
+
+def own() -> ModelProto:
+    """With a loss of its own, whose node has no name."""
+    return model("y = MatMul(x, w) s = Mul(y, y) own = ReduceMean<keepdims = 0>(s)", "float own")
+
+
+@pytest.mark.parametrize(
+    ("made", "loss", "target"),
+    [
+        (plain, "mse", "target"),
+        (plain, "bce_with_logits", "target"),
+        (plain, "softmax_cross_entropy", "labels"),
+        (plain, losses.SoftmaxCrossEntropy(ignore_index=1, weight=[1, 2, 3, 4]), "labels"),
+        (own, None, ""),
+    ],
+)
+def test_a_share_of_the_gradient(rng, made: Any, loss: Any, target: str) -> None:
+    graph = ob.training_graph(made(), loss=loss)
+    feeds: dict[str, np.ndarray] = {"x": rng.standard_normal((5, 3), np.float32)}
+    if target:
+        feeds[target] = np.array([0, 1, 2, 3, 0]) if target == "labels" else rng.random((5, 4), np.float32)
+    name = graph.parameters["w"]
+    (whole,) = ob.session(graph.model).run([name], feeds)
+    scale = divide_by_all(graph.model, graph.loss)
+    assert scale is not None
+    (part,) = ob.session(graph.model).run([name], feeds | {scale: np.array(2.5)})
+    np.testing.assert_allclose(np.asarray(part), np.asarray(whole) / 2.5, rtol=2e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("made", "loss"),
+    [(plain, losses.MSE(reduction="sum")), (plain, losses.SoftmaxCrossEntropy(label_smoothing=0.1)), (own, None)],
+    ids=["a sum", "two terms", "nodes of one name"],
+)
+def test_others_stay_as_they_are(made: Any, loss: Any) -> None:
+    graph = ob.training_graph(made(), loss=loss)
+    if loss is None:
+        for node in graph.model.graph.node:
+            if graph.loss in node.output:
+                graph.model.graph.node[0].name = node.name = graph.loss
+    before = graph.model.SerializeToString()
+    assert divide_by_all(graph.model, graph.loss) is None
+    assert graph.model.SerializeToString() == before
