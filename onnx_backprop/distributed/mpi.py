@@ -114,7 +114,11 @@ def _end_with_launcher() -> None:
 
 
 def _end_without_destructors() -> None:
-    """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing: an extension module would crash there."""
+    """Let C's `exit`, by which MPICH ends ranks inside a call, run nothing but what is registered from here on.
+
+    The destructors of an extension module would crash there. MPI must not have begun: at a regular end MPICH takes its
+    leave of the launcher in `exit`, and a launcher ends the ranks of which one has gone without that.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "on_exit"):  # glibc
         with suppress(ImportError):  # what was registered last runs first, and this is what crashes
@@ -139,6 +143,7 @@ def world(environment: Mapping[str, str] = os.environ) -> Communicator:
     expected = next((int(environment[name]) for name in _SIZES if environment.get(name, "").isdecimal()), 1)
     if expected == 1:
         return ALONE
+    _end_without_destructors()
     with _Patience(_patience(environment, expected), expected):
         try:
             from mpi4py import MPI
@@ -154,7 +159,6 @@ def world(environment: Mapping[str, str] = os.environ) -> Communicator:
                 "with the mpiexec of this library, or under Slurm with srun --mpi=pmix"
             )
         MPI.COMM_WORLD.Barrier()
-    _end_without_destructors()
     return Mpi(MPI.COMM_WORLD.Dup())
 
 

@@ -51,3 +51,20 @@ def test_sums_beside_the_backward_pass_and_divided_updates() -> None:
 def test_what_ends_one_rank_ends_all(tmp_path: Path) -> None:
     """Within seconds, with one line that names the rank."""
     check_ended(tmp_path, "raise", 1)
+
+
+LATE = """
+import time
+from onnx_backprop.distributed.mpi import world
+if world().rank:
+    from mpi4py import MPI
+    MPI.Finalize()
+    time.sleep(1.5)
+    print("the late rank has ended by itself")
+"""
+
+
+def test_a_rank_that_ends_first_ends_no_other() -> None:
+    """MPICH's launcher kills all ranks when one goes without its leave, which is taken in C's exit."""
+    out, _ = finished(on_ranks(2, "-c", LATE))
+    assert "by itself" in out
