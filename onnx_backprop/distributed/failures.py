@@ -12,7 +12,7 @@ from types import TracebackType
 from onnx_backprop.distributed.communicator import Communicator
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 
-_AFTER = 3.0  # seconds that others leave to rank 0, which says once what all have met: on a loaded machine it takes some
+_AFTER = 3.0  # seconds that others leave to rank 0, which says once what all have met, and to its launcher
 
 
 @contextmanager
