@@ -29,7 +29,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_o
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import nth, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
-from onnx_backprop.ort_ops.vector.registers import copy_rows, copy_run, fetch
+from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
 _SPAN = 2 * VECTOR  # cells of a kernel that are turned together
@@ -75,8 +75,7 @@ def _pack(call, p, unit, _scratch):
                 turn_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
             for tap in range(taps):
                 place, to = tap_of(p, phase, tap).weight - low, target + 4 * (tap * channels + c) * width
-                for i in range(some):
-                    copy_run(to + 4 * i * width, turned + 4 * _PITCH * (place + i * w_s), width)
+                _copy_channels(to, width, turned + 4 * _PITCH * place, _PITCH * w_s, some, channels - c, width)
         return
     if count < width:
         clear(target, 0, taps * channels * width)
@@ -89,11 +88,24 @@ def _pack(call, p, unit, _scratch):
                 at = call.inputs[1] + 4 * place
                 for i in range(_AHEAD, _AHEAD + some):
                     fetch(at + 4 * i * w_s, 4 * count)
-                copy_rows(target + 4 * number, 4 * width, at, 4 * w_s, some, count)
+                _copy_channels(target + 4 * number, width, at, w_s, some, channels - c, count)
             else:
                 for i in range(some):
                     at = place + i * w_s
                     scatter_run(kind, target, number + i * width, 1, call.inputs[1], at, w_out, count)
+
+
+@inner
+def _copy_channels(target, width, source, step, some, left, count):
+    """`count` <= width numbers of some channels, of the `left` last ones of a tap, `width` and `step` apart.
+
+    Whole vectors where the channel behind overwrites what is too much of them, and has as much to be read: AMD's masked
+    stores are slow.
+    """
+    vectors = (width + VECTOR - 1) // VECTOR * VECTOR
+    rows = min(some, left - 1) if count == width and step >= vectors else 0
+    copy_rows(target, 4 * width, source, 4 * step, rows, vectors)
+    copy_rows(target + 4 * rows * width, 4 * width, source + 4 * rows * step, 4 * step, some - rows, count)
 
 
 @inner

@@ -34,15 +34,20 @@ from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
+_SHORT = 64  # cells of a run whose beginning costs little beside it
 TOGETHER = 8  # channels whose weights are finished together, as those lie behind one another
 _square = stack(VECTOR * VECTOR // 2)
 
 
 @inner
 def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
-    """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be."""
+    """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be.
+
+    Also where a tap is all that the kernel has and runs of cells are short: those of a copy are one run.
+    """
     kind = p.kind
-    if kind == F32 and within(low, size, length) and 4 * channel % _PAGE != 0:
+    short = p.taps == 1 and _run(size, stride, stride)[0] < min(_SHORT, volume(size))
+    if kind == F32 and within(low, size, length) and 4 * channel % _PAGE != 0 and not short:
         return data + 4 * (first + dot(low, stride)), channel, stride
     if p.c.last:
         copy_box_cells(kind, copy, channels, data, first, channels, stride, low, size, length)
@@ -81,13 +86,25 @@ def _shift(p, tap, stride):
 
 
 @inner
-def _segments(size, a_stride, a_step, b_stride, b_step, table):
-    """The rows of cells of a band: where each starts in either operand."""
-    for z in range(size[0]):
-        for y in range(size[1]):
-            entry = 2 * (z * size[1] + y)
-            store_i64(table, entry, 4 * dot((z, y, 0) * a_step, a_stride))
-            store_i64(table, entry + 1, 4 * dot((z, y, 0) * b_step, b_stride))
+def _run(size, a, b):
+    """Of cells so far apart along the axes in two operands: (how many follow one another in both, planes, rows)."""
+    if a[1] != size[2] * a[2] or b[1] != size[2] * b[2]:
+        return size[2], size[0], size[1]
+    if a[0] != size[1] * a[1] or b[0] != size[1] * b[1]:
+        return size[1] * size[2], size[0], 1
+    return volume(size), 1, 1
+
+
+@inner
+def _segments(size, a, b, table):
+    """The runs of cells of a band, where each starts in either operand: ((table, how many), cells of each)."""
+    length, planes, rows = _run(size, a, b)
+    for z in range(planes):
+        for y in range(rows):
+            entry = 2 * (z * rows + y)
+            store_i64(table, entry, 4 * dot((z, y, 0), a))
+            store_i64(table, entry + 1, 4 * dot((z, y, 0), b))
+    return (table, planes * rows), length
 
 
 @inner
@@ -144,8 +161,6 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     rows = scratch
     table = rows + 8 * (count + ROWS)
     copies = (table + 16 * size[0] * size[1] + 63) & -64
-    every = (1, 1, 1)
-    lines = size[0] * size[1]
     if swapped:
         b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, copies)
         copies += 4 * volume(x_size) * columns
@@ -154,11 +169,11 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         for row in range(count):
             store_i64(rows, row, 4 * row * channel)
         _repeat_last(rows, count)
-        _segments(size, a_stride, every, b_stride, step, table)
+        segments, run = _segments(size, a_stride, step * b_stride, table)
         for t in range(taps):
             right = b + 4 * _shift(p, t, b_stride), 4 * step[2] * b_stride[2]
             target = c + 4 * t * columns, 4 * per_row
-            _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, (table, lines), size[2], add)
+            _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, segments, run, add)
         return
     b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, copies)
     copies += 4 * volume(size) * columns
@@ -166,9 +181,9 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, copies)
     _tile_rows(p, channel, a_stride, count, rows)
     _repeat_last(rows, count)
-    _segments(size, a_stride, step, b_stride, every, table)
+    segments, run = _segments(size, step * a_stride, b_stride, table)
     left, right = (a, rows, 4 * step[2] * a_stride[2]), (b, 4 * b_stride[2])
-    _product((c, 4 * per_row), count, columns, left, right, (table, lines), size[2], add)
+    _product((c, 4 * per_row), count, columns, left, right, segments, run, add)
 
 
 @inner

@@ -17,8 +17,9 @@ from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 MAX_PARTS = 16
 ITEMS_PER_PROCESSOR = 4
 _LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
-# Nanoseconds of one thread: a product of vectors, a float copied as a column, a float written along, and across, rows
-_PRODUCT, _COPY, _WRITE, _WRITE_ACROSS = 0.5, 0.16, 0.3, 5.0
+# Nanoseconds of one thread: a product of vectors, a float copied as a column, one of cells apart (by each block
+# of rows), a float written along rows, and across
+_PRODUCT, _COPY, _COPY_APART, _WRITE, _WRITE_ACROSS = 0.5, 1.0, 4.0, 0.3, 1.0
 DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared, aimed at
 _CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
@@ -47,15 +48,18 @@ def _swapped(c: problem.Correlation) -> bool:
         return c.s / lanes(c.s) > 1.9 * c.d / lanes(c.d)
     cells = c.batch * math.prod(c.out_length)
 
-    def cost(rows: int, columns: int, write: float) -> float:
-        return cells * lanes(columns) * (rows * _PRODUCT / VECTOR + _COPY) + write * c.s * c.d
+    apart = _COPY_APART * max(1.0, c.s * c.d / DIRECT_FLOATS)
+    of_source = _COPY if c.last or c.source.cells[2] == 1 else apart
 
-    return cost(c.d, c.s, _WRITE) < cost(c.s, c.d, _WRITE_ACROSS)
+    def cost(rows: int, columns: int, copy: float, write: float) -> float:
+        return cells * lanes(columns) * (rows * _PRODUCT / VECTOR + copy) + write * c.s * c.d
+
+    return cost(c.d, c.s, of_source, _WRITE) < cost(c.s, c.d, _COPY, _WRITE_ACROSS)
 
 
 def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
-    c = problem.images_joined(_dense_axes(c))
+    c = problem.cells_joined(_dense_axes(c))
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
         return _product(c, head, taps)
