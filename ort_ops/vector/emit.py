@@ -11,6 +11,7 @@ I1, I32, I64, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatTyp
 VEC, LANES, MASK = (ir.VectorType(kind, VECTOR) for kind in (FLOAT, I32, I1))
 ITEM = 4
 BYTES = ITEM * VECTOR
+MASKS = VECTOR >= 16  # AVX-512's registers of masks: without them a part of a vector takes long to store
 ZERO = ir.Constant(VEC, [0.0] * VECTOR)
 IOTA = ir.Constant(LANES, list(range(VECTOR)))
 Value = Any
@@ -97,10 +98,13 @@ def carry(values: Iterable[tuple[Value, Value, Value]], before: Block, again: Bl
         phi.add_incoming(following, again.block)
 
 
-def vectors(function: ir.Function, count: Value, body: Callable[[Block, Value, Value | None], None]) -> Any:
+def vectors(
+    function: ir.Function, count: Value, body: Callable[[Block, Value, Value | None], None], *, again: bool = False
+) -> Any:
     """Call `body(builder, elements before, elements left or None for a whole vector)` to the end of a row.
 
-    The block to start with is answered; the function returns behind the row.
+    again: `body` may come to elements a second time, so that a row of a vector and more may end with a whole one. The
+    block to start with is answered; the function returns behind the row.
     """
     entry, check, whole, rest, part, leave = blocks(function, "entry check whole rest part leave")
     entry.branch(check.block)
@@ -111,7 +115,14 @@ def vectors(function: ir.Function, count: Value, body: Callable[[Block, Value, V
     whole.branch(check.block)
     carry([(done, I64(0), following)], entry, whole)
     left = rest.sub(count, done)
-    rest.cbranch(rest.icmp_signed(">", left, I64(0)), part.block, leave.block)
+    if again and not MASKS:
+        behind, last = blocks(function, "behind last")
+        rest.cbranch(rest.icmp_signed(">", left, I64(0)), behind.block, leave.block)
+        behind.cbranch(behind.icmp_signed(">", done, I64(0)), last.block, part.block)
+        body(last, last.sub(count, I64(VECTOR)), None)
+        last.branch(leave.block)
+    else:
+        rest.cbranch(rest.icmp_signed(">", left, I64(0)), part.block, leave.block)
     body(part, done, left)
     part.branch(leave.block)
     leave.ret_void()

@@ -10,7 +10,20 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import function_of, intrinsic, routine
-from onnx_backprop.ort_ops.vector.emit import BYTES, I64, ITEM, LANES, MASK, ZERO, Block, Value, blocks, carry, vectors
+from onnx_backprop.ort_ops.vector.emit import (
+    BYTES,
+    I64,
+    ITEM,
+    LANES,
+    MASK,
+    MASKS,
+    ZERO,
+    Block,
+    Value,
+    blocks,
+    carry,
+    vectors,
+)
 
 _AHEAD, _LINE = 4096, 64  # bytes
 
@@ -27,7 +40,7 @@ def _copy(function: ir.Function, *, ahead: bool = True) -> None:
             b.prefetch(b.add(to, I64(_AHEAD)), writing=True)
         b.put(b.vector(at, left), to, left)
 
-    vectors(function, count, body)
+    vectors(function, count, body, again=True)
 
 
 def _clear(function: ir.Function) -> None:
@@ -36,7 +49,7 @@ def _clear(function: ir.Function) -> None:
     def body(b: Block, done: Value, left: Value | None) -> None:
         b.put(ZERO, b.add(target, b.mul(done, I64(ITEM))), left)
 
-    vectors(function, count, body)
+    vectors(function, count, body, again=True)
 
 
 def _copy_even(function: ir.Function) -> None:
@@ -52,7 +65,7 @@ def _copy_even(function: ir.Function) -> None:
         high = b.vector(b.add(at, I64(BYTES)), b.sub(cells, I64(VECTOR)))
         b.put(b.shuffle_vector(low, high, even), to, left)
 
-    vectors(function, count, body)
+    vectors(function, count, body, again=True)
 
 
 def _split_pairs(function: ir.Function) -> None:
@@ -72,10 +85,10 @@ def _split_pairs(function: ir.Function) -> None:
             value = b.shuffle_vector(low, high, ir.Constant(LANES, [2 * lane + first for lane in range(VECTOR)]))
             b.put(value, b.add(target, offset), left)
 
-    vectors(function, count, body)
+    vectors(function, count, body, again=True)
 
 
-def _spread_even(function: ir.Function) -> None:
+def _spread_even(function: ir.Function, *, between: bool) -> None:
     target, source, count = function.args
     halves = [ir.Constant(LANES, [half * VECTOR // 2 + lane // 2 for lane in range(VECTOR)]) for half in range(2)]
     even = ir.Constant(MASK, [1 - lane % 2 for lane in range(VECTOR)])
@@ -84,13 +97,20 @@ def _spread_even(function: ir.Function) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, b.mul(offset, I64(2))), b.add(source, offset)
         value = b.vector(at, left)
+        if left is None and between:  # to the last even element: the second vector begins where the first one ends
+            places = to, b.add(to, I64(BYTES - ITEM))
+            old = [b.vector(place) for place in places]
+            for half, place in enumerate(places):
+                lanes = [VECTOR + lane if (lane + half) % 2 else (half * VECTOR + lane) // 2 for lane in range(VECTOR)]
+                b.put(b.shuffle_vector(value, old[half], ir.Constant(LANES, lanes)), place)
+            return
         for half, lanes in enumerate(halves):
             mask = even
             if left is not None:
                 mask = b.and_(even, b.below(b.sub(b.mul(left, I64(2)), I64(half * VECTOR))))
             b.put_masked(b.shuffle_vector(value, ZERO, lanes), b.add(to, I64(half * BYTES)), mask)
 
-    vectors(function, count, body)
+    vectors(function, count, body, again=True)
 
 
 def _copy_rows(function: ir.Function) -> None:
@@ -186,9 +206,14 @@ def split_pairs(even, odd, source, count, ahead):
     """even[i] = source[2i] and odd[i] = source[2i + 1] for i < count; what lies `ahead` bytes further on is fetched."""
 
 
-@routine(_spread_even)
+@routine(partial(_spread_even, between=False))
 def spread_even(target, source, count):
     """target[2i] = source[i] for i < count; what lies between them stays."""
+
+
+@routine(partial(_spread_even, between=not MASKS))
+def blend_even(target, source, count):
+    """As `spread_even` where no other thread writes between them: that is read and written too."""
 
 
 @routine(_copy_rows)

@@ -6,7 +6,7 @@ vectorise.
 
 from onnx_backprop.ort_ops.compiler.decorators import apart, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
-from onnx_backprop.ort_ops.vector.registers import clear_run, copy_even, copy_run, spread_even
+from onnx_backprop.ort_ops.vector.registers import blend_even, clear_run, copy_even, copy_run, spread_even
 
 
 @inner
@@ -71,6 +71,15 @@ def write_run(kind, target, to, step, source, first, count):
         spread_even(target + 4 * to, source + 4 * first, count)
     else:
         _scatter(load_f32, store_f32, target, to, step, source, first, 1, count)
+
+
+@apart
+def write_phase(kind, target, to, step, source, first, count):
+    """As `write_run`, of a thread that writes what lies between the elements as well."""
+    if kind == F32 and step == 2:
+        blend_even(target + 4 * to, source + 4 * first, count)
+    else:
+        write_run(kind, target, to, step, source, first, count)
 
 
 @apart

@@ -12,9 +12,17 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import box_of, copy_planes, image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.convolution.gather.planes import (
+    box_of,
+    copy_planes,
+    image_of,
+    out_at,
+    phase_size,
+    tap_of,
+    write_cells,
+)
 from onnx_backprop.ort_ops.vector.boxes import dot, volume
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 from onnx_backprop.ort_ops.vector.tap_sums import weigh_taps
 
@@ -106,4 +114,4 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
             if bias:
                 add_to_rows(result, 0, values, 1, cells)
             for y in range(own[1]):
-                write_run(kind, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])
+                write_cells(p, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])

@@ -9,7 +9,7 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of, write_cells
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dense, dot, read_by, transpose, turn_box, volume, within
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
@@ -152,7 +152,7 @@ def write_turned(p, out, at, step, size, columns, results, pitch, lines):
 
     lines: scratch for a vector of channels.
     """
-    kind, channel = p.kind, p.c.destination.c
+    channel = p.c.destination.c
     cells, runs, length = volume(size), size[1], size[2]
     line = (cells + VECTOR - 1) // VECTOR * VECTOR
     if step[1] == size[2] * step[2]:  # whole rows are one long row
@@ -166,5 +166,5 @@ def write_turned(p, out, at, step, size, columns, results, pitch, lines):
             to, done = at + (block + lane) * channel, lane * line
             for z in range(size[0]):
                 for y in range(runs):
-                    write_run(kind, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
+                    write_cells(p, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
                     done += length

@@ -12,7 +12,7 @@ from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bi
 from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume, within
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import copy_rows
-from onnx_backprop.ort_ops.vector.rows import clear, write_run
+from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
 
 _PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
 FEW_CHANNELS = (
@@ -184,22 +184,31 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
             if values:
                 add_to_rows(c, c_row, values, lines, columns)
             if c == tile:
-                _write_columns(kind, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
+                _write_columns(p, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
 
 
 @inner
-def _write_columns(kind, out, target, channel, step, tile, count, y, x, columns, size, pitch):
+def _write_columns(p, out, target, channel, step, tile, count, y, x, columns, size, pitch):
     """A tile, without the cells between image rows."""
     done = 0
     while done < columns and y < size[1]:
         if x < size[2]:
             run = min(size[2] - x, columns - done)
             at = target + y * step[1] + x * step[2]
-            if kind == F32 and step[2] == 1:
+            if p.kind == F32 and step[2] == 1:
                 copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * COLUMNS, count, run)
             else:
                 for i in range(count):
-                    write_run(kind, out, at + i * channel, step[2], tile, i * COLUMNS + done, run)
+                    write_cells(p, out, at + i * channel, step[2], tile, i * COLUMNS + done, run)
         done += pitch - x
         x = 0
         y += 1
+
+
+@inner
+def write_cells(p, out, to, step, source, first, count):
+    """A row of one phase of a band. The phases between its cells, in NCX, are the same thread's."""
+    if p.c.last:
+        write_run(p.kind, out, to, step, source, first, count)
+    else:
+        write_phase(p.kind, out, to, step, source, first, count)
