@@ -146,21 +146,6 @@ def _flattened(c: Correlation) -> Correlation:
     return replace(c, source_length=length, out_length=length, source=source, destination=destination)
 
 
-def cells_joined(c: Correlation) -> Correlation:
-    """Axes of which a kernel of one cell reads every cell as one, where these follow one another; then the images."""
-    for axis in (1, 0):
-        width, both = c.out_length[2], (axis, 2)
-        every = all(
-            (c.kernel[n], c.strides[n], c.pads[n], c.source_length[n]) == (1, 1, 0, c.out_length[n]) for n in both
-        )
-        follow = all(tensor.cells[axis] == width * tensor.cells[2] for tensor in (c.source, c.destination))
-        if every and follow and (axis == 1 or c.out_length[1] == 1):
-            length = list(c.out_length)
-            length[2], length[axis] = width * length[axis], 1
-            c = replace(c, source_length=three(length, 1), out_length=three(length, 1))
-    return images_joined(c)
-
-
 def images_joined(c: Correlation) -> Correlation:
     """Images as a first axis, where that is free: bands then hold cells of several small ones."""
     free = c.kernel[0] == c.strides[0] == c.source_length[0] == c.out_length[0] == 1 and c.pads[0] == 0

@@ -20,14 +20,14 @@ FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where
 
 def data_gradient(c: problem.Correlation, kind: int) -> Plan:
     """The gradient with respect to the source; inputs 0 and 1 are data and weights."""
-    c = problem.cells_joined(c)
+    c = problem.images_joined(c)
     head = par.Gather(kind=kind, c=c.adjoint, step=bands.DENSE, out_step=c.strides)
     return _gather(_sums(head, data_phases(c)))
 
 
 def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
     """The correlation itself; `bias` is the input that is added to it, 0: none."""
-    c = problem.cells_joined(c)
+    c = problem.images_joined(c)
     head = par.Gather(kind=kind, c=c, step=c.strides, out_step=bands.DENSE, bias=bias)
     return _gather(_sums(head, [forward_phase(c)]))
 

@@ -59,7 +59,7 @@ def _swapped(c: problem.Correlation) -> bool:
 
 def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     """The plan of the gradient with respect to the weights; `inputs` are source and destination."""
-    c = problem.cells_joined(_dense_axes(c))
+    c = problem.images_joined(_dense_axes(c))
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
         return _product(c, head, taps)

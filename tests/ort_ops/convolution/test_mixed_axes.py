@@ -1,0 +1,52 @@
+"""Axes that differ: kernels, strides and pads of an axis of their own, one to three of them, few channels, both layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import single_op
+from tests.support.checks import evaluate
+
+LONGEST = {1: 70, 2: 22, 3: 8}
+
+
+def problem(rng: np.random.Generator, axes: int) -> list[tuple[str, dict[str, Any], list[list[int]]]]:
+    """Operators, their attributes and the shapes of their inputs, of one convolution."""
+    groups, s, d = (int(rng.choice(some)) for some in ((1, 1, 2, 3), (1, 2, 3, 7, 17, 40), (1, 2, 3, 6, 13, 33)))
+    batch, plain = int(rng.integers(1, 6)), rng.random() < 0.3
+    kernel = [1] * axes if plain else [int(n) for n in rng.choice([1, 1, 2, 3], axes)]
+    strides, begin = [int(n) for n in rng.choice([1, 2, 2, 3], axes)], [int(rng.integers(k)) for k in kernel]
+    lengths = [int(rng.integers(k, LONGEST[axes])) for k in kernel]
+    out = [(n + 2 * p - k) // step + 1 for n, p, k, step in zip(lengths, begin, kernel, strides, strict=True)]
+    last, xio = rng.random() < 0.4, rng.random() < 0.4
+
+    def shape(channels: int, cells: list[int]) -> list[int]:
+        return [batch, *cells, channels] if last else [batch, channels, *cells]
+
+    x, dy = shape(s * groups, lengths), shape(d * groups, out)
+    weights = [*kernel, s, d * groups] if xio else [d * groups, s, *kernel]
+    attributes = {
+        "strides": strides, "pads_begin": begin, "pads_end": begin, "dilations": [1] * axes, "groups": groups,
+        "data_format": "NXC" if last else "NCX", "weights_format": "XIO" if xio else "OIX",
+    }  # fmt: skip
+    return [
+        ("Convolution", attributes, [x, weights]),
+        ("ConvolutionBackwardData", attributes | {"dst_shape": x}, [dy, weights]),
+        ("ConvolutionBackwardWeights", attributes | {"weights_shape": weights}, [x, dy]),
+    ]
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_random_problems(axes: int) -> None:
+    """Strides of an axis beside axes that a kernel of one cell reads whole had been wrong without an error."""
+    rng = np.random.default_rng(axes)
+    for number in range(40):
+        for op, attributes, shapes in problem(rng, axes):
+            inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+            got = single_op.run(op, attributes, inputs, kernels="numba")
+            exact = evaluate(op, attributes, inputs)
+            told = f"seed {axes}, problem {number}: {op} {attributes} {shapes}"
+            np.testing.assert_allclose(got, exact, atol=3e-6 * max(np.abs(exact).max(), 1e-6), rtol=0, err_msg=told)
