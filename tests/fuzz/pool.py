@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
+import re
 import resource
 import signal
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import IO
 
 SECONDS = 10.0
 BYTES = 2 * 2**30
@@ -35,9 +39,11 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
         state = mmap.mmap(-1, _STATE.size)
         state[:] = _STATE.pack(first, time.monotonic())
         reading, writing = os.pipe()
+        stack = tempfile.TemporaryFile("w+")  # noqa: SIM115 - which a fault of the process is written to
         child = os.fork()
         if not child:
             os.close(reading)
+            faulthandler.enable(stack, all_threads=False)
             _work(range(first, cases.stop, cases.step), step, state, writing, size)
         os.close(writing)
         os.set_blocking(reading, False)
@@ -55,7 +61,8 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
             elif content == b"":
                 _, status = os.waitpid(child, 0)
                 if first < cases.stop:
-                    yield Answer(first, ended or f"crash: the process ended with {os.waitstatus_to_exitcode(status)}")
+                    code = os.waitstatus_to_exitcode(status)
+                    yield Answer(first, ended or f"crash: the process ended with {code}{_where(stack)}")
                     first += cases.step
                 break
             else:
@@ -65,6 +72,14 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
                     os.kill(child, signal.SIGKILL)
                 time.sleep(0.002)
         os.close(reading)
+        stack.close()
+
+
+def _where(stack: IO[str]) -> str:
+    """The innermost calls of a process that met a fault; nothing where there was none."""
+    stack.seek(0)
+    calls = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', stack.read())
+    return "".join(f"; {name} at {file}:{line}" for file, line, name in calls[:4])
 
 
 def _read(pipe: int) -> bytes | None:
