@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import mmap
 import os
 import re
@@ -43,6 +44,7 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
         child = os.fork()
         if not child:
             os.close(reading)
+            gc.freeze()  # a session that is garbage here joins threads when it ends, which this process has not
             faulthandler.enable(stack, all_threads=False)
             _work(range(first, cases.stop, cases.step), step, state, writing, size)
         os.close(writing)
