@@ -58,6 +58,8 @@ class Phase(Record):
     tap_table: int  # bytes behind the `Gather`
     pack_at: int
     taps_along: Triple
+    run: int = 1  # taps that follow one another along x in steps of `run_step` and are summed as channels are
+    run_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

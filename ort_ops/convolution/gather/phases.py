@@ -1,9 +1,9 @@
 """What `gather.kernel` sums: phases, the taps of each, and how far they reach. Plain Python."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, pairwise, product
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.convolution.parameters import Gather
@@ -59,6 +59,11 @@ class Sums:
     @property
     def depthwise(self) -> bool:
         return self.c.depthwise
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether taps that follow one another are summed as channels: of a single one, a tap would be a short sum."""
+        return self.c.s == 1 and not self.depthwise
 
     @property
     def cells(self) -> bool:
@@ -167,6 +172,25 @@ def shifts(phase: Phase, steps: Triple, *, quotients: bool) -> list[tuple[Triple
         return [(tap.shift, (0, 0, 0)) for tap in phase.taps]
     pairs = [[divmod(shift, step) for shift, step in zip(tap.shift, steps, strict=True)] for tap in phase.taps]
     return [(three([q for q, _ in tap], 0), three([r for _, r in tap], 0)) for tap in pairs]
+
+
+def sorted_by_residue(phase: Phase, steps: Triple) -> Phase:
+    """The taps that read the same plane of a copy one after the other."""
+
+    def key(tap: Tap) -> tuple[int, int, int, int]:
+        z, y, x = tap.shift
+        return z, y, x % steps[2], x
+
+    return replace(phase, taps=tuple(sorted(phase.taps, key=key)))
+
+
+def run_of(shifted: Sequence[tuple[Triple, Triple]]) -> tuple[int, int]:
+    """(taps of a run along x, cells from one to the next): runs of one length that have all taps; (1, 0) without."""
+    runs = [list(taps) for _, taps in groupby(shifted, lambda tap: (*tap[0][:2], tap[1]))]
+    steps = {b[0][2] - a[0][2] for run in runs for a, b in pairwise(run)}
+    if len({len(run) for run in runs}) != 1 or len(steps) != 1:
+        return 1, 0
+    return len(runs[0]), steps.pop()
 
 
 def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:

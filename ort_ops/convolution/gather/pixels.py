@@ -39,7 +39,7 @@ def _shifts(p, table, stride):
     """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
-        for tap in range(phase.taps):
+        for tap in range(0, phase.taps, phase.run):
             store_i64(table, 0, 4 * dot(tap_of(p, phase, tap).shift - p.low, stride))
             store_i64(table, 1, 4 * tap * p.c.s * COLUMNS)
             table += 16
@@ -76,7 +76,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if p.turned:
                 write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
-            segments += 16 * taps
+            segments += 16 * (taps // phase.run)
 
 
 @inner
@@ -91,7 +91,7 @@ def _reaching(p, taps, places, first, last):
         return segments, taps
     count = 0
     for tap in range(taps):
-        z, y, _ = tap_of(p, phase, tap).shift
+        z, y, _ = tap_of(p, phase, tap * phase.run).shift
         reaches = stop + z >= 0 and start + z < length[0]
         if start == stop:  # cells of one plane: of some rows
             reaches = reaches and high + y >= 0 and low + y < length[1]
@@ -106,7 +106,11 @@ def _reaching(p, taps, places, first, last):
 def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
     kind, turned, apart = p.kind, p.turned, p.step * stride
-    channels = p.c.s
+    run, channels = places[1].run, p.c.s
+    taps //= run
+    steps, from_step = run * channels, 4
+    if run > 1:
+        from_step = 4 * places[1].run_step * stride[2]
     cells, vectors, cell = volume(size), 1 if columns <= VECTOR else 2, (0, 0, 0)
     whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
     for place in range(0, cells, ROWS):
@@ -123,9 +127,9 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, v
         elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
             c, c_row = out + 4 * (at + dot(first, step)), 4 * step[2]
         segments, reaching = _reaching(p, taps, places, first, last)
-        if reaching * channels > 0:
-            a, b = (data, rows, 4), (panel, 4 * COLUMNS)
-            multiply(count, columns, (c, c_row), a, b, (segments, reaching), channels, 0)
+        if reaching * steps > 0:
+            a, b = (data, rows, from_step), (panel, 4 * COLUMNS)
+            multiply(count, columns, (c, c_row), a, b, (segments, reaching), steps, 0)
         else:
             for i in range(count):
                 clear(c + i * c_row, 0, vectors * VECTOR)

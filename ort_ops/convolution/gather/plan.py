@@ -10,7 +10,15 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather import kernel as gather_kernel
-from onnx_backprop.ort_ops.convolution.gather.phases import Phase, Sums, data_phases, forward_phase, shifts
+from onnx_backprop.ort_ops.convolution.gather.phases import (
+    Phase,
+    Sums,
+    data_phases,
+    forward_phase,
+    run_of,
+    shifts,
+    sorted_by_residue,
+)
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
@@ -35,7 +43,10 @@ def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
 def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
     sums = Sums(head, phases, turned=False)
     pays = bands.lanes_pay if sums.depthwise else bands.turning_pays
-    return replace(sums, turned=not sums.c.last and pays(sums))
+    sums = replace(sums, turned=not sums.c.last and pays(sums))
+    if sums.in_runs and not sums.cells:
+        return replace(sums, phases=[sorted_by_residue(phase, sums.steps) for phase in phases])
+    return sums
 
 
 def _gather(sums: Sums) -> Plan:
@@ -132,6 +143,7 @@ def _with_tables(
     taps: list[int] = []
     pack = 0
     for n, (phase, of_taps) in enumerate(zip(sums.phases, shifted, strict=True)):
+        run, run_step = run_of(of_taps) if sums.in_runs else (1, 0)
         phases += par.Phase(
             start=phase.start,
             count=phase.count,
@@ -139,6 +151,8 @@ def _with_tables(
             taps=len(phase.taps),
             tap_table=tap_table + 8 * len(taps),
             pack_at=pack,
+            run=run,
+            run_step=run_step,
             taps_along=problem.three([len({tap.kernel[axis] for tap in phase.taps}) for axis in range(3)], 0),
         ).words()
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):

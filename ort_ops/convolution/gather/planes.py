@@ -97,7 +97,7 @@ def _shifts(p, table, plane, row, pitch):
     channels, stride = p.c.s, (row * pitch, pitch, 1)
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
-        for tap in range(phase.taps):
+        for tap in range(0, phase.taps, phase.run):
             entry = tap_of(p, phase, tap)
             store_i64(table, 0, 4 * tap * channels * ROWS)
             store_i64(table, 1, 4 * (entry.residue * channels * plane + dot(entry.shift - p.low, stride)))
@@ -135,6 +135,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
     channel, and whether nothing behind the last cell may be read.
     """
     kind, channels, outs = p.kind, p.c.s, p.c.d
+    band, row, from_plane, from_tile, from_channel, exact = copy
     rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
@@ -148,19 +149,22 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
             at, step = out_at(p, phase, n, group, cell)
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)
             target = at + m * ROWS * p.c.destination.c
-            product = (panel, rows, taps, segments)
-            _tiles(call, p, target, step, own, lines, product, copy, scratch, values if bias else 0)
-            segments += 16 * taps
+            run, from_step = phase.run, from_channel
+            if run > 1:
+                from_step = 4 * phase.run_step
+            product = (panel, rows, taps // run, segments, run * channels)
+            reads = (band, row, from_plane, from_tile, from_step, exact)
+            _tiles(call, p, target, step, own, lines, product, reads, scratch, values if bias else 0)
+            segments += 16 * (taps // run)
 
 
 @inner
 def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
-    kind, channels, channel = p.kind, p.c.s, p.c.destination.c
-    out = call.output
-    panel, rows, taps, segments = product
+    kind, channel, out = p.kind, p.c.destination.c, call.output
+    panel, rows, taps, segments, steps = product
     band, row, from_plane, from_tile, from_channel, exact = copy
-    whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * channels > 0
+    whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * steps > 0
     cells = (own[1] - 1) * row + own[2]
     if own[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
         own, row = (own[0], min(own[1], 1), cells), cells
@@ -176,9 +180,9 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
             c, c_row = tile, 4 * COLUMNS
             if whole and x + columns <= own[2]:
                 c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
-            if taps * channels > 0:
+            if taps * steps > 0:
                 a, b = (panel, rows, 4 * ROWS), (source, from_channel)
-                multiply(lines, columns, (c, c_row), a, b, (segments, taps), channels, 0)
+                multiply(lines, columns, (c, c_row), a, b, (segments, taps), steps, 0)
             else:
                 clear(tile, 0, ROWS * COLUMNS)
             if values:

@@ -1,4 +1,7 @@
-"""Axes that differ: kernels, strides and pads of an axis of their own, one to three of them, few channels, both layouts."""
+"""Axes that differ: kernels, strides and pads of an axis of their own, one to three of them, few channels, both layouts.
+
+A single channel has sums of its own: the taps along a row of the kernel take the place of channels.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,25 @@ from tests.support.checks import evaluate
 LONGEST = {1: 70, 2: 22, 3: 8}
 
 
-def problem(rng: np.random.Generator, axes: int) -> list[tuple[str, dict[str, Any], list[list[int]]]]:
-    """Operators, their attributes and the shapes of their inputs, of one convolution."""
+def problem(
+    rng: np.random.Generator, axes: int, *, single: bool = False
+) -> list[tuple[str, dict[str, Any], list[list[int]]]]:
+    """Operators, their attributes and the shapes of their inputs, of one convolution.
+
+    single: of one channel on one side, longer kernels and dilations.
+    """
     groups, s, d = (int(rng.choice(some)) for some in ((1, 1, 2, 3), (1, 2, 3, 7, 17, 40), (1, 2, 3, 6, 13, 33)))
     batch, plain = int(rng.integers(1, 6)), rng.random() < 0.3
     kernel = [1] * axes if plain else [int(n) for n in rng.choice([1, 1, 2, 3], axes)]
     strides, begin = [int(n) for n in rng.choice([1, 2, 2, 3], axes)], [int(rng.integers(k)) for k in kernel]
-    lengths = [int(rng.integers(k, LONGEST[axes])) for k in kernel]
-    out = [(n + 2 * p - k) // step + 1 for n, p, k, step in zip(lengths, begin, kernel, strides, strict=True)]
+    dilations = [1] * axes
+    if single:
+        s, d = (1, d) if rng.random() < 0.5 else (s, 1)
+        kernel = [int(n) for n in rng.integers(1, 10 if axes < 3 else 4, axes)]
+        dilations = [int(n) for n in rng.choice([1, 1, 1, 2, 3], axes)]
+    reach = [(k - 1) * n + 1 for k, n in zip(kernel, dilations, strict=True)]
+    lengths = [int(rng.integers(k, k + LONGEST[axes])) for k in reach]
+    out = [(n + 2 * p - k) // step + 1 for n, p, k, step in zip(lengths, begin, reach, strides, strict=True)]
     last, xio = rng.random() < 0.4, rng.random() < 0.4
 
     def shape(channels: int, cells: list[int]) -> list[int]:
@@ -29,7 +43,7 @@ def problem(rng: np.random.Generator, axes: int) -> list[tuple[str, dict[str, An
     x, dy = shape(s * groups, lengths), shape(d * groups, out)
     weights = [*kernel, s, d * groups] if xio else [d * groups, s, *kernel]
     attributes = {
-        "strides": strides, "pads_begin": begin, "pads_end": begin, "dilations": [1] * axes, "groups": groups,
+        "strides": strides, "pads_begin": begin, "pads_end": begin, "dilations": dilations, "groups": groups,
         "data_format": "NXC" if last else "NCX", "weights_format": "XIO" if xio else "OIX",
     }  # fmt: skip
     return [
@@ -39,12 +53,13 @@ def problem(rng: np.random.Generator, axes: int) -> list[tuple[str, dict[str, An
     ]
 
 
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_random_problems(axes: int) -> None:
+def test_random_problems(axes: int, single: bool) -> None:
     """Strides of an axis beside axes that a kernel of one cell reads whole had been wrong without an error."""
     rng = np.random.default_rng(axes)
     for number in range(40):
-        for op, attributes, shapes in problem(rng, axes):
+        for op, attributes, shapes in problem(rng, axes, single=single):
             inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
             got = single_op.run(op, attributes, inputs, kernels="numba")
             exact = evaluate(op, attributes, inputs)
