@@ -255,6 +255,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--module", action="store_true", help="ob.torch.module in PyTorch's loop, not the Trainer")
+    parser.add_argument("--eager", action="store_true", help="without what PyTorch compiles")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -263,7 +264,9 @@ def main() -> None:
         work(given.work, given.only[0], given.optimizers[0], given.threads)
         return
     contenders = (MODULE, *CONTENDERS[1:]) if given.module else CONTENDERS
-    results = RESULTS / ("torch_module.json" if given.module else "training_steps.json")
+    contenders = contenders[:-1] if given.eager else contenders
+    name = ("torch_module" if given.module else "training_steps") + "_eager" * given.eager
+    results = RESULTS / f"{name}.json"
     rows = json.loads(results.read_text()) if results.exists() else {}
     if given.table:
         print(table(rows, contenders))
