@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
-from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather.phases import Reach, Sums
-from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
 DENSE: problem.Triple = (1, 1, 1)
+_FEW_CHANNELS = 64  # of a kernel of one cell, whose bands are shorter
 _DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
 _STENCIL_FLOATS = 48 << 10
 _TURNED_FLOATS = 48 << 10
@@ -54,7 +53,7 @@ def copy_of(sums: Sums) -> Copy:
     if not sums.cells and _panels_pay(sums):
         floats = _panels_floats(sums.reach, sums.c.s)
         return Copy(floats, problem.BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
-    limit = problem.BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= FEW_CHANNELS else problem.BAND_FLOATS
+    limit = problem.BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= _FEW_CHANNELS else problem.BAND_FLOATS
     if sums.cells:
         return Copy(_cells_floats(sums.reach, sums.c.s, turned=sums.turned), limit, least, pitch)
     return Copy(_planes_floats(sums.reach, sums.c.s), limit, least, pitch)
@@ -126,11 +125,9 @@ def lanes_pay(sums: Sums) -> bool:
 
 
 def _panels_pay(sums: Sums) -> bool:
-    """Whether a band is copied tile by tile: no tap shifts, several tiles fit, and it is not read in place instead."""
+    """Whether a band is copied tile by tile: no tap shifts, and several tiles fit."""
     reach = sums.reach
-    fits = reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= problem.BAND_FLOATS
-    dense = sums.head.kind == F32 and sums.c.source.cells[2] == 1 and reach.steps == DENSE
-    return fits and not (dense and sums.c.s > FEW_CHANNELS)
+    return reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= problem.BAND_FLOATS
 
 
 def _block(sums: Sums) -> int:

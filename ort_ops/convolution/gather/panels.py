@@ -84,5 +84,5 @@ def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scr
     band = row + 8 * count * COLUMNS
     _copy(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), cell + p.low, size, band, row)
     _shifts(p, table)
-    copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS, 0)
+    copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS)
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)

@@ -9,15 +9,11 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume, within
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import copy_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
 
-_PAGE = 4096  # channels so many bytes apart fall on the same lines of the cache
-FEW_CHANNELS = (
-    64  # channels that are copied: short sums read each block too often for every channel to lie on a page of its own
-)
 SEGMENTS_AT = 4 * ROWS * COLUMNS + 8 * ROWS  # bytes of scratch for a tile and for where its rows start
 _values = stack(COLUMNS)
 
@@ -82,16 +78,6 @@ def box_of(p, cell, size):
 
 
 @inner
-def _in_place(p, cell, box):
-    """Whether a band is one row of the tensor itself, read without a shift or zeros."""
-    source, low = p.c.source, p.low
-    unshifted = box[0] == 1 and box[1] == 1 and low[2] == 0 and p.high[2] == 0
-    lies_dense = p.kind == F32 and source.cells[2] == 1 and p.step == (1, 1, 1)
-    spread = p.c.s > FEW_CHANNELS and 4 * source.c % _PAGE != 0
-    return unshifted and lies_dense and spread and within(cell + low, box, p.c.source_length) and box[2] > COLUMNS
-
-
-@inner
 def _shifts(p, table, plane, row, pitch):
     """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
     channels, stride = p.c.s, (row * pitch, pitch, 1)
@@ -107,22 +93,14 @@ def _shifts(p, table, plane, row, pitch):
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    box, plane = box_of(p, cell, size), p.c.source.c
-    pitch, corner = box[2], cell + p.low
-    table = scratch + SEGMENTS_AT
-    band = table + 16 * p.all_taps
-    data = call.inputs[0]
-    first = image_of(p.c.source, n, group * p.c.s)
-    direct = _in_place(p, cell, box)
-    if direct:
-        band = data + 4 * (first + dot(corner, p.c.source.cells))
-    else:
-        plane = volume(box) + p.high[2] - p.low[2] + COLUMNS
-        plane = (plane + 15) // 16 * 16
-        plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
-        copy_planes(p, data, first, band, corner, box, plane)
+    box, table = box_of(p, cell, size), scratch + SEGMENTS_AT
+    pitch, band = box[2], table + 16 * p.all_taps
+    plane = volume(box) + p.high[2] - p.low[2] + COLUMNS
+    plane = (plane + 15) // 16 * 16
+    plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
+    copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
     _shifts(p, table, plane, box[1], pitch)
-    copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane, int(direct))
+    copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane)
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
 
 
@@ -132,10 +110,10 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
 
     scratch: memory for a tile, then at SEGMENTS_AT for every tap where its weights and what it reads start. copy: what
     a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
-    channel, and whether nothing behind the last cell may be read.
+    channel.
     """
     kind, channels, outs = p.kind, p.c.s, p.c.d
-    band, row, from_plane, from_tile, from_channel, exact = copy
+    band, row, from_plane, from_tile, from_channel = copy
     rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
@@ -153,7 +131,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
             if run > 1:
                 from_step = 4 * phase.run_step
             product = (panel, rows, taps // run, segments, run * channels)
-            reads = (band, row, from_plane, from_tile, from_step, exact)
+            reads = (band, row, from_plane, from_tile, from_step)
             _tiles(call, p, target, step, own, lines, product, reads, scratch, values if bias else 0)
             segments += 16 * (taps // run)
 
@@ -163,7 +141,7 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
     kind, channel, out = p.kind, p.c.destination.c, call.output
     panel, rows, taps, segments, steps = product
-    band, row, from_plane, from_tile, from_channel, exact = copy
+    band, row, from_plane, from_tile, from_channel = copy
     whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * steps > 0
     cells = (own[1] - 1) * row + own[2]
     if own[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
@@ -171,9 +149,6 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
     for z in range(own[0] * (own[1] > 0)):
         for number in range((cells + COLUMNS - 1) // COLUMNS):
             place, source = COLUMNS * number, band + z * from_plane + number * from_tile
-            if exact and place > cells - COLUMNS:
-                source -= 4 * (place - (cells - COLUMNS))
-                place = cells - COLUMNS
             vectors = 1 if cells - place <= VECTOR else 2
             columns = vectors * VECTOR
             y, x = place // row, place % row

@@ -1,11 +1,10 @@
-"""Kernels of one cell over more channels than are copied: blocks of an image are read where they lie."""
+"""Kernels of one cell between unreadable pages: the last of the tiles that a band is copied to is not whole."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from onnx_backprop.ort_ops.convolution.gather.planes import FEW_CHANNELS
 from tests.ort_ops.guarded import check
 from tests.property.calls import Call
 
@@ -15,7 +14,7 @@ from tests.property.calls import Call
 @pytest.mark.parametrize("length", [31, 34, 66])
 def test_data_gradient(length: int, stride: int, pad: int, at_end: bool) -> None:
     rng = np.random.default_rng(0)
-    channels, out = FEW_CHANNELS + 6, (length + 2 * pad - 1) // stride + 1
+    channels, out = 70, (length + 2 * pad - 1) // stride + 1
     diff_dst = rng.standard_normal((2, channels, out)).astype(np.float32)
     weights = rng.standard_normal((channels, 5, 1)).astype(np.float32)
     attributes = {
