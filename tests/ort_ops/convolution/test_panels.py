@@ -9,7 +9,7 @@ import pytest
 
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
-from onnx_backprop.ort_ops.compiler.llvm import F16, F32
+from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.gather.kernel import PANELS
 from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, correlation
