@@ -265,8 +265,8 @@ def main() -> None:
         return
     contenders = (MODULE, *CONTENDERS[1:]) if given.module else CONTENDERS
     contenders = contenders[:-1] if given.eager else contenders
-    name = ("torch_module" if given.module else "training_steps") + "_eager" * given.eager
-    results = RESULTS / f"{name}.json"
+    stem = ("torch_module" if given.module else "training_steps") + "_eager" * given.eager
+    results = RESULTS / f"{stem}.json"
     rows = json.loads(results.read_text()) if results.exists() else {}
     if given.table:
         print(table(rows, contenders))

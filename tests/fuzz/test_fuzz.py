@@ -79,6 +79,7 @@ def test_what_is_garbage_before_is_left_alone() -> None:
         assert [a.what for a in pool.run(range(2), step)] == ["answered"] * 2
     finally:
         gc.enable()
+        gc.collect()
 
 
 WRONG = {
