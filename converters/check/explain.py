@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Verdict
+from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
@@ -27,7 +28,6 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import shown
@@ -172,7 +172,7 @@ def explain_gradients(
     else:
         variables = [v for v in values.values() if is_float(v)]
         reached = find_path(graph, targets, variables).active
-        left_out = constants(graph, [v for v in variables if v.is_initializer() and v in reached])
+        left_out = choose(graph, [v for v in variables if v.is_initializer() and v in reached]).left_out
         taken = [v for v in variables if v.is_initializer() and v in reached and v not in left_out]
         taken = taken or [v for v in variables if not v.is_initializer()]
     path = find_path(graph, targets, [v for v in variables if is_float(v) and v not in left_out])

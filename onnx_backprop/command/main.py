@@ -328,7 +328,6 @@ def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
         ("parameters", parameters),
         ("gradients", list(graph.parameters.values())),
         *([("activations", [told])] if (told := graph.memory_told()) else []),
-        *([("no parameters", [f"{name} ({what})" for name, what in graph.left_out.items()])] if graph.left_out else []),
     ]
 
 
