@@ -25,13 +25,12 @@ _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a 
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
 _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "embed", "embedding", "embeddings", "token"}
-_PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha"}
+_PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
 _BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
 _BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
-_GENERATED = re.compile(r"(onnx::)?[A-Za-z]*_?\d+|.*_output_\d+")  # names that mean nothing, as val_12
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
     """Whether a name speaks for a parameter: by a word, or as a person names one, as b1."""
     name = origin.name or str(value.name)
     leaf = re.split(r"[./]", name)[-1]
-    if not _words(leaf).isdisjoint(_PARAMETER_WORDS):
+    if not _words(name).isdisjoint(_PARAMETER_WORDS):  # the whole name: TensorFlow writes conv/BiasAdd/ReadVariableOp
         return True
     return (
         not _named_as_constant(value)
@@ -181,12 +180,8 @@ def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
 
 
 def _named_as_constant(value: ir.Value) -> bool:
-    leaf = re.split(r"[./]", str(value.name))[-1]
-    return (
-        not _words(leaf).isdisjoint(_CONSTANT_WORDS)
-        or _GENERATED.fullmatch(str(value.name)) is not None
-        and "onst" in str(value.name)
-    )
+    """Whether a name is that of a constant, as `zeros` or `/gn/Constant_1_output_0`."""
+    return not _words(re.split(r"[./]", str(value.name))[-1]).isdisjoint(_CONSTANT_WORDS)
 
 
 def _words(name: str) -> set[str]:

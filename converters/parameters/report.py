@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
-from onnx_backprop.converters.prepare.origins import missing_in, origin_of
+from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, origin_of, restored
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
@@ -34,7 +34,12 @@ def warn_of(
 
     frozen: what the caller has left out. share: whether it is said that a small part of the file is trained.
     """
-    told = [doubts(choice, frozen), missing(graph), *(equal_weights(trained) if share else [])]
+    told = [
+        doubts(choice, frozen),
+        missing(graph),
+        separated(graph, trained),
+        *(equal_weights(trained) if share else []),
+    ]
     if share:
         told.append(share_of(graph, choice.left_out, trained, frozen))
     for sentence in filter(None, told):
@@ -46,30 +51,46 @@ def doubts(choice: Choice, decided: Collection[str]) -> str:
     open_ = {value: why for value, why in choice.doubtful.items() if value.name not in decided}
     if not open_:
         return ""
-    parts = [
-        f"{verb} {_listed(f'{shown(v)} ({why})' for v, why in open_.items() if (v in choice.left_out) == left_out)}"
-        for verb, left_out in (("trained are", False), ("left out are", True))
-        if any((v in choice.left_out) == left_out for v in open_)
-    ]
+    parts: list[str] = []
+    for verb, left_out in (("trained are", False), ("left out are", True)):
+        reasons: dict[str, list[str]] = {}
+        for value, why in open_.items():
+            if (value in choice.left_out) == left_out:
+                reasons.setdefault(why, []).append(shown(value))
+        if reasons:
+            parts.append(f"{verb} {'; '.join(f'{_listed(names)} ({why})' for why, names in reasons.items())}")
     return f"the file does not say for sure which tensors are parameters: {'; '.join(parts)}. {HOW}"
 
 
 def missing(graph: ir.Graph) -> str:
     """The parameters of the exported module that are not in the file."""
-    names = missing_in(graph)
+    names = [str(name) for name in restored(graph, MISSING)]
     if not names:
         return ""
     return (
-        f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has folded "
-        "them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export keeps them, "
-        "as does torch.onnx.export(…, optimize=False)"
+        f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
+        "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
+        "keeps them, as does torch.onnx.export(…, optimize=False)"
+    )
+
+
+def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """The parameters that the file has as one tensor, and that are trained apart."""
+    names = {str(value.name) for value in trained}
+    pairs = [tuple(map(str, pair)) for pair in restored(graph, SEPARATED) if isinstance(pair, list) and len(pair) == 2]
+    pairs = [pair for pair in pairs if names.issuperset(pair)]
+    if not pairs:
+        return ""
+    return (
+        f"the file has one tensor for each of these pairs, whose numbers are all equal: {_listed(map(_pair, pairs))}. "
+        f"They are trained apart. If the module has one parameter for both, tie=[{pairs[0]!r}] keeps them equal"
     )
 
 
 def share_of(
     graph: ir.Graph, left_out: Mapping[ir.Value, str], trained: Collection[ir.Value], frozen: Collection[str]
 ) -> str:
-    """How many of the file's numbers are trained, where these are few. Running statistics and what is frozen are not counted."""
+    """How many of the file's numbers are trained, if these are few; running statistics and what is frozen aside."""
     kept = [v for v in graph.initializers.values() if _counts(v) and v.name not in frozen]
     kept = [v for v in kept if left_out.get(v) not in NEVER_TRAINED]
     total, part = sum(map(size, kept)), sum(map(size, trained))
@@ -89,8 +110,8 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
             alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
     pairs = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
     return [
-        f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one tensor for both, "
-        f"tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"
+        f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "
+        f"both, tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"
         for a, b in pairs
     ]
 
@@ -104,6 +125,10 @@ def shown(value: ir.Value) -> str:
 def size(value: ir.Value) -> int:
     """The number of a tensor's elements."""
     return 0 if value.const_value is None else int(value.const_value.size)
+
+
+def _pair(names: tuple[str, ...]) -> str:
+    return " and ".join(map(repr, names))
 
 
 def _counts(value: ir.Value) -> bool:

@@ -19,9 +19,9 @@ from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
-from onnx_backprop.converters.prepare.origins import attach, origins
+from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, attach, origins
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
-from onnx_backprop.converters.prepare.restore import restore
+from onnx_backprop.converters.prepare.restore import restore, separate_named
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
@@ -44,7 +44,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
-    missing = restore(proto, found)
+    changes = {MISSING: restore(proto, found), SEPARATED: separate_named(proto, found, weights.tensors)}
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)
@@ -55,7 +55,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
     )
     result = weights.put_back(proto)
-    attach(result, found, missing)
+    attach(result, found, changes)
     return result
 
 

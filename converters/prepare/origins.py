@@ -8,10 +8,11 @@ say nothing.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -27,11 +28,13 @@ _ORIGIN, _MODULE, _PARTS = (
     "onnx_backprop.module",
     "onnx_backprop.folded_from",
 )  # a tensor's metadata
-_MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
+MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
+SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"(.*[/_])?[Cc]onstant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
+NOTHING: Mapping[str, Sequence[Any]] = {}
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -66,16 +69,13 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     return scripted | _names_of_folded(proto, scripted) | known
 
 
-def attach(proto: ModelProto, found: Mapping[str, Origin], missing: Iterable[str] | None = None) -> None:
-    """Write what is known of the initializers of a model into their metadata, and what is missing into the graph's.
-
-    missing: the parameters of the module that the file has not; None: what the graph says of them stays.
-    """
-    if missing is not None:
-        others = [entry for entry in proto.graph.metadata_props if entry.key != _MISSING]
-        assign(proto.graph.metadata_props, others)
-        if text := "\n".join(missing):
-            proto.graph.metadata_props.add(key=_MISSING, value=text)
+def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str, Sequence[Any]] = NOTHING) -> None:
+    """Write what is known of initializers into their metadata, and what was restored into the graph's."""
+    for key, entries in changes.items():
+        if entries or key == MISSING:
+            assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
+        if entries:
+            proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
     for tensor in proto.graph.initializer:
         origin = found.get(tensor.name)
         if origin is None and not any(entry.key == _ORIGIN for entry in tensor.metadata_props):
@@ -97,9 +97,20 @@ def origin_of(tensor: TensorProto | ir.Value) -> Origin:
     return Origin(said.get(_ORIGIN, ""), said.get(_MODULE, ""), tuple(filter(None, said.get(_PARTS, "").split("\n"))))
 
 
-def missing_in(graph: ir.Graph) -> list[str]:
-    """The parameters of the exported module that a prepared model has not."""
-    return list(filter(None, graph.metadata_props.get(_MISSING, "").split("\n")))
+def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
+    """Let a copy of a tensor be what that is, under another name in the module."""
+    new.metadata_props.update(old.metadata_props)
+    if old.metadata_props.get(_MODULE):
+        new.metadata_props[_MODULE] = name
+
+
+def restored(graph: ir.Graph, key: str) -> list[Any]:
+    """What a prepared graph says under MISSING, names of parameters, or under SEPARATED, pairs of names."""
+    try:
+        entries = json.loads(graph.metadata_props.get(key, "[]"))
+    except ValueError:
+        return []
+    return entries if isinstance(entries, list) else []
 
 
 def module_of(node: NodeProto | ir.Node) -> str:

@@ -1,7 +1,8 @@
-"""Parameters that torch's optimizer took out of a file because of their first values, put back.
+"""Parameters that torch's exporters took out of a file because of their first values, put back.
 
-It keeps one of several equal tensors, and no bias of Conv, ConvTranspose and Gemm that is all zeros. The signature of
-the exported program still names each parameter, and the nodes name the modules that they come from.
+Both keep one of several equal tensors. TorchScript writes an Identity for each of the others, whose output has the
+other's name. The optimizer behind `torch.export` also drops a bias of Conv, ConvTranspose and Gemm that is all zeros;
+the signature of the program still names each parameter, and the nodes name the modules that they come from.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import Origin, module_of, owner
+from onnx_backprop.converters.prepare.origins import NAMED, Origin, module_of, owner
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -41,6 +42,31 @@ def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
         restorer.separate()
         restorer.add_zero_biases()
     return [name for name, kind in missing.items() if kind == PARAMETER]
+
+
+def separate_named(
+    proto: ModelProto, found: dict[str, Origin], large: Mapping[str, TensorProto]
+) -> list[tuple[str, str]]:
+    """Give uniform tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
+
+    Tensors whose numbers differ are left as they are: those of one module that are equal are one parameter.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
+    outputs = {value.name for value in proto.graph.output}
+    pairs: list[tuple[str, str]] = []
+    for node in list(proto.graph.node):
+        tensor = stored.get(node.input[0]) if (node.domain, node.op_type) == ("", "Identity") else None
+        if tensor is None or found.get(tensor.name, Origin()).kind != NAMED or node.output[0] in outputs:
+            continue
+        if not _is_constant(tensor):
+            continue
+        new = copied(tensor)
+        new.name = node.output[0]
+        proto.graph.initializer.append(new)
+        proto.graph.node.remove(node)
+        found[new.name] = Origin(NAMED, new.name)
+        pairs.append((tensor.name, new.name))
+    return pairs
 
 
 class _Restorer:
