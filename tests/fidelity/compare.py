@@ -76,16 +76,13 @@ def difference(
         parts = _parts(rest.expected[name].size, rest.got, lambda names, name=name: rest.close(names, [name]))
         if parts:
             rest.take(parts, [name])
-    for name in list(rest.expected) if live is not None else ():
-        used = _flat(expected[name])[:0] if live is None else np.sort(np.asarray(expected[name])[live[name]].ravel())
-        off = (slack or {}).get(name, 0.0)
-        for other, numbers in list(rest.got.items()):
-            if _inside(used, numbers, off) and _inside(numbers, rest.expected[name], off):
-                rest.take([other], [name])
-                break
-        else:
-            if not used.size:
-                del rest.expected[name]
+    for name in [name for name in live or {} if name in rest.expected]:  # what influences the loss of a parameter
+        whole, off = rest.expected[name], rest.slack.get(name, 0.0)
+        used = _flat(np.asarray(expected[name])[(live or {})[name]])
+        holds = (k for k, v in rest.got.items() if _is_part(used, v, off) and _is_part(v, whole, off))
+        holder = next(holds, None)
+        if holder is not None or not used.size:
+            rest.take([] if holder is None else [holder], [name])
     return Difference(tuple(rest.got), tuple(rest.expected))
 
 
@@ -106,13 +103,13 @@ def _parts(size: int, of: Arrays, fits: Callable[[list[str]], bool]) -> list[str
     return None
 
 
-def _inside(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
-    """Whether every number of a sorted array is one of another's."""
-    if not part.size:
+def _is_part(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
+    """Whether every number of a sorted array is one of a longer one's."""
+    if not 0 < part.size <= whole.size:
         return False
-    place = np.clip(np.searchsorted(whole, part), 1, max(whole.size - 1, 1))
-    near = np.minimum(np.abs(whole[place - 1] - part), np.abs(whole[np.minimum(place, whole.size - 1)] - part))
-    return bool((near <= slack).all())
+    place = np.searchsorted(whole, part)
+    above, below = whole[np.minimum(place, whole.size - 1)], whole[np.maximum(place - 1, 0)]
+    return bool((np.minimum(np.abs(above - part), np.abs(below - part)) <= slack).all())
 
 
 def unnamed(

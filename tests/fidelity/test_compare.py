@@ -69,6 +69,9 @@ def test_elements_without_influence_may_be_left_out() -> None:
     assert difference({"sliced": table[:2]}, {"position": table}, live={"position": live})
     assert difference({"sliced": table[3:]}, {"position": table}, live={"position": live})
     assert difference({"sliced": table[:3]}, {"position": table})
+    assert difference({}, {"position": table}, live={"position": live}) == Difference((), ("position",))
+    assert not difference({}, {"position": table}, live={"position": live & False})
+    assert difference({"expanded": np.zeros(12)}, {"state": np.zeros(4)}, live={"state": np.ones(4, bool)})
 
 
 def test_values_may_be_off_by_the_slack_alone() -> None:
