@@ -94,7 +94,7 @@ field: ## real files trained by default, docs/field.md (an environment of its ow
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.field $(ARGS)
 
-fidelity: ## exports of 180 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
+fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 

@@ -25,7 +25,7 @@ TIMEOUT = 300
 
 def _names() -> list[str]:
     """In a process of its own: modules need torch."""
-    code = "import json; from tests.fidelity.catalog import subjects; print(json.dumps(list(subjects())))"
+    code = "import json; from tests.fidelity.catalog import names; print(json.dumps(names()))"
     return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 

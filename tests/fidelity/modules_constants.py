@@ -103,7 +103,11 @@ def buffers() -> Iterator[Subject]:
     )
     yield case(
         "prototypes",
-        lambda: Net(lambda m, x: -torch.cdist(m.i(x), m.prototypes), i=nn.Linear(6, 4), prototypes=torch.randn(3, 4)),
+        lambda: Net(
+            lambda m, x: -(m.i(x)[:, None] - m.prototypes).square().sum(-1),
+            i=nn.Linear(6, 4),
+            prototypes=torch.randn(3, 4),
+        ),
         loss=CROSS_ENTROPY,
     )
     yield case(
@@ -239,7 +243,10 @@ def absent() -> Iterator[Subject]:
     )
     yield case(
         "sdpa_causal",
-        lambda: Net(lambda m, x: m.o(F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x), is_causal=True)), **qkv()),
+        lambda: Net(
+            lambda m, x: m.o(F.scaled_dot_product_attention(*(f(x)[:, None] for f in (m.q, m.k, m.v)), is_causal=True)),
+            **qkv(),
+        ),
         TOKENS,
     )
     yield case("index_add", _index_add, (floats(5, 6), integers(3, 5)))

@@ -27,6 +27,7 @@ and a tenth of the rate for the second, by module names, the same tensors move t
 frozen keeps its statistics. **warned**: other numbers are trained, and an `OnnxBackpropWarning` names every tensor of
 which that is true. **wrong**: none of this. **refused**: with a sentence of ours. **not exported**: the exporter
 fails. **not in the file**: the exporter leaves out what the training depends on, as `detach`; nothing is judged.
+Names that end in `_perturbed` are of modules whose constructor leaves zeros or ones, trained from other values.
 """
 
 

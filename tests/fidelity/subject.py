@@ -18,7 +18,7 @@ class Subject:
     """kind: of module, for the counts. inputs: what draws each of them. loss: None if the module returns its loss.
 
     frozen: patterns that a user writes because plain exporters do not say what does not require a gradient.
-    lost: what plain exporters do not write, so that their files cannot train as the module does; "" for nothing.
+    lost: exporters whose files have no trace of where the module stops the gradient.
     perturbed: trained from values as after some training, not from those that the constructor gives.
     """
 
@@ -28,7 +28,7 @@ class Subject:
     inputs: tuple[Draw, ...]
     loss: str | None = MSE
     frozen: tuple[str, ...] = ()
-    lost: str = ""
+    lost: tuple[str, ...] = ()
     perturbed: bool = False
 
     def module(self) -> Any:
