@@ -76,9 +76,10 @@ def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str,
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
+    exported = bool(signature(proto))  # whose parameters and buffers are all named
     for tensor in proto.graph.initializer:
-        origin = found.get(tensor.name)
-        if origin is None and not any(entry.key == _ORIGIN for entry in tensor.metadata_props):
+        origin = found.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
+        if origin is None and not origin_of(tensor).kind:
             continue
         said = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
         before = {entry.key: entry.value for entry in tensor.metadata_props}  # once each

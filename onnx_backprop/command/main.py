@@ -321,11 +321,7 @@ def _logging(*, verbose: bool) -> Iterator[None]:
 
 
 def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
-    return [
-        ("inputs", list(graph.inputs)),
-        ("loss", [graph.loss]),
-        ("gradients", list(graph.parameters.values())),
-    ]
+    return [("inputs", list(graph.inputs)), ("loss", [graph.loss]), ("gradients", list(graph.parameters.values()))]
 
 
 def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequence[tuple[str, list[str]]]) -> None:
