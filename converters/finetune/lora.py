@@ -13,7 +13,15 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.finetune.linear import Layers, Linear
-from onnx_backprop.converters.prepare.graphs import all_nodes, attributes_of, called, reads, unique, without_tensors
+from onnx_backprop.converters.prepare.graphs import (
+    all_nodes,
+    attributes_of,
+    called,
+    reads,
+    replace_values,
+    unique,
+    without_tensors,
+)
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
@@ -69,7 +77,7 @@ class LoraModel:
         model = without_tensors(self.base, ())
         for tensor in model.graph.initializer:
             if tensor.name in arrays:
-                tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
+                replace_values(tensor, arrays[tensor.name])
         layers = Layers(model)
         nodes = list(model.graph.node)
         replaced: dict[int, list[NodeProto]] = {}

@@ -125,6 +125,8 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         others = [v for v in node.inputs[1:3] if v is not None and origin_of(v).kind == FOLDED]
         if len(others) == 2:
             return _Verdict(doubt="the exporter has merged a convolution with what follows it, as BatchNormalization")
+    if array is not None and array.ndim == 1 and array.size > 1:  # a parameter along one axis keeps its name
+        return _Verdict(doubt="the exporter has computed it")
     weight = any(structure.is_weight(value, *use) for use in uses)
     if weight or not structure.is_single(value):
         sure = weight or (array is not None and not values.is_uniform(array)) or origin_of(value).name

@@ -34,6 +34,9 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: wha
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"(.*[/_])?[Cc]onstant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
+_INDEX = re.compile(
+    r"(ids|index|indices|idx)$"
+)  # names of buffers of integers: what is taken by them is no other number
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
@@ -43,7 +46,7 @@ class Origin(NamedTuple):
 
     kind: PARAMETER, BUFFER, CONSTANT_TENSOR, FROZEN, NAMED, FOLDED, or "" if it says nothing.
     name: in the module's `state_dict()`; "" if it is unknown.
-    parts: the parameters that the exporter computed it from, if these are several.
+    parts: the parameters and buffers that the exporter computed it from, if it is no parameter as it stands.
     """
 
     kind: str = ""
@@ -146,17 +149,18 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
 
 
 def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
+    """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
     kind = said.get(KIND) or targets.get(name) or targets.get(name.removesuffix("_bias"), "")
     if kind == PARAMETER:
         return Origin(FROZEN if said.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
     if kind:
         return Origin(kind if kind == BUFFER else CONSTANT, name)
-    sources = {target: targets[target] for target in _listed(said.get(_FOLDED_FROM, "")) if target in targets}
-    parameters = tuple(target for target, kind in sources.items() if kind == PARAMETER)
-    if len(parameters) == 1:
-        return Origin(PARAMETER, parameters[0])
+    computed_from = _listed(said.get(_FOLDED_FROM, ""))
+    sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
+    parameters = [target for target, kind in sources.items() if kind == PARAMETER]
     if parameters:
-        return Origin(PARAMETER, "", parameters)
+        only = len(computed_from) == 1  # which was transposed
+        return Origin(PARAMETER, parameters[0] if len(parameters) == 1 else "", () if only else tuple(sources))
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import assign, without_tensors
+from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
@@ -160,7 +160,7 @@ class TrainingGraph:
                     f"values: {name!r} has shape {tuple(tensor.dims)}, got an array of {np.shape(value)}"
                 )
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(kind, copy=False), name))
+            replace_values(tensor, np.asarray(value).astype(kind, copy=False))
         return model
 
     def summary(self, *, most: int | None = None) -> str:
