@@ -49,7 +49,7 @@ class Reference:
 def reference(subject: Subject, mode: str) -> Reference:
     module = subject.module().train(mode == "train")
     batches = [_with_target(subject, module, seed) for seed in range(BATCHES)]
-    first, again = (float(_loss(copy.deepcopy(module), subject.loss, batches[0], None)) for _ in range(2))
+    first, again = (_loss(copy.deepcopy(module), subject.loss, batches[0], None).item() for _ in range(2))
     if first != again:
         raise ValueError(f"{subject.name} draws random numbers in {mode} mode: two losses are {first} and {again}")
     parts = _parts(module, subject, batches)
