@@ -65,7 +65,7 @@ def _line(answer: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the name of the subjects")
+    parser.add_argument("--only", default="", help="parts of the names of the subjects, separated by commas")
     parser.add_argument("--again", action="store_true", help="judge again what has been judged")
     parser.add_argument("--report", action="store_true", help="only write docs/fidelity.md of what has been judged")
     parser.add_argument("--jobs", type=int, default=2, help="subjects at a time")
@@ -74,7 +74,7 @@ def main() -> int:
     SERVER.set_forkserver_preload(["tests.fidelity.preloaded"])
     from tests.fidelity.catalog import names as all_names  # which needs torch
 
-    names = [name for name in all_names() if options.only in name]
+    names = [name for name in all_names() if any(part in name for part in options.only.split(","))]
     answers: list[dict[str, Any]] = []
     lacking: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.fidelity.compare import SMALL, loss_gap
+from tests.fidelity.compare import loss_gap
 from tests.fidelity.subject import CROSS_ENTROPY, Subject
 
 STEPS, BATCHES, FACTOR = 20, 3, 0.1
 RATES = {"sgd": (0.03, 0.003, 0.0003), "adamw": (0.01, 0.001, 0.0001)}
+SURE = 5e-6  # gap of PyTorch's float32 and float64 up to which a rate is taken at once
 Batch = tuple[np.ndarray, ...]
 
 
@@ -112,15 +113,17 @@ def _parts(module: Any, subject: Subject, batches: Sequence[Batch]) -> tuple[str
 def _trained(
     module: Any, kind: str | None, batches: Sequence[Batch], optimizer: str, parts: tuple[str, str] | None
 ) -> Training:
-    """At the first rate that PyTorch itself is sure at: float32 and float64 agree, and the loss does not explode."""
-    result = None
+    """At the first rate that PyTorch itself is sure at: float32 and float64 agree, and the loss does not explode.
+
+    Where they do not agree well, a training tells rounding errors apart, and so two right ones from each other.
+    """
+    tried: list[Training] = []
     for rate in RATES[optimizer]:
-        result = _both(module, kind, batches, optimizer, rate, parts)
-        finite = np.isfinite(result.losses).all()
-        if finite and result.own <= SMALL / 2 and max(result.losses[-BATCHES:]) <= 2 * max(result.losses[:BATCHES]):
-            break
-    assert result is not None
-    return result
+        tried.append(_both(module, kind, batches, optimizer, rate, parts))
+        losses = tried[-1].losses
+        if tried[-1].own <= SURE and max(losses[-BATCHES:]) <= 2 * max(losses[:BATCHES]):
+            return tried[-1]
+    return min(tried, key=lambda training: training.own)
 
 
 def _both(
