@@ -57,6 +57,20 @@ def grouped(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array], Array]:
     return delta
 
 
+def transposed_kernel(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+    """Every number of ΔW by itself."""
+
+    def delta(a: Array, b: Array) -> Array:
+        result, own = np.zeros(w), w[0] // groups
+        for place in np.ndindex(*w):
+            i, o, *rest = place
+            for r in range(RANK):
+                result[place] += a[(i, r, *rest)] * b[i // own * w[1] + o, r].item()
+        return result
+
+    return delta
+
+
 def matrix(a: Array, b: Array) -> Array:
     return a @ b
 
@@ -101,6 +115,59 @@ CASES = [
     ),
     Case(
         "depthwise conv", "y = Conv <group = 3> (x, w)", (1, 3, 6, 6), {"w": f32(6, 1, 3, 3)}, grouped(3, (6, 1, 3, 3))
+    ),
+    Case(
+        "transposed conv",
+        "y = ConvTranspose <strides = [3, 1], pads = [1, 0, 2, 1], dilations = [1, 2], output_padding = [2, 0]> (x, w, c)",
+        (2, 3, 4, 5),
+        {"w": f32(3, 4, 3, 2), "c": f32(4)},
+        transposed_kernel(1, (3, 4, 3, 2)),
+    ),
+    Case(
+        "transposed conv of two groups, one axis",
+        'y = ConvTranspose <group = 2, auto_pad = "SAME_UPPER", strides = [2]> (x, w)',
+        (2, 6, 5),
+        {"w": f32(6, 2, 3)},
+        transposed_kernel(2, (6, 2, 3)),
+    ),
+    Case(
+        "depthwise transposed conv to a shape, three axes",
+        "y = ConvTranspose <group = 3, strides = [2, 2, 1], output_shape = [5, 6, 4]> (x, w)",
+        (1, 3, 2, 3, 4),
+        {"w": f32(3, 1, 3, 2, 1)},
+        transposed_kernel(3, (3, 1, 3, 2, 1)),
+    ),
+    Case("table", "i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), {"w": f32(5, 4)}, matrix),
+    Case(
+        "transposed table and one index",
+        "i = Cast <to = 6> (x) t = Transpose(w) y = Gather <axis = -2> (t, i)",
+        (),
+        {"w": f32(4, 5)},
+        transposed,
+    ),
+    Case(
+        "weights of a lstm",
+        "y, h, s = LSTM <hidden_size = 3> (x, w, v)",
+        (4, 2, 5),
+        {"w": f32(1, 12, 5), "v": f32(1, 12, 3)},
+        left,
+    ),
+    Case(
+        "recurrent weights of a gru, both directions",
+        'y, h = GRU <hidden_size = 3, direction = "bidirectional"> (x, v, w)',
+        (4, 2, 5),
+        {"v": f32(2, 9, 5), "w": f32(2, 9, 3)},
+        left,
+    ),
+    Case("matrices of experts", "y = MatMul(x, w)", (2, 3, 5), {"w": f32(2, 5, 4)}, matrix),
+    Case("matrices of experts and a vector", "y = MatMul(x, w)", (5,), {"w": f32(2, 5, 4)}, matrix),
+    Case("matrices of experts from the left", "y = MatMul(w, x)", (2, 5, 3), {"w": f32(2, 4, 5)}, left),
+    Case(
+        "attention of onnxruntime",
+        "y = com.microsoft.Attention <num_heads = 2> (x, w, c)",
+        (2, 3, 4),
+        {"w": f32(4, 12), "c": f32(12)},
+        matrix,
     ),
     Case(
         "in a function",
