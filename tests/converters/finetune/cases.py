@@ -140,8 +140,8 @@ CASES = [
     Case("table", "i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), {"w": f32(5, 4)}, matrix),
     Case(
         "transposed table and one index",
-        "i = Cast <to = 6> (x) t = Transpose(w) y = Gather <axis = -2> (t, i)",
-        (),
+        "s = Squeeze(x) i = Cast <to = 6> (s) t = Transpose(w) y = Gather <axis = -2> (t, i)",
+        (1,),
         {"w": f32(4, 5)},
         transposed,
     ),
@@ -207,6 +207,19 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
     half = rng().standard_normal((5, 4)).astype(np.float16)
     cast = Case("", "f = Cast <to = 1> (q) y = MatMul(x, f)", (3, 5), {"q": half}, None)
 
+    per_row = {**dq.tensors, "q": numbers.T.copy()}
+    table = Case(
+        "", "i = Cast <to = 7> (x) d = DequantizeLinear <axis = 0> (q, s, z) y = Gather(d, i)", (3, 4), per_row, None
+    )
+    kernels = rng().integers(-100, 100, (3, 4, 3)).astype(np.int8)
+    transposed_conv = Case(
+        "",
+        "d = DequantizeLinear <axis = 1> (q, s, z) y = ConvTranspose <strides = [2]> (x, d)",
+        (1, 3, 6),
+        {**dq.tensors, "q": kernels},
+        None,
+    )
+
     def twin(nodes: str, x: tuple[int, ...], w: Array) -> ModelProto:
         return Case("", nodes, x, {"w": np.ascontiguousarray(w, np.float32)}, None).model()
 
@@ -218,6 +231,20 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
             conv.model(),
             twin("y = Conv(x, w)", (1, 3, 6, 6), per_channel * steps[:, None, None, None]),
             grouped(1, (4, 3, 3, 3)),
+        ),
+        "QDQ table": (
+            table.model(),
+            twin("i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), ((numbers - zeros.astype(np.float32)) * steps).T),
+            matrix,
+        ),
+        "QDQ transposed conv": (
+            transposed_conv.model(),
+            twin(
+                "y = ConvTranspose <strides = [2]> (x, w)",
+                (1, 3, 6),
+                (kernels - zeros.astype(np.float32)[:, None]) * steps[:, None],
+            ),
+            transposed_kernel(1, (3, 4, 3)),
         ),
         "MatMulNBits": (bits.model(), twin(linear, (2, 32), unpacked), matrix),
         "stored in float16": (cast.model(), twin(linear, (3, 5), half.astype(np.float32)), matrix),
