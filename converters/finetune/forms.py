@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.finetune.linear import PACKED, Layers, Linear
+from onnx_backprop.converters.finetune.linear import PACKED, PACKED_TABLE, Layers, Linear
 from onnx_backprop.converters.prepare.graphs import attributes_of, called, unique
 
 Array = np.ndarray
@@ -111,7 +111,7 @@ class Kernel(Form):
 
 
 class Table(Form):
-    """W[ids] of Gather: A (V, r), B (r, D); A zero, B standard normal at first, as PEFT has them."""
+    """W[ids] of Gather and GatherBlockQuantized: A (V, r), B (r, D); at first A zero, B standard normal, as in PEFT."""
 
     def shapes(self, rank: int) -> tuple[list[int], list[int]]:
         return [self.dims[0], rank], [rank, self.dims[1]]
@@ -185,7 +185,9 @@ class Emitter:
 def form_of(layer: Linear) -> Form:
     """How an adapter goes beside a layer."""
     op_type = layer.node.op_type
-    if op_type in ("Conv", "ConvTranspose", "Gather"):
-        return Table(layer) if op_type == "Gather" else Kernel(layer)
+    if op_type in ("Conv", "ConvTranspose"):
+        return Kernel(layer)
+    if op_type in ("Gather", PACKED_TABLE):
+        return Table(layer)
     matrix = op_type in ("Gemm", PACKED) or (op_type == "MatMul" and len(layer.dims) == 2)
     return Matrix(layer) if matrix else InFront(layer)

@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.graphs import assign, attributes_of, reads
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
+PACKED_TABLE = "GatherBlockQuantized"
 RECURRENT = ("GRU", "LSTM", "RNN")
 # the inputs that may be weights, by domain and operator; MatMul has one weight
 PLACES = {("", op_type): (1,) for op_type in ("Conv", "ConvTranspose", "Gemm")} | {("", "Gather"): (0,)}
@@ -54,7 +55,7 @@ class Linear:
     def exact(self) -> bool:
         """Whether the weight is the tensor itself, perhaps transposed."""
         plain = all(link.op_type in ("Identity", "Transpose") for link in self.weight.chain)
-        return plain and self.node.op_type != PACKED
+        return plain and self.node.op_type not in (PACKED, PACKED_TABLE)
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +68,7 @@ class Linear:
         op_type, rank = self.node.op_type, len(self.dims)
         if op_type == "Gemm":
             return 0 if attributes_of(self.node).get("transB") else 1
-        if op_type in ("Conv", "ConvTranspose", "Gather"):
+        if op_type in ("Conv", "ConvTranspose", "Gather", PACKED_TABLE):
             return 0 if op_type == "Conv" else 1
         return rank - 2 if op_type in RECURRENT or self.place == 0 else rank - 1
 
@@ -94,11 +95,8 @@ class Layers:
 
     def layers(self, node: NodeProto) -> list[Linear]:
         """A node with each of its weights; nothing for another node, and where the weights are computed."""
-        if (node.domain, node.op_type) == (MICROSOFT, PACKED):
-            values, scales = attributes_of(node), self.tensors.get(node.input[2])
-            if node.input[1] not in self.tensors or scales is None:
-                return []
-            return [Linear(node, 1, Stored(node.input[1], (values["K"], values["N"]), scales.data_type))]
+        if node.domain == MICROSOFT and node.op_type in (PACKED, PACKED_TABLE):
+            return self._packed(node)
         result: list[Linear] = []
         for place in PLACES.get((node.domain, node.op_type), ()):
             weight = self.stored(node.input[place])
@@ -106,8 +104,20 @@ class Layers:
                 result.append(Linear(node, place, weight))
         return result[:1] if node.op_type == "MatMul" else result
 
+    def _packed(self, node: NodeProto) -> list[Linear]:
+        place = 1 if node.op_type == PACKED else 0
+        values, data, scales = attributes_of(node), *(self.tensors.get(node.input[n]) for n in (place, 2))
+        if data is None or scales is None:
+            return []
+        if place == 1:
+            return [Linear(node, 1, Stored(node.input[place], (values["K"], values["N"]), scales.data_type))]
+        if len(data.dims) != 2 or values.get("gather_axis", 0) not in (0, -2):
+            return []
+        in_a_byte = 8 // values.get("bits", 4) if data.data_type == TensorProto.UINT8 else 1
+        return [Linear(node, 0, Stored(node.input[place], (data.dims[0], data.dims[1] * in_a_byte), scales.data_type))]
+
     def sources(self, name: str) -> set[str]:
-        """The tensors of the file that a value is computed from; none if it is computed from anything else too."""
+        """The tensors of the file that a value is computed from; none if anything else is, or a layer, on the way."""
         result: set[str] = set()
         todo = [name] if name in self.tensors or name in self._constant else []
         seen: set[str] = set()
@@ -121,11 +131,11 @@ class Layers:
 
     @cached_property
     def _constant(self) -> set[str]:
-        """The values that nodes compute from tensors of the file alone."""
+        """The values that nodes that are no layers compute from tensors of the file alone."""
         result: set[str] = set()
         for node in self.graph.node:
             names = reads(node)
-            if names and all(name in self.tensors or name in result for name in names):
+            if names and all(name in self.tensors or name in result for name in names) and not self.layers(node):
                 result.update(node.output)
         return result
 

@@ -125,9 +125,9 @@ def lora(
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
         targets: the weights of Gemm, MatMul, Conv, ConvTranspose, GRU, LSTM, RNN, com.microsoft's Attention and
-            MatMulNBits, and tables of Gather, quantized ones behind DequantizeLinear included: names, globs or regular
-            expressions of tensors, nodes, or modules of PyTorch, where its exporter has written these into the file.
-            ["*"]: all.
+            MatMulNBits, and tables of Gather and com.microsoft's GatherBlockQuantized, quantized ones behind
+            DequantizeLinear included: names, globs or regular expressions of tensors, nodes, or modules of PyTorch,
+            where its exporter has written these into the file. ["*"]: all.
         rank: of ΔW, at most.
         alpha: ΔW's scale times its rank. Default: the rank.
         also: initializers that are trained whole and travel with the adapters, as a new head's.
@@ -145,7 +145,7 @@ def lora(
       nodes read the sum W + (alpha / rank)·ΔW, which each run computes.
 
     A is uniform in ±1/√K, K being the numbers that each output is a sum over, B zero; of tables A is zero, B standard
-    normal, as PEFT has it: the model computes what it did. They are called `<W>.lora_A` and `<W>.lora_B`. Nodes that
+    normal, as in PEFT: the model computes what it did. They are called `<W>.lora_A` and `<W>.lora_B`. Nodes that
     read one weight in one way share them; an embedding and a head that are tied have adapters of their own, and are two
     tensors when they are merged. A weight that is read elsewhere too is changed beside the chosen nodes alone.
 

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from onnx import TensorProto
-
 from onnx_backprop.converters.finetune.linear import PLACES, Layers, Linear, names_of
 from onnx_backprop.converters.prepare.graphs import all_nodes, attributes_of, called
 from onnx_backprop.converters.prepare.large_weights import FLOATS
@@ -22,7 +20,6 @@ _MULTIPLYING |= {"DynamicQuantizeMatMul", "EmbedLayerNormalization", "FusedConv"
 _MULTIPLYING |= {"Gather", "GatherBlockQuantized", "Gemm", "GemmFastGelu", "LSTM", "MatMul", "MatMulInteger", "MoE"}
 _MULTIPLYING |= {"MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearConv", "QMoE"}
 _MULTIPLYING |= {"QLinearMatMul", "RNN", "TransposeMatMul"}
-_NO_WEIGHTS = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)  # indices, lengths and masks
 _SHOWN = 6
 _EXPECTED = (
     "a tensor of the file that a Gemm, MatMul, MatMulNBits, Conv, ConvTranspose, GRU, LSTM, RNN or Attention of the "
@@ -88,7 +85,8 @@ def _others(layers: Layers, found: Collection[Place]) -> dict[str, list[_Other]]
                 if node is outer and (n, k) in found:
                     continue
                 if k in weights:
-                    read |= {tensor: _is_weight(layers.tensors[tensor]) for tensor in sorted(layers.sources(name))}
+                    for tensor in sorted(layers.sources(name)):
+                        read[tensor] = sum(length > 1 for length in layers.tensors[tensor].dims) > 1  # no bias
                 elif name in layers.tensors:
                     read.setdefault(name, False)
             for tensor, weight in (read or {"": False}).items():
@@ -96,11 +94,6 @@ def _others(layers: Layers, found: Collection[Place]) -> dict[str, list[_Other]]
                     result[name].append(_Other(tensor, node.op_type, called(node), weight))
     result.pop("", None)
     return result
-
-
-def _is_weight(tensor: TensorProto) -> bool:
-    """Whether a tensor is a matrix or a kernel, and neither a bias nor indices."""
-    return tensor.data_type not in _NO_WEIGHTS and sum(length > 1 for length in tensor.dims) > 1
 
 
 def _refused(layers: Layers, target: str | re.Pattern[str], beside: Iterable[_Other]) -> InvalidArgumentError:

@@ -204,9 +204,23 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
     )
     nibbles = np.stack([packed["q"] & 15, packed["q"] >> 4], -1).reshape(4, 2, 16).astype(np.float32)
     unpacked = ((nibbles - 8) * packed["s"].reshape(4, 2, 1)).reshape(4, 32).T.copy()
+    rows = Case(
+        "",
+        "i = Cast <to = 7> (x) y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16> (q, i, s)",
+        (3, 4),
+        {"q": packed["q"].reshape(4, 16), "s": packed["s"].reshape(4, 2)},
+        None,
+    )
     half = rng().standard_normal((5, 4)).astype(np.float16)
     cast = Case("", "f = Cast <to = 1> (q) y = MatMul(x, f)", (3, 5), {"q": half}, None)
 
+    experts = Case(
+        "",
+        "d = DequantizeLinear <axis = 2> (q, s, z) y = MatMul(x, d)",
+        (2, 3, 5),
+        {**dq.tensors, "q": np.stack([numbers] * 2)},
+        None,
+    )
     per_row = {**dq.tensors, "q": numbers.T.copy()}
     table = Case(
         "", "i = Cast <to = 7> (x) d = DequantizeLinear <axis = 0> (q, s, z) y = Gather(d, i)", (3, 4), per_row, None
@@ -246,7 +260,13 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
             ),
             transposed_kernel(1, (3, 4, 3)),
         ),
+        "QDQ experts": (
+            experts.model(),
+            twin(linear, (2, 3, 5), np.stack([(numbers - zeros.astype(np.float32)) * steps] * 2)),
+            matrix,
+        ),
         "MatMulNBits": (bits.model(), twin(linear, (2, 32), unpacked), matrix),
+        "packed table": (rows.model(), twin("i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), unpacked.T), matrix),
         "stored in float16": (cast.model(), twin(linear, (3, 5), half.astype(np.float32)), matrix),
     }
 

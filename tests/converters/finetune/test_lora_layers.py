@@ -192,7 +192,9 @@ def test_what_a_pattern_names_and_no_adapter_goes_beside_is_named(name: str) -> 
     assert adapted.trainable == ("w.lora_A", "w.lora_B")
     assert lora(base, ["w"], 1).trainable == adapted.trainable, "without a warning"
     left = "k" if "k" in tensors else "v"
-    with pytest.raises(InvalidArgumentError, match=f"targets: '{left}\\*' names '{left}' of the .*no adapter goes"):
+    with pytest.raises(
+        InvalidArgumentError, match=rf"'{left}\*' names '{left}' of the \w*(Einsum|MatMul)\w* '.*no adapter"
+    ):
         lora(base, [f"{left}*"], 1)
     if tensors[left].dtype == np.float32:
         assert lora(base, ["*"], 1, also=[left]).trainable == ("w.lora_A", "w.lora_B", left)
@@ -200,9 +202,11 @@ def test_what_a_pattern_names_and_no_adapter_goes_beside_is_named(name: str) -> 
 
 def test_biases_scales_and_indices_are_no_weights() -> None:
     base = model(
-        """g (float[N, 4] x) => (float[N, 3, 4] y)
+        """g (float[N, 4] x) => (float[N, 3, 4] y, float[3, 2, N, 2] r)
         { a = Gemm(x, w, c) n = LayerNormalization(a, s, c) m = Mul(n, rows) p = PRelu(m, s)
-          e = Gather(table, places) q = Unsqueeze(p, one) y = Add(q, e) }""",
+          e = Gather(table, places) q = Unsqueeze(p, one) y = Add(q, e)
+          t = Transpose <perm = [1, 0, 2]> (y)
+          r, last = GRU <hidden_size = 2, direction = "bidirectional"> (t, v, u, bias) }""",
         w=numbers(4, 4),
         c=numbers(4),
         s=numbers(4),
@@ -210,5 +214,51 @@ def test_biases_scales_and_indices_are_no_weights() -> None:
         table=numbers(3, 4),
         places=np.array([0, 2, 1]),
         one=np.array([1]),
+        v=numbers(2, 6, 4),
+        u=numbers(2, 6, 2),
+        bias=numbers(2, 12),
     )
-    assert lora(base, ["*"], 1).trainable == ("w.lora_A", "w.lora_B", "table.lora_A", "table.lora_B")
+    adapted = lora(base, ["*"], 1)
+    assert {name.split(".")[0] for name in adapted.trainable} == {"w", "table", "v", "u"}
+    with pytest.raises(InvalidArgumentError, match="matches no initializer"):
+        lora(base, ["m*", "PRelu*"], 1)
+
+
+def test_a_product_of_two_weights_has_one_adapter() -> None:
+    base = model(
+        "g (float[N, 4] x) => (float y) { p = MatMul(k, w) y = MatMul(x, p) }", k=numbers(4, 4), w=numbers(4, 4)
+    )
+    with pytest.warns(OnnxBackpropWarning, match="frozen: 'k' of the MatMul 'p'. To"):
+        assert lora(base, ["*"], 1).trainable == ("w.lora_A", "w.lora_B")
+
+
+BOUNDS = {
+    "y = ConvTranspose <group = 4> (x, w)": ((8, 5, 50), 2 * 50),
+    "y = MatMul(x, w)": ((7, 30, 5), 30),
+    "y, h = RNN <hidden_size = 11> (x, w, v)": ((1, 11, 40), 40),
+}
+
+
+@pytest.mark.parametrize("text", BOUNDS)
+def test_what_an_adapter_begins_with(text: str) -> None:
+    shape, inputs = BOUNDS[text]
+    base = model(f"g (float[N, M, K] x) => (float y) {{ {text} }}", w=numbers(*shape), v=numbers(1, 11, 11))
+    adapted = lora(base, ["w"], 4)
+    a, b = (tensor(adapted.model, name) for name in adapted.trainable)
+    assert 0.9 < np.abs(a).max() * inputs**0.5 <= 1
+    assert not b.any()
+
+
+def test_a_table_begins_with_zeros() -> None:
+    base = model("g (int64[N] i) => (float y) { y = Gather(w, i) }", w=numbers(90, 80))
+    a, b = (tensor(m := lora(base, ["w"], 9).model, f"w.lora_{factor}") for factor in "AB")
+    assert not a.any()
+    assert abs(b.std() - 1) < 0.1
+    assert m == lora(base, ["w"], 9).model
+
+
+def test_a_packed_table_that_is_read_along_its_columns_has_none() -> None:
+    packed = {"q": np.zeros((4, 16), np.uint8), "s": np.ones((4, 2), np.float32)}
+    text = "y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16, gather_axis = 1> (q, i, s)"
+    with pytest.raises(InvalidArgumentError, match="'q' names 'q' of the GatherBlockQuantized 'y'"):
+        lora(model(f"g (int64[N] i) => (float y) {{ {text} }}", **packed), ["q"], 1)
