@@ -69,7 +69,7 @@ def choose(layers: Layers, targets: Patterns, whole: Collection[str]) -> tuple[l
     for place in sorted(chosen):
         together[_reading(found[place])][place] = found[place]
     instead = _instead(layers, missed, ". To train them whole: ")
-    warning = f"lora: targets names weights that no adapter goes beside, they stay frozen: {_shown(missed)}{instead}"
+    warning = f"lora: targets names weights that no adapter goes beside and that stay frozen: {_shown(missed)}{instead}"
     return list(together.values()), warning if missed else ""
 
 
