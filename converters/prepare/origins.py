@@ -34,6 +34,11 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: wha
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"(.*[/_])?[Cc]onstant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
+# what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
+_REARRANGED = re.compile(
+    r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
+    r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
+)
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
@@ -159,7 +164,9 @@ def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> O
     sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
     parameters = [target for target, kind in sources.items() if kind == PARAMETER]
     if parameters:
-        only = len(computed_from) == 1  # which was transposed
+        if name.partition("_")[0] == "detach":
+            return Origin(CONSTANT)
+        only = len(computed_from) == 1 and _REARRANGED.fullmatch(name) is not None
         return Origin(PARAMETER, parameters[0] if len(parameters) == 1 else "", () if only else tuple(sources))
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)

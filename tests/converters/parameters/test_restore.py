@@ -79,8 +79,8 @@ def test_equal_biases_of_two_modules_are_two_parameters() -> None:
     )
     a, b = X @ W + ones, X @ (W + 1) + ones
     dy = 2 * (a + b * b) / 8
-    np.testing.assert_allclose(outputs[0], dy.sum(0), rtol=1e-5)
-    np.testing.assert_allclose(outputs[1], (dy * 2 * b).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(outputs[0]), dy.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(outputs[1]), (dy * 2 * b).sum(0), rtol=1e-5)
 
 
 def test_a_constant_that_was_merged_with_a_parameter_is_none() -> None:
@@ -151,7 +151,7 @@ def test_a_transposed_copy_of_a_parameter_is_tied_to_it() -> None:
     dy = 2 * (a @ table.T - 1) / 8
     expected = dy.T @ a
     expected[[1, 3]] += dy @ table
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(gradient), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_what_an_exporter_repeated_is_one_row() -> None:
@@ -169,7 +169,7 @@ def test_what_an_exporter_repeated_is_one_row() -> None:
     feeds = {"x": X, "target": np.ones((2, 4), np.float32), **graph.initial_values()}
     (gradient,) = ob.session(graph.model).run([graph.parameters["token"]], feeds)
     dy = 2 * ((X + token) @ W - 1) / 8
-    np.testing.assert_allclose(gradient, (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
