@@ -16,7 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, WRONG, Answer, Point, Precision, judge
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
+from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -128,6 +130,12 @@ class Examiner:
         differentiation = Differentiation(graph_model, wrt=names, of=of)
         differentiation.given = wrt is not None
         variables = differentiation.emit()
+        inside = [x for x in differentiation.wrt if x.producer() is not None]
+        if inside:
+            raise InvalidArgumentError(
+                f"wrt: {inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
+                "inputs and initializers: their gradients pass through it"
+            )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
@@ -183,9 +191,24 @@ class Examiner:
         }
         return dys, {name: dys[y] for y, name in subject.seeds.items()}
 
+    def _held(self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds) -> tuple[_Subject, Run, Feeds]:
+        """A forward in which stopped values are inputs: differences at a point move nothing behind a stop."""
+        stopped = [node.output[0] for node in subject.model.graph.node if is_stop(node)]
+        if not stopped:
+            return subject, forward, feeds
+        at = self.open(with_outputs(subject.model, stopped))(feeds | values)
+        held = copied(subject.model)
+        assign(held.graph.node, [node for node in held.graph.node if not is_stop(node)])
+        held.graph.input.extend(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in at.items()
+        )
+        return replace(subject, model=held), self.open(held), feeds | at
+
     def _results(
         self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds, progress: Progress
     ) -> tuple[tuple[Result, ...], str]:
+        subject, forward, feeds = self._held(subject, forward, feeds, values)
         everything = feeds | values
         outputs = forward(everything)
         dys, fed = self._cotangents(subject, outputs)

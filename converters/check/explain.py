@@ -12,10 +12,11 @@ from onnx import ModelProto
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Verdict
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
-from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
+from onnx_backprop.converters.prepare.load import load
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import backward, pick_floats
+from onnx_backprop.converters.reverse.backward import backward
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
@@ -27,6 +28,7 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
@@ -140,7 +142,11 @@ class GradientExplanation:
 
 
 def explain_gradients(
-    model: ModelProto | ir.Model | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
+    model: ModelProto | ir.Model | str | Path,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    stop: Patterns | None = None,
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
@@ -149,9 +155,10 @@ def explain_gradients(
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.
-        wrt: graph inputs and initializers, of any type. Default: every float one; initializers that are no parameters
-            are told with what they are instead, as `exponent of Pow`.
-        of: graph outputs. Default: every float output.
+        wrt: graph inputs and initializers, of any type, or values inside the graph. Default: every float input and
+            initializer; those that are no parameters are told with what they are instead, as `exponent of Pow`.
+        of: graph outputs, or values inside the graph. Default: every float output.
+        stop: values that no gradient passes, as `backward` takes them.
 
     The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. A rule is tried on
     its node with what is known of the types and shapes, so that attributes it refuses show here.
@@ -159,15 +166,15 @@ def explain_gradients(
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
     proto = load(model)
-    ir_model = to_ir(prepare(proto))
+    _, ir_model = prepared(proto, stop=stop, wrt=wrt, of=of)
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
     targets = [v for v in outputs.values() if is_float(v)]
     if of is not None:
-        targets = pick_floats(of, outputs, argument="of", what="a graph output")
+        targets = require_floats(pick_values(graph, of, outputs, argument="of", what=OUTPUT), "of")
     if wrt is not None:
-        variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
+        variables = pick_values(graph, wrt, values, argument="wrt", what=INPUT)
         taken, left_out = [v for v in variables if is_float(v)], {}
     else:
         variables = [v for v in values.values() if is_float(v)]
@@ -185,15 +192,15 @@ def explain_gradients(
     ]
     result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
     by = wrt if wrt is not None or left_out or any(v.is_initializer() for v in taken) else [str(v.name) for v in taken]
-    return replace(result, refusal=_refusal(proto, by or None, of)) if result.ok else result
+    return replace(result, refusal=_refusal(proto, by or None, of, stop)) if result.ok else result
 
 
-def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:
+def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None, stop: Patterns | None) -> str:
     """What a conversion says against a model whose nodes are served one by one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OnnxBackpropWarning)
         try:
-            backward(model, wrt=wrt, of=of)
+            backward(model, wrt=wrt, of=of, stop=stop)
         except OnnxBackpropError as e:
             return str(e)
     return ""

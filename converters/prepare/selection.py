@@ -13,11 +13,14 @@ REGEX = "re:"
 _WILDCARDS = frozenset("*?[")
 
 
-def select(argument: str, patterns: Patterns, names: Iterable[str], *, exact: Iterable[str] = ()) -> list[str]:
+def select(
+    argument: str, patterns: Patterns, names: Iterable[str], *, exact: Iterable[str] = (), what: str = "an initializer"
+) -> list[str]:
     """The names that any of the patterns chooses; those of one pattern in the order of `names`.
 
     A string that is a name means that name, whatever characters it has. `names`: what patterns choose from; `exact`:
-    further names that are found when they are written out. A regular expression has to match the whole name.
+    further names that are found when they are written out. `what`: what they name, for messages.
+    A regular expression has to match the whole name.
 
     Raises: InvalidArgumentError for a string instead of a list, an empty list, a name given twice, an expression that
     does not compile, and a pattern that matches nothing, with near misses.
@@ -36,7 +39,7 @@ def select(argument: str, patterns: Patterns, names: Iterable[str], *, exact: It
             continue
         found = _matches(argument, pattern, pool)
         if not found:
-            raise _nothing(argument, pattern, pool, known)
+            raise _nothing(argument, pattern, pool, known, what)
         for name in found:
             result.setdefault(name, False)
     return list(result)
@@ -58,11 +61,11 @@ def _matches(argument: str, pattern: str | re.Pattern[str], names: Sequence[str]
 
 
 def _nothing(
-    argument: str, pattern: str | re.Pattern[str], pool: Sequence[str], known: Iterable[str]
+    argument: str, pattern: str | re.Pattern[str], pool: Sequence[str], known: Iterable[str], what: str
 ) -> InvalidArgumentError:
     text = pattern if isinstance(pattern, str) else pattern.pattern
     if not is_pattern(pattern):
         hint = near(text, known) or suggest(text, pool)
-        return InvalidArgumentError(f"{argument}: expected the name of an initializer, got {text!r}{hint}")
+        return InvalidArgumentError(f"{argument}: expected the name of {what}, got {text!r}{hint}")
     plain = re.sub(r"[\\*?^$()\[\]|+]", "", text.removeprefix(REGEX))
-    return InvalidArgumentError(f"{argument}: {text!r} matches no initializer{suggest(plain, pool)}")
+    return InvalidArgumentError(f"{argument}: {text!r} matches no {what.partition(' ')[2]}{suggest(plain, pool)}")

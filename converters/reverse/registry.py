@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
@@ -55,6 +56,7 @@ class Stop(NamedTuple):
     refused: bool = False
 
 
+_STOPPED = Stop("it is marked as a stop")
 NO_GRADIENT: dict[tuple[str, str], Stop] = {}  # by domain and operator
 
 
@@ -128,7 +130,7 @@ def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
 
 def stops(node: ir.Node) -> Stop | None:
     """Why no gradient flows through a node, or None when one may."""
-    return NO_GRADIENT.get((node.domain, node.op_type))
+    return _STOPPED if is_stop(node) else NO_GRADIENT.get((node.domain, node.op_type))
 
 
 def served_versions(op_type: str, domain: str = "") -> list[int]:

@@ -14,8 +14,9 @@ from onnx import ModelProto
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer, pick, prepare
+from onnx_backprop.converters.prepare.load import check_names, infer, pick
 from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
@@ -44,6 +45,8 @@ def training_graph(
     loss: AnyLoss = None,
     trainable: Patterns | None = None,
     frozen: Patterns | None = None,
+    wrt_inputs: Sequence[str] = (),
+    stop: Patterns | None = None,
     optimizer: Optimizer | str | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
@@ -82,6 +85,10 @@ def training_graph(
             none, unless its name is written out: exponents, eps, limits, masks, scales, statistics, tables of
             positions, single numbers in plain arithmetic. `TrainingGraph.left_out` says what was taken for what.
         frozen: initializers to leave out of that. No gradient is computed for them or for what lies before them alone.
+        wrt_inputs: float inputs of the model to differentiate by as well: `<x>_grad` = ∂loss/∂x, of the shape and type
+            of x, are outputs behind the model's own, see `TrainingGraph.input_gradients`. Clipping, accumulation and
+            the scale of the loss do not change them. Without an optimizer the model may then have no parameters.
+        stop: values inside the graph that no gradient passes, as `backward` takes them.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
@@ -130,8 +137,7 @@ def training_graph(
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original = prepare(model)
-    ir_model = to_ir(original)
+    original, ir_model = prepared(model, stop=stop)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     share(ir_model.graph, tie)
     if untie:
@@ -139,7 +145,11 @@ def training_graph(
     split_statistics(ir_model.graph)
     if training_mode:
         train(ir_model.graph)
-    _check_names(ir_model.graph, trainable, frozen)
+    asked = _inputs_in(ir_model.graph, trainable, trained=updater is not None)
+    if wrt_inputs:
+        check_names("wrt_inputs", wrt_inputs)
+    wrt_inputs = [*wrt_inputs, *(name for name in asked if name not in wrt_inputs)]
+    _check_names(ir_model.graph, None if asked else trainable, frozen)
     inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
     half = check_precision(precision, ir_model.graph)
     made = used_names(ir_model.graph)
@@ -147,7 +157,7 @@ def training_graph(
     graph = ir_model.graph
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
-    choice = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
+    choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others])
     op = LossBuilder(used_names(graph))
     stateful = carry_state or updater is not None
     state = renew_statistics(graph, op) if stateful else {}
@@ -165,6 +175,8 @@ def training_graph(
         Differentiation,
         ir_model,
         wrt=choice.wanted,
+        inputs=wrt_inputs,
+        inputs_alone=updater is None,
         without=choice.without,
         argument="trainable",
         straight_through=straight_through,
@@ -173,6 +185,7 @@ def training_graph(
         progress=progress,
     )
     scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half, budget=budget is not None)
+    input_gradients = {name: parameters.pop(name) for name in wrt_inputs}
     if scale is not None and updater is None:
         with_default(graph, scale)
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
@@ -180,10 +193,11 @@ def training_graph(
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
     backward = set(graph) - forward
     produced = {str(v.name): v for node in graph for v in node.outputs}
-    gradients = [produced[name] for name in parameters.values()]
+    gradients = [produced[name] for name in (*input_gradients.values(), *parameters.values())]
     known: dict[str, Any] = {}
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
+        end += len(input_gradients)
         known = _add_update(ir_model, updater, parameters, end, named, masks, scale, norms=gradient_norms)
     expected = None
     if budget is not None:
@@ -195,6 +209,7 @@ def training_graph(
         inputs=(*inputs, *targets),
         target=targets[0] if targets else None,
         parameters=parameters,
+        input_gradients=input_gradients,
         outputs=outputs,
         frozen=tuple(name for name in choice.frozen if name not in parameters),
         left_out=choice.left_out,
@@ -225,6 +240,19 @@ def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns |
         raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
 
 
+def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) -> list[str]:
+    """The inputs of the model that `trainable` names where it names nothing else: the caller wants their gradients."""
+    inputs = {str(value.name) for value in graph.inputs if not value.is_initializer()}
+    listed = () if trainable is None or isinstance(trainable, str) else trainable
+    named = [name for name in listed if isinstance(name, str) and name in inputs]
+    if named and (trained or len(named) < len(listed)):
+        raise InvalidArgumentError(
+            f"trainable: {named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it"
+        )
+    return named
+
+
 class _Choice(NamedTuple):
     """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
 
@@ -242,8 +270,9 @@ def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patt
     names = [str(v.name) for v in graph.initializers.values()]
     frozen_names = select("frozen", frozen, names) if frozen else []
     without = dict.fromkeys(frozen_names, "frozen") | left_out
-    if trainable is None:
-        return _Choice(None, without, [name for name in reached if name in frozen_names], left_out)
+    if not trainable:  # the default, or none at all
+        without |= {} if trainable is None else dict.fromkeys(reached, "not asked for")
+        return _Choice(None, without, [name for name in reached if name in without], left_out)
     patterns = _any_pattern(trainable, names)
     chosen = select("trainable", trainable, reached, exact=names) if patterns else [str(name) for name in trainable]
     chosen = [name for name in chosen if name in trainable or name not in frozen_names]

@@ -44,6 +44,7 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         model,
         wrt=arguments.wrt,
         of=arguments.of,
+        stop=arguments.stop,
         kernels=arguments.kernels,
         inline=arguments.inline,
         straight_through=arguments.straight_through,

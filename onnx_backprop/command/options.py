@@ -20,8 +20,9 @@ from onnx_backprop.training import stored
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--wrt": _NAMES | {"help": "inputs and initializers to differentiate by (default: every float one)"},
-    "--of": _NAMES | {"help": "outputs to differentiate (default: every float one)"},
+    "--wrt": _NAMES | {"help": "inputs, initializers and values inside to differentiate by (default: every float one)"},
+    "--stop": _NAMES | {"help": "values inside the graph that no gradient passes; globs too"},
+    "--of": _NAMES | {"help": "outputs, or values inside, to differentiate (default: every float output)"},
     "--loss": {"choices": (*LOSSES, NO_LOSS), "help": f"the loss to add; {NO_LOSS}: the model's output is its loss"},
     "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
@@ -66,7 +67,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
-    names += ("untie", "precision", "memory")
+    names += ("stop", "untie", "precision", "memory")
     given = {name: getattr(arguments, name) for name in names}
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
