@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Verdict
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.load import load
 from onnx_backprop.converters.prepare.selection import Patterns
@@ -147,6 +149,7 @@ def explain_gradients(
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
     stop: Patterns | None = None,
+    free: Free | None = None,
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
@@ -158,7 +161,7 @@ def explain_gradients(
         wrt: graph inputs and initializers, of any type, or values inside the graph. Default: every float input and
             initializer; those that are no parameters are told with what they are instead, as `exponent of Pow`.
         of: graph outputs, or values inside the graph. Default: every float output.
-        stop: values that no gradient passes, as `backward` takes them.
+        stop, free: values that no gradient passes, and lengths that become symbols, as `backward` takes them.
 
     The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. A rule is tried on
     its node with what is known of the types and shapes, so that attributes it refuses show here.
@@ -166,7 +169,7 @@ def explain_gradients(
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
     proto = load(model)
-    _, ir_model = prepared(proto, stop=stop, wrt=wrt, of=of)
+    _, ir_model = prepared(proto, stop=stop, free=free, wrt=wrt, of=of)
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
@@ -192,15 +195,17 @@ def explain_gradients(
     ]
     result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
     by = wrt if wrt is not None or left_out or any(v.is_initializer() for v in taken) else [str(v.name) for v in taken]
-    return replace(result, refusal=_refusal(proto, by or None, of, stop)) if result.ok else result
+    return (
+        replace(result, refusal=_refusal(proto, wrt=by or None, of=of, stop=stop, free=free)) if result.ok else result
+    )
 
 
-def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None, stop: Patterns | None) -> str:
+def _refusal(model: ModelProto, **arguments: Any) -> str:
     """What a conversion says against a model whose nodes are served one by one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OnnxBackpropWarning)
         try:
-            backward(model, wrt=wrt, of=of, stop=stop)
+            backward(model, **arguments)
         except OnnxBackpropError as e:
             return str(e)
     return ""

@@ -33,7 +33,7 @@ def vjp(
     """Σ_y (∂y/∂x)ᵀ · `<y>_grad` as further outputs `<x>_grad`, every y being seeded by an input, one number too.
 
     Args:
-        model, wrt, of, options (stop, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
         batched: several seeds in one run: `<y>_grad` has a further axis 0 and so has `<x>_grad`, of the same length,
             which each run chooses, 1 at least. What does not depend on the seeds is computed once.
 
@@ -54,7 +54,7 @@ def jvp(
     """Σ_x ∂y/∂x · `<x>_tangent` as further outputs `<y>_tangent`: what y changes by when each x does by its tangent.
 
     Args:
-        model, wrt, of, options (stop, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
         batched: several tangents in one run: `<x>_tangent` and `<y>_tangent` have a further axis 0.
 
     Returns: the model with an input `<x>_tangent`, of the shape and type of x, for each of `wrt`, and an output
@@ -75,7 +75,7 @@ def hvp(
     """Σ_z ∂²y/∂x∂z · `<z>_direction` as further outputs `<x>_hvp`, for an output y of one element.
 
     Args:
-        model, wrt, options (stop, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
         of: the output, in a list of one. Default: the only float output.
         batched: several directions in one run: `<x>_direction` and `<x>_hvp` have a further axis 0.
 

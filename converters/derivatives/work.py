@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
@@ -31,6 +32,7 @@ class Options(TypedDict, total=False):
     """The keywords of every derivative, see `backward`."""
 
     stop: Patterns | None
+    free: Free | None
     kernels: str
     inline: bool
     straight_through: bool
@@ -44,6 +46,7 @@ class Settings:
     """The same with their defaults."""
 
     stop: Patterns | None = None
+    free: Free | None = None
     kernels: str = DEFAULT_KERNELS
     inline: bool = False
     straight_through: bool = False
@@ -62,7 +65,7 @@ class Work:
         check_kernels(settings.kernels)
         check_inline(settings.kernels, inline=settings.inline)
         self.settings = settings
-        self.original, self.model = prepared(model, stop=settings.stop, wrt=wrt, of=of)
+        self.original, self.model = prepared(model, stop=settings.stop, free=settings.free, wrt=wrt, of=of)
 
     @property
     def graph(self) -> ir.Graph:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.detached import STOP
+from onnx_backprop.converters.prepare.free import Free, free_lengths
 from onnx_backprop.converters.prepare.graphs import all_nodes, constant_tensor, unique, used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
@@ -117,16 +118,20 @@ def put_identity(
 
 
 def prepared(
-    model: ModelProto | ir.Model | str | Path, *, stop: Patterns | None = None, **names: Patterns | None
+    model: ModelProto | ir.Model | str | Path,
+    *,
+    stop: Patterns | None = None,
+    free: Free | None = None,
+    **names: Patterns | None,
 ) -> tuple[ModelProto, ir.Model]:
     """What `prepare` makes of a model, as a message and as a graph in which no gradient passes the values of `stop`.
 
-    names: other arguments of the caller that name values of the model as it came.
+    free: fixed lengths of inputs that become symbols. names: other arguments of the caller that name values of the model as it came.
     """
     proto = load(model)
     hidden = hidden_names(proto)
     refuse_hidden(hidden, stop=stop, **names)
-    original = prepare(proto)
+    original = prepare(proto) if free is None else free_lengths(prepare(proto), free)
     result = to_ir(original)
     stop_at(result.graph, stop, hidden)
     return original, result

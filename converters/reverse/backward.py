@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
@@ -48,6 +49,7 @@ def backward(
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
     stop: Patterns | None = None,
+    free: Free | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
     straight_through: bool = False,
@@ -74,6 +76,10 @@ def backward(
             (`re:…`) of values and of nodes, which mean what they compute, in branches and loops too. y = stop(x) is x
             with dy/dx = 0, and so in derivatives of any order. So is an Identity that has `onnx_backprop.stop` in its
             metadata, and a `detach` node of an exporter, which becomes one.
+        free: fixed lengths of inputs that any length may take the place of, as {"x": {0: "batch"}}: the axis and the
+            name of its symbol. Constants that hold the old length are rewritten: shapes of Reshape and Expand, sizes of
+            Resize, rows of one kind that are joined to a batch or are the first state of an RNN. A node that keeps to
+            the old length is an UnsupportedError.
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write these into the graph itself, in the lowest opset and IR version, and leave no node of our domain.
             For runtimes before onnxruntime 1.27, which does not know overloads of functions; the kernels are "onnx"
@@ -101,7 +107,7 @@ def backward(
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)
-    original, ir_model = prepared(model, stop=stop, wrt=wrt, of=of)
+    original, ir_model = prepared(model, stop=stop, free=free, wrt=wrt, of=of)
     differentiation = Differentiation(
         ir_model,
         wrt=wrt,

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
@@ -47,6 +48,7 @@ def training_graph(
     frozen: Patterns | None = None,
     wrt_inputs: Sequence[str] = (),
     stop: Patterns | None = None,
+    free: Free | None = None,
     optimizer: Optimizer | str | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
@@ -89,6 +91,7 @@ def training_graph(
             of x, are outputs behind the model's own, see `TrainingGraph.input_gradients`. Clipping, accumulation and
             the scale of the loss do not change them. Without an optimizer the model may then have no parameters.
         stop: values inside the graph that no gradient passes, as `backward` takes them.
+        free: fixed lengths of inputs that become symbols, as {"x": {0: "batch"}}, see `backward`.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
@@ -137,7 +140,7 @@ def training_graph(
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original, ir_model = prepared(model, stop=stop)
+    original, ir_model = prepared(model, stop=stop, free=free)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     share(ir_model.graph, tie)
     if untie:

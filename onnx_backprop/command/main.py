@@ -27,7 +27,7 @@ from onnx import ModelProto, ValueInfoProto
 from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.modes import add_modes, differentiated, results
-from onnx_backprop.command.options import NO_LOSS, limits_of, read_arrays, say, share, training_options
+from onnx_backprop.command.options import NO_LOSS, free_of, limits_of, read_arrays, say, share, training_options
 from onnx_backprop.command.parser import Parser
 from onnx_backprop.command.train import add_train
 from onnx_backprop.command.web import add_web
@@ -55,7 +55,7 @@ first steps:
 `{PROGRAM} COMMAND --help` explains a command.
 """
 _OPTION = re.compile(
-    r"(wrt|of|stop|trainable|frozen|tie|prediction|precision|memory|kernels): "
+    r"(wrt|of|stop|free|trainable|frozen|tie|prediction|precision|memory|kernels): "
 )  # that a message of the library begins with
 
 
@@ -162,7 +162,7 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
         "--loss: inputs, beside the parameters",
     )
     add_modes(convert)
-    share(convert, "--of", "--stop", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
+    share(convert, "--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
     share(convert, "--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory")
     share(convert, "--limit", "--force", "--quiet")
     convert.add_argument(
@@ -256,12 +256,14 @@ def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
         description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
-    share(explain, "--wrt", "--of", "--stop", "--limit", "--html", "--force")
+    share(explain, "--wrt", "--of", "--stop", "--free", "--limit", "--html", "--force")
     explain.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    explanation = explain_gradients(arguments.model, wrt=arguments.wrt, of=arguments.of, stop=arguments.stop)
+    explanation = explain_gradients(
+        arguments.model, wrt=arguments.wrt, of=arguments.of, stop=arguments.stop, free=free_of(arguments)
+    )
     print(explanation)
     _save_page(arguments, "Gradients", explanation)
     return 0 if explanation.ok else 1

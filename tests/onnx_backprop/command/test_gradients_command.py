@@ -42,3 +42,22 @@ def test_stops_in_other_commands(folder: Path, capsys: pytest.CaptureFixture[str
     assert "weight" not in out
     assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--loss", "mse", "--stop", inner]) == 0
     assert "gradients: gain_grad\n" in capsys.readouterr().out
+
+
+def test_a_fixed_batch_is_freed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load("small.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, "one.onnx")
+    free = {"x": {0: "batch"}}
+    assert command.main(["convert", "one.onnx", "-o", "out.onnx", "--loss", "mse", "--free", "x:0=batch"]) == 0
+    assert onnx.load("out.onnx") == ob.training_graph("one.onnx", loss="mse", free=free).model
+    assert command.main(["convert", "one.onnx", "-o", "jvp.onnx", "--mode", "jvp", "--free", "x:0=batch"]) == 0
+    assert onnx.load("jvp.onnx") == ob.jvp("one.onnx", free=free)
+    assert command.main(["explain", "one.onnx", "--free", "x:0=batch"]) == 0
+    capsys.readouterr()
+    for wrong, message in (
+        ("x", "--free: expected INPUT:AXIS=NAME, as x:0=batch, got 'x'"),
+        ("z:0=n", "--free: expected the name of an input of the model, got 'z'"),
+    ):
+        assert command.main(["convert", "one.onnx", "-o", "no.onnx", "--free", wrong]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
