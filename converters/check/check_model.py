@@ -25,6 +25,7 @@ from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.named import values_by_name
 from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
@@ -286,9 +287,10 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
 
 
 def path_between(graph: ir.Graph, of: Sequence[str] | None, wrt: Sequence[str]) -> GradientPath:
-    """The path from inputs and initializers of the given names to the outputs, None for every float one."""
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    targets = [v for v in graph.outputs if is_float(v) and (of is None or v.name in of)]
+    """The path from inputs and initializers of the given names to values, None for every float output."""
+    values = values_by_name(graph)
+    ends = list(graph.outputs) if of is None else [values[name] for name in of if name in values]
+    targets = [value for value in ends if is_float(value)]
     return find_path(graph, targets, [values[name] for name in wrt])
 
 

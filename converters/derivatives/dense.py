@@ -29,7 +29,7 @@ def jacobian(
     """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
 
     Args:
-        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
             of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
 
@@ -54,7 +54,7 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
     """∂²y/∂x∂z of one number y as further outputs `<x>_hessian_<z>`, of the shape of x followed by that of z.
 
     Args:
-        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         of: the output, of one element, in a list of one. Default: the only float output.
 
     There is a block for every pair of names in `wrt`. Raises: what `hvp` does.

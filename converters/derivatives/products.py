@@ -33,7 +33,7 @@ def vjp(
     """Σ_y (∂y/∂x)ᵀ · `<y>_grad` as further outputs `<x>_grad`, every y being seeded by an input, one number too.
 
     Args:
-        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         batched: several seeds in one run: `<y>_grad` has a further axis 0 and so has `<x>_grad`, of the same length,
             which each run chooses, 1 at least. What does not depend on the seeds is computed once.
 
@@ -54,7 +54,7 @@ def jvp(
     """Σ_x ∂y/∂x · `<x>_tangent` as further outputs `<y>_tangent`: what y changes by when each x does by its tangent.
 
     Args:
-        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         batched: several tangents in one run: `<x>_tangent` and `<y>_tangent` have a further axis 0.
 
     Returns: the model with an input `<x>_tangent`, of the shape and type of x, for each of `wrt`, and an output
@@ -75,7 +75,7 @@ def hvp(
     """Σ_z ∂²y/∂x∂z · `<z>_direction` as further outputs `<x>_hvp`, for an output y of one element.
 
     Args:
-        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, progress): see `backward`.
+        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         of: the output, in a list of one. Default: the only float output.
         batched: several directions in one run: `<x>_direction` and `<x>_hvp` have a further axis 0.
 
@@ -100,13 +100,15 @@ def hvp(
 
 
 @as_given
-def scalar_gradient(model: Model, wrt: Names = None, of: Names = None, **options: Unpack[Options]) -> ModelProto:
-    """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does."""
+def scalar_gradient(
+    model: Model, wrt: Names = None, of: Names = None, *, advice: str = "", **options: Unpack[Options]
+) -> ModelProto:
+    """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does, with advice."""
     work = Work(model, wrt, of, Settings(**options))
-    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of)))
+    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of, advice)))
 
 
-def gradients_of_scalar(work: Work, wrt: Names, of: Names) -> dict[str, str]:
+def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> dict[str, str]:
     """A first stage: {x: its gradient}, outputs, of the one number that a model computes."""
     if of is None:
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
@@ -118,7 +120,7 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names) -> dict[str, str]:
     if value is not None and (shape is None or set(shape) - {1}):
         raise InvalidArgumentError(
             f"of: expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
-            "Add a ReduceSum to the model, or name another one"
+            f"{advice or 'Add a ReduceSum to the model, or name another one'}"
         )
     _, gradients = work.differentiate(wrt=wrt, of=of)
     work.type()

@@ -145,8 +145,8 @@ class _Search:
         result = self._solve(_with_lengths(self.proto, moved), set())
         if self.guessed:
             warnings.warn(
-                f"free: the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows from "
-                f"what comes after them alone. Compare a run of several rows with runs of {self.old}",
+                f"free: the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
+                f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
                 OnnxBackpropWarning,
                 stacklevel=6,
             )

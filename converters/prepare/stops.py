@@ -126,7 +126,8 @@ def prepared(
 ) -> tuple[ModelProto, ir.Model]:
     """What `prepare` makes of a model, as a message and as a graph in which no gradient passes the values of `stop`.
 
-    free: fixed lengths of inputs that become symbols. names: other arguments of the caller that name values of the model as it came.
+    free: fixed lengths of inputs that become symbols. names: other arguments of the caller that name values of the
+    model as it came.
     """
     proto = load(model)
     hidden = hidden_names(proto)

@@ -32,6 +32,7 @@ class Rule:
     serves: Callable[[ir.Node], bool] | None = None
 
 
+ANY_VERSION = 0  # of a rule for an operator that has no schema
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
 ZERO_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # the same -> other inputs, by which the derivative is 0
@@ -124,7 +125,9 @@ def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
 def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     """The rule that serves a node, or None."""
     version = version_of(node, opsets)
-    rule = None if version is None else RULES.get((node.domain, node.op_type, version))
+    rule = RULES.get((node.domain, node.op_type, ANY_VERSION))
+    if version is not None:
+        rule = RULES.get((node.domain, node.op_type, version), rule)
     return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
 
 

@@ -35,7 +35,12 @@ from onnx_backprop.converters.training.sharing import Ties, shared, split_statis
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    OnnxBackpropError,
+    OnnxBackpropWarning,
+)
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
@@ -316,14 +321,27 @@ def _add_loss(
     ir_model = _typed(ir_model)
     value = ir_model.graph.outputs[0]
     if not isinstance(loss, Loss):
-        require_one_element(value)
+        if (shape := dims(value)) is None or any(d != 1 for d in shape):
+            raise InvalidArgumentError(
+                f"loss: the callable returned a value of the shape {describe(shape)}, expected one element. Reduce it, "
+                "as op.ReduceMean(value, keepdims=0) does"
+            )
         if not is_float(value):
             raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
     return ir_model, str(value.name), [str(v.name) for v in op.inputs]
 
 
 def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
-    value = loss(op, {str(output.name): output for output in graph.outputs})
+    outputs = {str(output.name): output for output in graph.outputs}
+    try:
+        value = loss(op, outputs)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise InvalidArgumentError(
+            f"loss: the callable raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as "
+            f"op.Sub(a, b) for a - b, from the outputs {', '.join(map(repr, outputs))}"
+        ) from e
     if not isinstance(value, ir.Value):
         raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")
     if value.producer() not in op.nodes:

@@ -208,7 +208,10 @@ def test_explain_takes_them_too() -> None:
 def test_a_check_says_what_it_cannot_move() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="wrt: 'e' is a value inside the graph, which a run"):
         ob.check_gradients(network(), wrt=["e"])
-    assert ob.check_gradients(network(), wrt=["x"], of=["b"]).ok
+    for wrt in (["x"], None):
+        report = ob.check_gradients(network(), wrt=wrt, of=["b"], nodes=True)
+        assert report.ok, report
+        assert [node.node for node in report.nodes if node.node in ("y", "q", "s")] == []
 
 
 def test_value_and_grad_of_a_value_inside() -> None:
