@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnx_backprop.converters.prepare.graphs import (
     all_nodes,
@@ -27,6 +28,7 @@ from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.functions.scope import Scope
 
 Free = Mapping[str, Mapping[int, str]]
@@ -60,10 +62,46 @@ def free_lengths(proto: ModelProto, free: Free) -> ModelProto:
     """
     light, weights = set_aside(proto)
     by_symbol = _checked(proto.graph, free)
+    light = _folded(light)
     for symbol, places in by_symbol.items():
         light = _Search(light, symbol, places).solved()
     lengths = {(name, axis): symbol for symbol, places in by_symbol.items() for name, axis in places}
     return prepare(weights.put_back(_with_lengths(light, lengths)))
+
+
+def _folded(proto: ModelProto) -> ModelProto:
+    """The model with integers that constants alone decide as constants: shapes that exporters write as nodes."""
+    graph = proto.graph
+    known = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
+    types = {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
+    known -= {v.name for v in graph.input}
+    whole = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        constant = node.op_type == "Constant" or (node.input and known.issuperset(filter(None, node.input)))
+        if node.domain or not constant or any(types.get(name) not in whole for name in node.output):
+            continue
+        if not subgraphs(node):
+            nodes.append(node)
+            known.update(node.output)
+    names = [name for node in nodes if node.op_type != "Constant" for name in node.output]
+    if not names:
+        return proto
+    read = {name for node in nodes for name in node.input}
+    part = helper.make_graph(
+        nodes, "folded", [], [helper.make_tensor_value_info(name, types[name], None) for name in names]
+    )
+    part.initializer.extend(t for t in graph.initializer if t.name in read)
+    try:
+        values = ReferenceEvaluator(helper.make_model(part, opset_imports=proto.opset_import)).run(None, {})
+    except Exception:  # noqa: BLE001 - it lacks operators; the nodes stay as they are
+        return proto
+    result = copied(proto)
+    kept = [copied(n) for n in result.graph.node if not set(names).intersection(n.output)]
+    assign(result.graph.node, kept)
+    assign(result.graph.value_info, [copied(v) for v in result.graph.value_info if v.name not in names])
+    result.graph.initializer.extend(map(numpy_helper.from_array, map(np.asarray, values), names))
+    return infer(_with_lengths(result, {}))
 
 
 def _checked(graph: GraphProto, free: Free) -> dict[str, list[tuple[str, int]]]:
@@ -135,6 +173,7 @@ class _Search:
     places: list[tuple[str, int]]
     trials: int = 0
     guessed: dict[str, None] = field(default_factory=dict)
+    unknown: dict[str, None] = field(default_factory=dict)
 
     def solved(self) -> ModelProto:
         """The model in which every length that follows the freed one does."""
@@ -143,6 +182,14 @@ class _Search:
         self.old = int(self.before[name][axis] or 0)
         moved = dict.fromkeys(self.places, self.old * _TIMES)
         result = self._solve(_with_lengths(self.proto, moved), set())
+        if self.unknown:
+            names = ", ".join(map(repr, list(self.unknown)[:4]))
+            warnings.warn(
+                f"free: conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
+                f"run alone. Compare a run of several rows with runs of {self.old}",
+                OnnxBackpropWarning,
+                stacklevel=6,
+            )
         if self.guessed:
             warnings.warn(
                 f"free: the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
@@ -150,12 +197,13 @@ class _Search:
                 OnnxBackpropWarning,
                 stacklevel=6,
             )
-        return _with_lengths(result, dict.fromkeys(self.places, self.old))
+        return infer(_with_lengths(result, dict.fromkeys(self.places, self.old)))
 
     def _solve(self, proto: ModelProto, decided: set[str]) -> ModelProto:
         while True:
             self.trials += 1
             look = _Look(self, infer(proto), decided)
+            self.unknown.clear()
             found = look.first()
             if found is None:
                 return proto
@@ -256,6 +304,8 @@ class _Look:
         kept = False
         for name in filter(None, node.output):
             before, after = self.before.get(name), self.after.get(name)
+            if before is None or any(isinstance(d, str) and d.startswith(NAMELESS) for d in before):
+                self.search.unknown[name] = None
             if before is None:
                 return  # whose lengths only a run finds
             if after is None:
@@ -346,8 +396,9 @@ class _Look:
     def _resize(self, node: NodeProto, axis: int) -> tuple[list[Edit], list[bool]] | None:
         """Sizes of all axes, the batch's among them: those of the others."""
         sizes = self.scope.constant(node.input[3]) if len(node.input) > 3 else None
-        stated = {a.name for a in node.attribute}
-        if sizes is None or node.input[1] or "axes" in stated or "keep_aspect_ratio_policy" in stated:
+        stated = {a.name: a.s for a in node.attribute}
+        stretched = stated.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+        if sizes is None or node.input[1] or "axes" in stated or not stretched:
             return None
         others = [n for n in range(sizes.size) if n != axis]
 
@@ -384,6 +435,7 @@ class _Look:
             def emit(op_type: str, read: list[str], what: str, **attributes: object) -> str:
                 output = unique(f"{own.output[0]}/{what}", taken)
                 added.append(helper.make_node(op_type, read, [output], name=output, **attributes))
+                self.before[output] = ()  # nothing is to be checked
                 return output
 
             rows = emit("Shape", [name], self.search.symbol, start=at, end=at + 1)

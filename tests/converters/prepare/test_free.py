@@ -142,6 +142,16 @@ MODELS: dict[str, tuple[Callable[[], ModelProto], tuple[int, ...], int, int]] = 
         0,
         0,
     ),
+    "a shape that nodes make of constants": (
+        lambda: model_of(
+            "(float[1,5,3] x) => (float[1,6,3] y) <int64[3] s = {1, -1, -1}, int64[3] minus = {-1, -1, -1}, int64[3] ones = {1, 1, 1}>"
+            "{ m = Equal(s, minus) e = Where(m, ones, s) t = Expand(token, e) c = Concat<axis = 1>(t, x) y = Mul(c, c) }",
+            token=(1, 1, 3),
+        ),
+        (1, 5, 3),
+        0,
+        0,
+    ),
     "expanded rows": (
         lambda: model_of(
             "(float[2,1,3] x) => (float[2,4,3] y) <int64[3] s = {2, 4, 3}> { a = Expand(x, s) b = Mul(a, w) y = Sin(b) }",
