@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -432,7 +433,7 @@ class _Look:
             name, at = self.search.places[0]
             added: list[NodeProto] = []
 
-            def emit(op_type: str, read: list[str], what: str, **attributes: object) -> str:
+            def emit(op_type: str, read: list[str], what: str, **attributes: Any) -> str:
                 output = unique(f"{own.output[0]}/{what}", taken)
                 added.append(helper.make_node(op_type, read, [output], name=output, **attributes))
                 self.before[output] = ()  # nothing is to be checked

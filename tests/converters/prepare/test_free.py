@@ -214,7 +214,7 @@ def test_four_rows_are_four_runs_of_one(case: str) -> None:
     assert model.SerializeToString() == (make() if "GRU" not in case else gru_of_zeros(make())).SerializeToString()
     rows = shape[axis]
     x = RNG.standard_normal((*shape[:axis], 4 * rows, *shape[axis + 1 :])).astype(np.float32)
-    single = outputs(one, {"x": parts(x, axis, rows)[0], "y_grad": np.zeros(dims(one, "y"), np.float32)})
+    single = outputs(one, {"x": parts(x, axis, rows)[0], "y_grad": np.zeros(dims(model, "y"), np.float32)})
     y_shape = list(single["y"].shape)
     dy = RNG.standard_normal([*y_shape[:y_axis], 4 * rows, *y_shape[y_axis + 1 :]]).astype(np.float32)
     got = outputs(freed, {"x": x, "y_grad": dy})
