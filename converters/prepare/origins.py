@@ -139,6 +139,11 @@ def module_of(node: NodeProto | ir.Node) -> str:
     return path
 
 
+def is_rearranged(name: str) -> bool:
+    """Whether torch's optimizer has moved the numbers of a tensor alone, by the name that it has given it."""
+    return _REARRANGED.fullmatch(name) is not None
+
+
 def owner(name: str) -> str:
     """The module that has a parameter, from the parameter's name."""
     return name.rpartition(".")[0]
@@ -166,7 +171,7 @@ def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> O
     if parameters:
         if name.partition("_")[0] == "detach":
             return Origin(CONSTANT)
-        only = len(computed_from) == 1 and _REARRANGED.fullmatch(name) is not None
+        only = len(computed_from) == 1 and is_rearranged(name)
         return Origin(PARAMETER, parameters[0] if len(parameters) == 1 else "", () if only else tuple(sources))
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)

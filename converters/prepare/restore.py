@@ -16,7 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import NAMED, Origin, module_of, owner
+from onnx_backprop.converters.prepare.origins import NAMED, Origin, is_rearranged, module_of, owner
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -85,13 +85,13 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
         original, array = stored.get(origin.name), numpy_helper.to_array(tensor)
         if original is not None and array.ndim == 2 and np.array_equal(numpy_helper.to_array(original).T, array):
             new, nodes = None, [helper.make_node("Transpose", [original.name], [name], f"{name}/tied", perm=[1, 0])]
-        elif origin.parts and (once := _once(array)) is not None:
+        elif origin.parts and is_rearranged(name) and (once := _once(array)) is not None:
             new = numpy_helper.from_array(once, unique(origin.name, names))
             lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
             proto.graph.initializer.append(lengths)
             nodes = [helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")]
         else:
-            if len(origin.parts) == 1 and not _repeats(array):
+            if len(origin.parts) == 1 and is_rearranged(name) and not _repeats(array):
                 found[name] = Origin(PARAMETER, origin.name)
             continue
         if large.pop(name, None) is not None:

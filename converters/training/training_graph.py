@@ -167,7 +167,7 @@ def training_graph(
     graph = ir_model.graph
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
-    choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others])
+    choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others], stopped=bool(stop))
     op = LossBuilder(used_names(graph))
     stateful = carry_state or updater is not None
     state = renew_statistics(graph, op) if stateful else {}
@@ -273,7 +273,10 @@ class _Choice(NamedTuple):
     doubtful: dict[str, str]  # of which the file does not say enough, and what speaks for a doubt
 
 
-def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns) -> _Choice:
+def _choose(
+    graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns, *, stopped: bool = False
+) -> _Choice:
+    """The choice, with its warnings. stopped: whether the caller keeps gradients from a part of the graph."""
     floats = [v for v in graph.initializers.values() if is_float(v)]
     path = find_path(graph, [value for value in graph.outputs if value.name == loss], floats)
     found = choose(graph, [v for v in floats if v in path.active])
@@ -288,7 +291,7 @@ def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patt
             without |= dict.fromkeys(reached, "not asked for")
             return _Choice(None, without, reached, left_out, {})
         trained = [v for v in floats if v.name in reached and v.name not in frozen_names]
-        warn_of(graph, found, trained, frozen=frozen_names, stacklevel=3)
+        warn_of(graph, found, trained, frozen=frozen_names, share=not stopped, stacklevel=3)
         doubtful = {name: why for name, why in doubtful.items() if name not in frozen_names}
         return _Choice(None, without, [name for name in reached if name in frozen_names], left_out, doubtful)
     chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)

@@ -158,10 +158,10 @@ def test_what_an_exporter_repeated_is_one_row() -> None:
     """A class token that a fixed batch repeats: one parameter, whose gradient is the sum over the batch."""
     token = np.float32([[0.3, -0.4, 0.9]])
     file = exported(
-        "a = Add(x, cls) y = MatMul(a, fc.weight)",
-        {"cls": np.repeat(token, 2, axis=0), "fc.weight": W},
+        "a = Add(x, expand) y = MatMul(a, fc.weight)",
+        {"expand": np.repeat(token, 2, axis=0), "fc.weight": W},
         "token fc.weight",
-        folded={"cls": ["token", "val_3"]},
+        folded={"expand": ["token", "val_3"]},
         x="float[2,3] x",
     )
     graph = ob.training_graph(file, loss="mse")
@@ -250,3 +250,14 @@ def test_hostile_metadata() -> None:
         other.graph.metadata_props.add(key="onnx_backprop.separated", value=text)
         assert list(ob.training_graph(other, loss="mse").parameters) == ["w"]
     assert origin_of(file.graph.initializer[0]).kind == ""  # the caller's model is not changed
+
+
+@pytest.mark.parametrize("name", ["exp", "mul_1", "softplus", "sigmoid_2"])
+def test_what_was_computed_from_one_parameter_is_doubtful(name: str) -> None:
+    """A scale that a module stores the logarithm of: trained as it stands, it is another parameter."""
+    file = exported(f"y = MatMul(x, {name})", {name: W}, "log", folded={name: ["log"]})
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=rf"trained are 'log' \({name}\) \(the exporter has computed it from 'log'\)"
+    ):
+        graph = ob.training_graph(file, loss="mse")
+    assert list(graph.parameters) == [name]
