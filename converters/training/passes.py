@@ -18,13 +18,14 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.statistics import STATISTICS
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, renew_statistics, train
-from onnx_backprop.converters.training.sharing import STATISTICS, shared, split_statistics, told_shared
+from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
@@ -112,7 +113,6 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     graph = ir_model.graph
     if untie:
         separate(graph)
-    split_statistics(graph)
     floats = [value for value in graph.initializers.values() if is_float(value)]
     path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
     left_out = constants(graph, floats)

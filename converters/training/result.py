@@ -192,6 +192,9 @@ class TrainingGraph:
             counts[group] = counts.get(group, 0) + elements
         total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
         lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}"]
+        if kept := self.settings.get("frozen_statistics"):
+            shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
+            lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
             lines.append(f"activations: {told}")
         from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED  # for which onnx_ir is imported
