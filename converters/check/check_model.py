@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, WRONG, Answer, Point, Precision, judge
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
+from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
@@ -23,7 +24,6 @@ from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 
@@ -252,7 +252,7 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
     values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values()) if is_float(v)}
     path = path_between(graph, of, list(values))
     active = {name: value for name, value in values.items() if value in path.active}
-    left_out = constants(graph, [value for value in active.values() if value.is_initializer()])
+    left_out = choose(graph, [value for value in active.values() if value.is_initializer()]).left_out
     names = [name for name, value in active.items() if value not in left_out]
     if not names:
         raise InvalidArgumentError(

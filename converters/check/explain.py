@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,9 +11,13 @@ from onnx import ModelProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Verdict
+from onnx_backprop.converters.parameters import table as rows
+from onnx_backprop.converters.parameters.choice import Choice, choose
+from onnx_backprop.converters.parameters.report import doubts, missing
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
+from onnx_backprop.converters.prepare.origins import origin_of
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.backward import backward, pick_floats
 from onnx_backprop.converters.reverse.builder import Builder
@@ -27,7 +31,6 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import shown
@@ -74,13 +77,16 @@ class GradientExplanation:
 
     variables: those of `wrt`. nodes: those that depend on the variables, in the order of the graph. ok: `backward` does
     it: every node on its way is served, no variable is refused, and by default one at least is reached. refusal: why it
-    does not do it all the same.
+    does not do it all the same. tensors: by default, what is trained of the file and what is not. remarks: what of that
+    choice is a guess.
     """
 
     variables: tuple[VariableExplanation, ...]
     nodes: tuple[NodeExplanation, ...]
     by_default: bool = False
     refusal: str = ""
+    tensors: tuple[rows.Row, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -91,9 +97,11 @@ class GradientExplanation:
         return not blocked and not refused and unasked and not self.refusal
 
     def __str__(self) -> str:
-        variables = [(v.name, "yes" if v.reached else "no", v.why) for v in self.variables]
+        listed = {row.name for row in self.tensors}
+        variables = [(v.name, "yes" if v.reached else "no", v.why) for v in self.variables if v.name not in listed]
         nodes = [(n.op, n.node, n.status, n.by, n.why) for n in self.nodes]
-        lines = table(("variable", "gradient", ""), variables)
+        lines = [*rows.lines(self.tensors), rows.counted(self.tensors), *self.remarks, ""] if self.tensors else []
+        lines += table(("variable", "gradient", ""), variables) if variables else []
         if nodes:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
         if self.refusal:
@@ -127,6 +135,9 @@ class GradientExplanation:
             (
                 pages.table((), [(told,)]),
                 pages.table(("gradient", "nodes"), counts),
+                *([f"<h2>Tensors</h2><p>{pages.text(rows.counted(self.tensors))}</p>"] if self.tensors else []),
+                *(f"<p>{pages.text(remark)}</p>" for remark in self.remarks),
+                *([rows.page(self.tensors)] if self.tensors else []),
                 "<h2>Variables</h2>",
                 pages.table(("variable", "gradient", ""), variables, most=_ROWS),
                 "<h2>Nodes</h2>",
@@ -168,11 +179,13 @@ def explain_gradients(
         targets = pick_floats(of, outputs, argument="of", what="a graph output")
     if wrt is not None:
         variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
-        taken, left_out = [v for v in variables if is_float(v)], {}
+        taken, choice = [v for v in variables if is_float(v)], Choice({}, {})
+        left_out = choice.left_out
     else:
         variables = [v for v in values.values() if is_float(v)]
         reached = find_path(graph, targets, variables).active
-        left_out = constants(graph, [v for v in variables if v.is_initializer() and v in reached])
+        choice = choose(graph, [v for v in variables if v.is_initializer() and v in reached])
+        left_out = choice.left_out
         taken = [v for v in variables if v.is_initializer() and v in reached and v not in left_out]
         taken = taken or [v for v in variables if not v.is_initializer()]
     path = find_path(graph, targets, [v for v in variables if is_float(v) and v not in left_out])
@@ -184,8 +197,23 @@ def explain_gradients(
         for v in variables
     ]
     result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
+    if wrt is None:
+        tensors = _rows(variables, told, choice)
+        result = replace(
+            result, tensors=tuple(tensors), remarks=tuple(filter(None, (doubts(choice, ()), missing(graph))))
+        )
     by = wrt if wrt is not None or left_out or any(v.is_initializer() for v in taken) else [str(v.name) for v in taken]
     return replace(result, refusal=_refusal(proto, by or None, of)) if result.ok else result
+
+
+def _rows(variables: Sequence[ir.Value], told: Sequence[VariableExplanation], choice: Choice) -> Iterator[rows.Row]:
+    """The tensors of the file, as `TrainingGraph.rows` has them."""
+    for value, explained in zip(variables, told, strict=True):
+        if value.is_initializer() and value.const_value is not None:
+            name, module = str(value.name), origin_of(value).name
+            state = rows.TRAINED if explained.reached else choice.left_out.get(value, explained.why)
+            shape = tuple(value.const_value.shape.numpy())
+            yield rows.Row(name, "" if module == name else module, shape, state, choice.doubtful.get(value, ""))
 
 
 def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:

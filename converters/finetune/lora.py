@@ -187,7 +187,7 @@ def _chosen(layers: Layers, targets: Patterns) -> list[list[tuple[int, Linear]]]
     for target in targets if not isinstance(targets, str) else ():
         if isinstance(target, str) and target not in names:
             _refuse(layers, target)
-    chosen = {n for name in select("targets", targets, names) for n in names[name]}
+    chosen = {n for name in select("targets", targets, list(names)) for n in names[name]}
     together: dict[object, list[tuple[int, Linear]]] = defaultdict(list)
     for n in sorted(chosen):
         together[_reading(found[n])].append((n, found[n]))

@@ -19,7 +19,9 @@ from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
+from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, attach, origins
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
+from onnx_backprop.converters.prepare.restore import restore, separate_named
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.statistics import split_statistics
 from onnx_backprop.converters.prepare.upgrade import upgrade
@@ -39,9 +41,12 @@ MOST_ELEMENTS = 2**47
 def prepare(model: ModelProto | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
-    Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those of graph inputs alone are believed, see `declared`.
+    Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those
+    of graph inputs alone are believed, see `declared`.
     """
     proto, weights = _in_order(model)
+    found = origins(proto, weights.tensors)
+    changes = {MISSING: restore(proto, found), SEPARATED: separate_named(proto, found, weights.tensors)}
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)
@@ -51,17 +56,20 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     proto = infer_without_misread_scales(
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
     )
-    proto = weights.put_back(proto)
-    split_statistics(proto)
-    return proto
+    result = weights.put_back(proto)
+    split_statistics(result)
+    attach(result, found, changes)
+    return result
 
 
 def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined and weights as initializers; else as it came."""
     proto, weights = _in_order(model)
+    found = origins(proto, weights.tensors)
     proto = _inline(proto)
     lift_weights(proto)
     result = weights.put_back(proto)
+    attach(result, found)
     return use_kernels(result, DEFAULT_KERNELS) if any(n.domain == DOMAIN for n in all_nodes(result)) else result
 
 

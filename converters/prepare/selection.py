@@ -1,45 +1,93 @@
-"""Choosing initializers: by name, by glob (`layer1.*`), or by regular expression (`re:…` or a compiled pattern)."""
+"""Choosing tensors: by name, by glob (`layer1.*`), or by regular expression (`re:…` or a compiled pattern).
+
+A tensor has its name in the file and, where the file says them, its name in the module of PyTorch and the names of the
+modules around it; a pattern may match any of them.
+"""
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from onnx import TensorProto
 
 from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.converters.prepare.origins import origin_of, owner
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near, suggest
+from onnx_backprop.opset.core.lazy import ir
 
 Patterns = Sequence[str | re.Pattern[str]]
+Aliases = Mapping[str, Collection[str]]
 REGEX = "re:"
 _WILDCARDS = frozenset("*?[")
+_SHOWN = 8  # names that a warning lists
 
 
-def select(argument: str, patterns: Patterns, names: Iterable[str], *, exact: Iterable[str] = ()) -> list[str]:
+def aliases(tensors: Iterable[TensorProto | ir.Value]) -> dict[str, tuple[str, ...]]:
+    """The names that patterns may choose each tensor by: its own, those in the module, and of the modules around it."""
+    result: dict[str, tuple[str, ...]] = {}
+    for tensor in tensors:
+        origin = origin_of(tensor)
+        names = dict.fromkeys((str(tensor.name), *filter(None, (origin.name, *origin.parts))))
+        inside = [name for name in (origin.name, *origin.parts) if name]
+        while inside := [module for name in inside if (module := owner(name))]:
+            names.update(dict.fromkeys(inside))
+        result[str(tensor.name)] = tuple(names)
+    return result
+
+
+def select(
+    argument: str,
+    patterns: Patterns,
+    names: Iterable[str] | Aliases,
+    *,
+    exact: Iterable[str] | Aliases = (),
+    what: str = "an initializer",
+) -> list[str]:
     """The names that any of the patterns chooses; those of one pattern in the order of `names`.
 
-    A string that is a name means that name, whatever characters it has. `names`: what patterns choose from; `exact`:
-    further names that are found when they are written out. A regular expression has to match the whole name.
+    A string that is a name means what has it, whatever characters it has. A regular expression has to match the whole
+    name. A warning tells if a pattern for a module, as `layer1.*`, leaves out tensors of it.
+
+    Args:
+        argument: what the caller calls the patterns, for messages.
+        patterns: the patterns.
+        names: what they choose from; or the names that each may be chosen by.
+        exact: further names that are found when they are written out; or the names of each.
+        what: what they are, for messages.
 
     Raises: InvalidArgumentError for a string instead of a list, an empty list, a name given twice, an expression that
     does not compile, and a pattern that matches nothing, with near misses.
     """
     check_names(argument, patterns)
-    pool = list(names)
-    known = {*pool, *exact}
+    pool, further = _by_alias(names), _by_alias(exact)
     result: dict[str, bool] = {}  # name -> whether it was written out
     for pattern in patterns:
         if not isinstance(pattern, str | re.Pattern):
             raise InvalidArgumentError(f"{argument}: expected names or patterns, got {pattern!r}")
-        if isinstance(pattern, str) and pattern in known:
-            if result.get(pattern):
+        chosen = (pool.get(pattern) or further.get(pattern)) if isinstance(pattern, str) else None
+        if chosen:
+            if len(chosen) == 1 and result.get(chosen[0]):
                 raise InvalidArgumentError(f"{argument}: {pattern!r} is given twice")
-            result[pattern] = True
+            for name in chosen:
+                result[name] = result.get(name, False) or len(chosen) == 1
             continue
-        found = _matches(argument, pattern, pool)
-        if not found:
-            raise _nothing(argument, pattern, pool, known)
-        for name in found:
+        matched = _matches(argument, pattern, pool)
+        if not matched:
+            raise _nothing(argument, pattern, list(pool), {*pool, *further}, what)
+        chosen = list(dict.fromkeys(name for alias in matched for name in pool[alias]))
+        if isinstance(names, Mapping):
+            _warn_of_parts(argument, pattern, set(chosen), names)
+        for name in sorted(chosen, key=list(names).index):
             result.setdefault(name, False)
     return list(result)
+
+
+def written_out(patterns: Patterns, names: Aliases) -> set[str]:
+    """The tensors that patterns name in full, by their own name or that in the module."""
+    pool = _by_alias(names)
+    return {pool[p][0] for p in patterns if isinstance(p, str) and len(pool.get(p, ())) == 1}
 
 
 def is_pattern(text: str | re.Pattern[str]) -> bool:
@@ -47,7 +95,36 @@ def is_pattern(text: str | re.Pattern[str]) -> bool:
     return not isinstance(text, str) or text.startswith(REGEX) or not _WILDCARDS.isdisjoint(text)
 
 
-def _matches(argument: str, pattern: str | re.Pattern[str], names: Sequence[str]) -> list[str]:
+def _by_alias(names: Iterable[str] | Aliases) -> dict[str, list[str]]:
+    """Each alias and the names of what has it; a name of its own comes before an alias of another."""
+    if not isinstance(names, Mapping):
+        return {name: [name] for name in names}
+    result: dict[str, list[str]] = {name: [name] for name in names}
+    for name, others in names.items():
+        for alias in others:
+            if alias not in names:
+                result.setdefault(alias, []).append(name)
+    return result
+
+
+def _warn_of_parts(argument: str, pattern: str | re.Pattern[str], chosen: set[str], names: Aliases) -> None:
+    """Say which tensors of a module a pattern leaves out that names no tensor in it, as `layer1.*`."""
+    text = pattern if isinstance(pattern, str) else pattern.pattern
+    if any(map(str.isalpha, text.rpartition(".")[2])):
+        return
+    modules = {n: next((owner(a) for a in others if owner(a) in others), "") for n, others in names.items()}
+    partly = {modules[n] for n in chosen} - {""}
+    rest = [n for n in names if modules[n] in partly and n not in chosen]
+    if rest:
+        shown = ", ".join(map(repr, rest[:_SHOWN])) + (f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else "")
+        warnings.warn(
+            f"{argument}: {text!r} chooses a part of the tensors of a module; it leaves out {shown}",
+            OnnxBackpropWarning,
+            stacklevel=4,
+        )
+
+
+def _matches(argument: str, pattern: str | re.Pattern[str], names: Collection[str]) -> list[str]:
     if isinstance(pattern, str) and not pattern.startswith(REGEX):
         return fnmatch.filter(names, pattern) if is_pattern(pattern) else []
     try:
@@ -58,11 +135,12 @@ def _matches(argument: str, pattern: str | re.Pattern[str], names: Sequence[str]
 
 
 def _nothing(
-    argument: str, pattern: str | re.Pattern[str], pool: Sequence[str], known: Iterable[str]
+    argument: str, pattern: str | re.Pattern[str], pool: Sequence[str], known: Iterable[str], what: str
 ) -> InvalidArgumentError:
     text = pattern if isinstance(pattern, str) else pattern.pattern
     if not is_pattern(pattern):
         hint = near(text, known) or suggest(text, pool)
-        return InvalidArgumentError(f"{argument}: expected the name of an initializer, got {text!r}{hint}")
+        return InvalidArgumentError(f"{argument}: expected the name of {what}, got {text!r}{hint}")
     plain = re.sub(r"[\\*?^$()\[\]|+]", "", text.removeprefix(REGEX))
-    return InvalidArgumentError(f"{argument}: {text!r} matches no initializer{suggest(plain, pool)}")
+    kind = what.removeprefix("an ").removeprefix("a ")
+    return InvalidArgumentError(f"{argument}: {text!r} matches no {kind}{suggest(plain, pool)}")

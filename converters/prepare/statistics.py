@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, subgraphs, unique, used_names
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign, subgraphs, unique, used_names
 
 STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it
@@ -51,6 +51,7 @@ def split_statistics(proto: ModelProto) -> None:
             free = name in identities and name not in others
             new = TensorProto()
             new.CopyFrom(tensor)
+            assign(new.metadata_props, ())  # which say what the weight is
             new.name = name if free else unique(f"{name}/statistic", taken)
             if free:
                 graph.node.remove(identities.pop(name))

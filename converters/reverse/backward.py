@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
@@ -30,7 +32,6 @@ from onnx_backprop.converters.reverse.differentiate import (
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
-from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
@@ -202,9 +203,11 @@ class Differentiation:
             path = find_path(self.graph, self.of, floats)
             reached = [value for value in floats if value in path.active]
             if self.without is None:
-                left_out = constants(self.graph, reached)
-                reached = [value for value in reached if value not in left_out]
-                self.without = {str(value.name): what for value, what in left_out.items()}
+                choice = choose(self.graph, reached)
+                reached = [value for value in reached if value not in choice.left_out]
+                self.without = {str(value.name): what for value, what in choice.left_out.items()}
+                if not self.quiet:
+                    warn_of(self.graph, choice, reached, share=False, stacklevel=4)
                 path = find_path(self.graph, self.of, reached)
             if not reached:
                 raise self._nothing_to_differentiate_by()

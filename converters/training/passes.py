@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
 
+from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
@@ -23,7 +25,6 @@ from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Different
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.parameters import constants
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, renew_statistics, train
 from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
@@ -115,8 +116,10 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
         separate(graph)
     floats = [value for value in graph.initializers.values() if is_float(value)]
     path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
-    left_out = constants(graph, floats)
-    parameters = [str(value.name) for value in floats if value in path.active and value not in left_out]
+    choice = choose(graph, [value for value in floats if value in path.active])
+    trained = [value for value in floats if value in path.active and value not in choice.left_out]
+    warn_of(graph, choice, trained, stacklevel=4)
+    parameters = [str(value.name) for value in trained]
     normalizations = [node for node in graph if node.domain == "" and node.op_type == "BatchNormalization"]
     read = [value for node in normalizations for place in STATISTICS if (value := node.inputs[place]) is not None]
     statistics = [str(value.name) for value in dict.fromkeys(read) if value.is_initializer()]

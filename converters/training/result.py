@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
@@ -15,14 +14,16 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign, without_tensors
-from onnx_backprop.converters.tables import table, wrapped
+from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
 
-_SHOWN = 5  # names of a kind that a summary lists
-_ROWS = 16  # parameters that a page lists at once
+if TYPE_CHECKING:
+    from onnx_backprop.converters.parameters.table import Row
+
+_SHOWN = 4  # nodes that the summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 
 
@@ -80,6 +81,7 @@ class TrainingGraph:
                     dims=tensor.dims,
                     data_type=tensor.data_type,
                     data_location=TensorProto.EXTERNAL,
+                    metadata_props=tensor.metadata_props,
                     external_data=[StringStringEntryProto(key="location", value=_ELSEWHERE)],
                 )
         return replace(self, model=model)
@@ -163,48 +165,46 @@ class TrainingGraph:
         return model
 
     def summary(self, *, most: int | None = None) -> str:
-        """A table of the parameters, their shapes, elements and whether they are trained; what was left out and why.
+        """A table of the tensors: names, shapes, numbers, and whether each is trained or why not.
 
         most: rows to show, None for all.
         """
-        held = self._held()
-        rows = [(name, shape, f"{elements:,}", group) for name, shape, elements, group in held[:most]]
-        if len(rows) < len(held):
-            rows.append((f"… and {len(held) - len(rows)} more", "", "", ""))
-        return "\n".join((*table(("parameter", "shape", "elements", ""), rows, numbers=(1, 2)), *self.totals()))
+        from onnx_backprop.converters.parameters import table  # for which onnx_ir is imported
 
-    def _held(self) -> list[tuple[str, str, int, str]]:
-        """What the graph holds: name, shape, elements and whether it is trained."""
-        tensors = self._tensors
-        statistics = [name for name in self.updates if name not in self.parameters]
-        groups = (("trained", self.parameters), ("frozen", self.frozen), ("statistic", statistics))
-        return [
-            (name, "×".join(map(str, tensors[name].dims)) or "scalar", prod(tensors[name].dims), group)
-            for group, names in groups
-            for name in names
-            if name in tensors
-        ]
+        return "\n".join((*table.lines(self.rows(), most=most), *self.totals()))
+
+    def rows(self) -> list[Row]:
+        """What is trained, frozen, renewed by a step and left out, in this order."""
+        from onnx_backprop.converters.parameters.structure import NEVER_TRAINED  # for which onnx_ir is imported
+        from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row
+        from onnx_backprop.converters.prepare.origins import origin_of
+
+        tensors, doubtful = self._tensors, self.settings.get("doubtful") or {}
+        states = dict.fromkeys(self.parameters, TRAINED) | dict.fromkeys(self.frozen, FROZEN)
+        states |= {name: STATISTIC for name in self.updates if name not in states}
+        statistic, ratio = NEVER_TRAINED
+        rest = {name: STATISTIC if what == statistic else what for name, what in self.left_out.items() if what != ratio}
+        result: list[Row] = []
+        for name, state in (states | {name: what for name, what in rest.items() if name not in states}).items():
+            if name in tensors:
+                module = origin_of(tensors[name]).name
+                shape = tuple(tensors[name].dims)
+                result.append(Row(name, "" if module == name else module, shape, state, doubtful.get(name, "")))
+        return result
 
     def totals(self) -> list[str]:
         """The lines of the summary below its table."""
-        counts: dict[str, int] = {}
-        for _, _, elements, group in self._held():
-            counts[group] = counts.get(group, 0) + elements
-        total = ", ".join(f"{count:,} {group}" for group, count in counts.items())
-        lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; elements: {total or 0}"]
+        from onnx_backprop.converters.parameters.structure import NEVER_TRAINED  # for which onnx_ir is imported
+        from onnx_backprop.converters.parameters.table import counted
+
+        numbers = counted(self.rows())
+        lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; numbers: {numbers}"]
         if kept := self.settings.get("frozen_statistics"):
             shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
             lines.append(f"activations: {told}")
-        from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED  # for which onnx_ir is imported
-
-        left_out = {name: what for name, what in self.left_out.items() if what not in NEVER_TRAINED}
-        for what in dict.fromkeys(left_out.values()):
-            names = [name for name, is_ in left_out.items() if is_ == what]
-            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-            lines.append(printable(f"left out as {what}: {shown}"))
-        if left_out:
+        if any(what not in NEVER_TRAINED for what in self.left_out.values()):
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return [wrapped(line) for line in lines]
 
@@ -224,19 +224,22 @@ class TrainingGraph:
     def __repr__(self) -> str:
         """What it is, in one line."""
         given = self.settings.get("optimizer")
+        from onnx_backprop.converters.parameters.table import counted  # for which onnx_ir is imported
+
+        numbers = counted(self.rows())
         optimizer = f", {given['name']}" if isinstance(given, dict) and "name" in given else ""
         return (
             f"<TrainingGraph {printable(self.model.graph.name)!r}: ({', '.join(map(printable, self.inputs))}) -> "
-            f"{printable(self.loss)}, {len(self.parameters)} parameters{optimizer}, {len(self.model.graph.node)} nodes>"
+            f"{printable(self.loss)}, {len(self.parameters)} parameters of {numbers}{optimizer}, "
+            f"{len(self.model.graph.node)} nodes>"
         )
 
     def html(self) -> str:
         """The summary as a part of a page."""
-        held = self._held()
-        largest = max((elements for *_, elements, _ in held), default=0) or 1
-        rows = [(name, shape, pages.Bar(f"{n:,}", n / largest), group) for name, shape, n, group in held]
+        from onnx_backprop.converters.parameters import table  # for which onnx_ir is imported
+
         told = "".join(f"<p>{pages.text(line)}</p>" for line in self.totals())
-        return told + pages.table(("parameter", "shape", "elements", ""), rows, numbers=(1,), most=_ROWS)
+        return told + table.page(self.rows())
 
     def _repr_html_(self) -> str:
         """For notebooks."""

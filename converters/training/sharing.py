@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.converters.prepare.load import pick
+from onnx_backprop.converters.prepare.origins import inherit, module_of
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -50,7 +51,7 @@ def untie(graph: ir.Graph) -> None:
     """Give every place that reads a tensor of equal numbers one of its own.
 
     Where an Identity hands it on, as PyTorch's exporter writes tensors that it found equal, the new one has the name
-    that the Identity gave; elsewhere that of the tensor, with a number.
+    that the Identity gave; elsewhere that of the module that reads it, or else a number behind its own.
     """
     names = used_names(graph)
     for value in list(graph.initializers.values()):
@@ -64,7 +65,7 @@ def untie(graph: ir.Graph) -> None:
         first = True
         for node, index in list(value.uses()):
             if not first:
-                _copy_for(graph, value, unique(str(value.name), names), [(node, index)])
+                _copy_for(graph, value, unique(_name_beside(value, node), names), [(node, index)])
             first = False
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[str(value.name)]
@@ -108,10 +109,17 @@ def _hands_on(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type == "Identity" and not node.outputs[0].is_graph_output()
 
 
+def _name_beside(value: ir.Value, node: ir.Node) -> str:
+    """The name of a tensor of another module: `layer2.bias`, read by a node of layer2, for `layer1.bias`."""
+    module, leaf = module_of(node), str(value.name).rpartition(".")[2]
+    return f"{module}.{leaf}" if module else str(value.name)
+
+
 def _copy_for(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use]) -> None:
     """A tensor of the same numbers, read in some places instead."""
     assert value.const_value is not None
     tensor = ir.tensor(value.const_value.numpy().copy(), name=name)
+    inherit(tensor, value.const_value, name)
     new = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
     graph.register_initializer(new)
     for node, index in uses:

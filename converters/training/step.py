@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.ir_models import to_proto
-from onnx_backprop.converters.prepare.selection import select
+from onnx_backprop.converters.prepare.selection import aliases, select
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
@@ -215,7 +215,7 @@ class StepWriter:
         for index, group in enumerate(self.optimizer.groups):
             if group.frozen:
                 continue
-            names = select(f"groups[{index}].parameters", group.parameters, [str(x.name) for x in parameters])
+            names = select(f"groups[{index}].parameters", group.parameters, aliases(parameters))
             members = [rest.pop(name) for name in names if name in rest]
             if members:
                 result.append((index, members))

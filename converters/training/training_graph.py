@@ -11,18 +11,20 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick, prepare
-from onnx_backprop.converters.prepare.selection import Patterns, is_pattern, select
+from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
-from onnx_backprop.converters.reverse.parameters import NEVER_TRAINED, constants
 from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
 from onnx_backprop.converters.training.modes import (
@@ -216,6 +218,7 @@ def training_graph(
             "loss_inputs": targets,
             "training_mode": training_mode,
             "precision": precision,
+            **({"doubtful": choice.doubtful} if choice.doubtful else {}),
             **({} if expected is None else {"memory": expected}),
             **({"frozen_statistics": kept} if kept else {}),
         },
@@ -227,14 +230,13 @@ def training_graph(
 
 def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns | None) -> None:
     """Names that are written out exist, are not repeated and are not in both lists."""
-    names = [str(v.name) for v in graph.initializers.values()]
+    names = aliases(graph.initializers.values())
     plain: list[set[str]] = []
     for argument, patterns in (("trainable", trainable), ("frozen", frozen)):
         if patterns is not None and (patterns or argument == "trainable"):
             select(argument, patterns, names)
-        plain.append({p for p in patterns or () if isinstance(p, str) and p in names})
-    both = [name for name in trainable or () if name in plain[0] & plain[1]]
-    if both:
+        plain.append(written_out(patterns or (), names))
+    if both := sorted(plain[0] & plain[1]):
         raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
 
 
@@ -245,39 +247,47 @@ class _Choice(NamedTuple):
     without: dict[str, str]
     frozen: list[str]  # parameters all the same
     left_out: dict[str, str]  # no parameters, and what each is
+    doubtful: dict[str, str]  # of which the file does not say enough, and what speaks for a doubt
 
 
 def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns) -> _Choice:
     floats = [v for v in graph.initializers.values() if is_float(v)]
     path = find_path(graph, [value for value in graph.outputs if value.name == loss], floats)
-    left_out = {str(v.name): what for v, what in constants(graph, [v for v in floats if v in path.active]).items()}
+    found = choose(graph, [v for v in floats if v in path.active])
+    left_out = {str(v.name): what for v, what in found.left_out.items()}
+    doubtful = {str(v.name): why for v, why in found.doubtful.items()}
     reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
-    names = [str(v.name) for v in graph.initializers.values()]
+    names = aliases(graph.initializers.values())
     frozen_names = select("frozen", frozen, names) if frozen else []
     without = dict.fromkeys(frozen_names, "frozen") | left_out
     if trainable is None:
-        return _Choice(None, without, [name for name in reached if name in frozen_names], left_out)
-    patterns = _any_pattern(trainable, names)
-    chosen = select("trainable", trainable, reached, exact=names) if patterns else [str(name) for name in trainable]
-    chosen = [name for name in chosen if name in trainable or name not in frozen_names]
+        trained = [v for v in floats if v.name in reached and v.name not in frozen_names]
+        warn_of(graph, found, trained, frozen=frozen_names, stacklevel=3)
+        doubtful = {name: why for name, why in doubtful.items() if name not in frozen_names}
+        return _Choice(None, without, [name for name in reached if name in frozen_names], left_out, doubtful)
+    chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)
+    written = written_out(trainable, names)
+    chosen = [name for name in chosen if name in written or name not in frozen_names]
     for name in chosen:
         if left_out.get(name) in NEVER_TRAINED:
             raise InvalidArgumentError(f"trainable: {name!r} is a {left_out[name]}. Leave it out of trainable")
     if not chosen:
         raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
     left_out = {name: what for name, what in left_out.items() if name not in chosen}
-    return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out)
+    return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
 
 
 def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[str]:
     """The initializers that a caller wants left as they are: those that are frozen, and those not chosen."""
-    names = [str(v.name) for v in graph.initializers.values()]
-    held = set(select("frozen", frozen, names)) if frozen else set[str]()
-    return held if trainable is None else held | (set(names) - set(select("trainable", trainable, names)))
+    names = aliases(graph.initializers.values())
+    every = {alias for known in names.values() for alias in known}
 
+    def chosen(argument: str, patterns: Patterns) -> set[str]:
+        found = set(select(argument, patterns, every))
+        return {name for name, known in names.items() if found.intersection(known)}
 
-def _any_pattern(patterns: Patterns, names: Sequence[str]) -> bool:
-    return any(not isinstance(p, str) or (p not in names and is_pattern(p)) for p in patterns)
+    held = chosen("frozen", frozen) if frozen else set[str]()
+    return held if trainable is None else held | (set(names) - chosen("trainable", trainable))
 
 
 def _add_loss(

@@ -29,7 +29,7 @@ from onnx_backprop.command.files import check_files
 from onnx_backprop.command.modes import add_modes, differentiated, results
 from onnx_backprop.command.options import NO_LOSS, limits_of, read_arrays, say, share, training_options
 from onnx_backprop.command.parser import Parser
-from onnx_backprop.command.train import add_train
+from onnx_backprop.command.train import ROWS, add_train
 from onnx_backprop.command.web import add_web
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
 from onnx_backprop.converters.check.report import GradientReport
@@ -195,6 +195,7 @@ def _convert(arguments: argparse.Namespace) -> int:
                 **training_options(arguments),
             )
             result = graph.model
+            say(arguments, graph.summary(most=None if arguments.verbose else ROWS))
             lines = _training_lines(graph)
     save_model(result, arguments.output)
     _print_summary(arguments, result, lines)
@@ -320,16 +321,7 @@ def _logging(*, verbose: bool) -> Iterator[None]:
 
 
 def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
-    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.model.graph.initializer}
-    parameters = [f"{name} {'×'.join(map(str, sizes[name])) or 'scalar'}" for name in graph.parameters]
-    return [
-        ("inputs", list(graph.inputs)),
-        ("loss", [graph.loss]),
-        ("parameters", parameters),
-        ("gradients", list(graph.parameters.values())),
-        *([("activations", [told])] if (told := graph.memory_told()) else []),
-        *([("no parameters", [f"{name} ({what})" for name, what in graph.left_out.items()])] if graph.left_out else []),
-    ]
+    return [("inputs", list(graph.inputs)), ("loss", [graph.loss]), ("gradients", list(graph.parameters.values()))]
 
 
 def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequence[tuple[str, list[str]]]) -> None:

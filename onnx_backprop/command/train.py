@@ -31,7 +31,7 @@ from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
-_ROWS = 12  # parameters that are listed
+ROWS = 12  # tensors that are listed
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
@@ -138,7 +138,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     assert loader is not None
     schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, loader, measured)
-    say(arguments, "\n".join((graph.summary(most=_ROWS), *_lines(plan))))
+    say(arguments, "\n".join((graph.summary(most=ROWS), *_lines(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
         graph,

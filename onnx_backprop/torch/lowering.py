@@ -102,6 +102,10 @@ def lower(program: Any) -> None:
                 _lower(node, part, buffers, name)
         part.graph.lint()
         part.recompile()
+    results = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
+    for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(result, torch.fx.Node):
+            spec.arg.name = result.name
 
 
 def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
@@ -127,6 +131,13 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
     elif name == "detach":
         if _is_float(given["self"]):
             _become(node, own.stop.default, (given["self"],))
+    elif name == "embedding" and given["padding_idx"] >= 0:
+        _pad(node, graph, given)
+    elif name in ("embedding", "embedding_bag") and given.get("scale_grad_by_freq"):
+        raise UnsupportedError(
+            "export: an embedding with scale_grad_by_freq=True: expected False, as a gradient here is that of the forward "
+            "pass"
+        )
     elif name in _RANDOM and given.get("train", given.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
@@ -192,6 +203,24 @@ def _stop_region(node: Any, part: Any, buffers: set[str]) -> None:
             stopped = part.graph.call_function(torch.ops.onnx_backprop.stop.default, (value,))
         stopped.meta = {key: value.meta[key] for key in ("val", "nn_module_stack", "stack_trace") if key in value.meta}
         node.args = tuple(stopped if other is value else other for other in node.args)
+
+
+def _pad(node: Any, graph: Any, given: dict[str, Any]) -> None:
+    """Stop the gradient of the rows that an embedding reads at its padding_idx, which torch does not train."""
+    aten, value = torch.ops.aten, node.meta["val"]
+    indices = given["indices"]
+
+    def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
+        made = graph.call_function(target, args)
+        made.meta = {**node.meta, "val": value}
+        return made
+
+    with graph.inserting_before(node.next):
+        stopped = call(torch.ops.onnx_backprop.stop.default, (node,), value)
+        padding = call(aten.eq.Scalar, (indices, given["padding_idx"]), indices.meta["val"] == 0)
+        rows = call(aten.unsqueeze.default, (padding, -1), padding.meta["val"].unsqueeze(-1))
+        trained = call(aten.where.self, (rows, stopped, node), value)
+    node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
 
 
 def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -> None:

@@ -35,7 +35,9 @@ class Net:
 
 
 def exports() -> list[Source]:
-    return [_source(net, exporter) for net in (*_torchvision(), *_timm(), *_transformers()) for exporter in EXPORTERS]
+    return [
+        _source(net, exporter) for net in (*_torchvision(), *_timm(), *transformers_nets()) for exporter in EXPORTERS
+    ]
 
 
 def _source(net: Net, exporter: str) -> Source:
@@ -88,7 +90,7 @@ def _export(net: Net, module: Any, exporter: str, path: Path) -> None:
             return
         axes: Any = tuple(dict(net.axes.get(name, {})) for name in feeds)
         if net.package == "transformers":
-            axes = {"xs": axes}  # see `_named`
+            axes = {"xs": axes}  # see `named`
         program = torch.onnx.export(
             module, tuple(feeds.values()), dynamo=True, dynamic_shapes=axes, verbose=False, **names
         )
@@ -193,7 +195,7 @@ def _picked(module: Any, pick: Callable[[Any], Any]) -> Any:
     return Picked()
 
 
-def _named(module: Any, names: list[str], output: str, fixed: dict[str, Any]) -> Any:
+def named(module: Any, names: list[str], output: str, fixed: dict[str, Any]) -> Any:
     """A model of transformers that takes its inputs in this order and gives one output."""
     torch = import_module("torch")
 
@@ -225,7 +227,7 @@ def _text(*names: str, length: int = 12) -> Callable[[np.random.Generator], Feed
     return feeds
 
 
-def _transformers() -> list[Net]:
+def transformers_nets() -> list[Net]:
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     words = {"vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_token_id": 0}
     rotary = {**small, **words, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1}
@@ -243,7 +245,7 @@ def _transformers() -> list[Net]:
             found = getattr(transformers, config)(**numbers)
             found._attn_implementation = attention
             found.use_cache = False
-            return _named(getattr(transformers, model)(found).eval(), names, output, fixed)
+            return named(getattr(transformers, model)(found).eval(), names, output, fixed)
 
         return Net(name, "transformers", build, feeds, axes, settings=more.pop("settings", {}), **more)
 

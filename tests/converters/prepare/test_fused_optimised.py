@@ -233,6 +233,7 @@ def test_what_stays_refused_says_what_to_do(op_type: str) -> None:
         ob.backward(model, wrt=["x"])
 
 
+@pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")
 def test_scales_and_tables_of_rotations_are_not_trained_unless_named() -> None:
     arrays = {"w": RNG.integers(0, 256, (6, 2, 8)).astype(np.uint8), "s": np.ones((6, 2), np.float32)}
     feeds = {"x": np.ones((3, 32), np.float32), **arrays, "z": 7.5 * np.ones((6, 2), np.float32), "g": None}

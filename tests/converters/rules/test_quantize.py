@@ -327,6 +327,7 @@ def test_scales_of_a_length_that_only_the_run_knows(count: int) -> None:
     np.testing.assert_allclose(ds, terms.sum(0) if count == 3 else [terms.sum()], rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")
 def test_scales_of_integer_products_are_no_parameters() -> None:
     """Per channel they have several elements, and Mul reads them."""
     model = parser.parse_model(

@@ -8,6 +8,8 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")  # which most of these say
+
 W = np.linspace(-0.9, 0.8, 24, dtype=np.float32).reshape(4, 6)
 ANGLES = np.arange(16)[:, None] * 10.0 ** -np.arange(3.0)[None]
 

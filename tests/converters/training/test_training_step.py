@@ -160,10 +160,10 @@ def test_summary() -> None:
         network(), loss="softmax_cross_entropy", frozen=["layer.weight"], optimizer="sgd", training_mode=True
     )
     text = str(graph)
-    assert re.search(r"head\.weight +5×3 +15 +trained", text)
-    assert re.search(r"layer\.weight +4×5 +20 +frozen", text)
-    assert re.search(r"layer\.mean +5 +5 +statistic", text)
-    assert text.endswith("5 parameters trained, 1 frozen; elements: 33 trained, 20 frozen, 10 statistic")
+    assert re.search(r"head\.weight +5×3 +15 +23\.8% +trained", text)
+    assert re.search(r"layer\.weight +4×5 +20 +31\.7% +frozen", text)
+    assert re.search(r"layer\.mean +5 +5 +7\.9% +statistic", text)
+    assert text.endswith("5 parameters trained, 1 frozen; numbers: 33 trained, 20 frozen, 10 statistic (52.4% trained)")
 
 
 def test_half_parameters_are_updated_in_float32() -> None:

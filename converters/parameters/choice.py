@@ -1,0 +1,188 @@
+"""The choice of parameters: for each float tensor of a graph whether it is trained, why not, and whether that is sure.
+
+What the file says decides. Where it says nothing, the node that reads a tensor does, then the numbers in it; names
+decide only between a tensor of zeros or ones that stands for nothing and a parameter that has not been trained yet.
+An exponent that is trained makes NaN of the first negative number, the step of a Range another length, a limit of
+-3.4e38 an overflow. A caller who names such a tensor trains it all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.parameters import structure, values
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, SINGLE, STATISTIC, Use
+from onnx_backprop.converters.prepare.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
+from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER
+
+_KINDS = {BUFFER: "buffer of the module", CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
+_WORDS = re.compile(r"[A-Za-z][a-z]*")
+# words in the last part of a name that only parameters have, or only buffers and constants
+_PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "embed", "embedding", "embeddings", "token"}
+_PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
+_SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
+_BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
+_BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
+_BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
+_CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is trained of some float tensors.
+
+    left_out: the others, and what each is. doubtful: tensors of either kind of which the file does not say enough, and
+    what speaks for a doubt.
+    """
+
+    left_out: dict[ir.Value, str]
+    doubtful: dict[ir.Value, str]
+
+
+def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
+    """The choice among some initializers.
+
+    What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
+    `floats` has no other and the file says nothing of them.
+    """
+    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats))
+    verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
+    left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
+    if len(left_out) == len(verdicts):
+        unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
+        left_out = {value: what for value, what in left_out.items() if value not in unsaid}
+    return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The tensors that an input is normalised by, and the tables of sines and cosines."""
+
+    normalising: set[ir.Value]
+    angles: set[ir.Value]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    left_out: str = ""  # what a tensor is that is no parameter
+    doubt: str = ""
+
+
+def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
+    uses = list(structure.uses_of(value))
+    defined = next((what for use in uses if (what := structure.defines(value, *use)) is not None), None)
+    if defined in NEVER_TRAINED:
+        return _Verdict(defined)
+    if origin.kind == PARAMETER:
+        parts = ", ".join(map(repr, origin.parts))
+        return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
+    if origin.kind in _KINDS:
+        return _Verdict(defined or _KINDS[origin.kind])
+    array = None if value.const_value is None else value.const_value.numpy()
+    if origin.kind == NAMED:
+        return _of_a_name(value, origin.name, array, uses, defined, context)
+    if defined is not None:
+        return _Verdict(defined)
+    absent = None if array is None else _absent(value, array, uses)
+    if absent is not None and not _named_as_parameter(value, origin):
+        return _Verdict(
+            absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
+        )
+    what = _by_numbers(value, array, uses, context)
+    if what is None and origin.kind == FOLDED:
+        return _of_exporter(value, array, uses)
+    return _Verdict(what or "")
+
+
+def _of_a_name(
+    value: ir.Value, name: str, array: np.ndarray | None, uses: list[Use], defined: str | None, context: _Context
+) -> _Verdict:
+    """A parameter or a buffer under its name in the module."""
+    what = _by_numbers(value, array, uses, context)
+    leaf = _words(name.rpartition(".")[2])
+    if what is not None and what != SINGLE and what not in (values.POSITIONS, values.SLOPES):
+        return _Verdict(what)
+    if not leaf.isdisjoint(_SURE_WORDS) and leaf.isdisjoint(_BUFFER_WORDS) and defined is None:
+        return _Verdict()
+    if what in (values.POSITIONS, values.SLOPES):
+        return _Verdict(what, "its numbers are those of a table, and the file calls it neither parameter nor buffer")
+    if not leaf.isdisjoint(_BUFFER_WORDS):
+        return _Verdict("buffer, by its name", "the file calls it neither parameter nor buffer")
+    reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
+    return _Verdict(doubt=reader)
+
+
+def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:
+    """What the exporter has computed and is nothing else."""
+    node, index = uses[0] if uses else (None, 0)
+    if node is not None and node.op_type == "Conv" and index in (1, 2) and len(node.inputs) > 2:
+        others = [v for v in node.inputs[1:3] if v is not None and origin_of(v).kind == FOLDED]
+        if len(others) == 2:
+            return _Verdict(doubt="the exporter has merged a convolution with what follows it, as BatchNormalization")
+    weight = any(structure.is_weight(value, *use) for use in uses)
+    if weight or not structure.is_single(value):
+        sure = weight or (array is not None and not values.is_uniform(array)) or origin_of(value).name
+        return _Verdict(doubt="" if sure else "the exporter has computed it")
+    return _Verdict(SINGLE, "the exporter has computed it")
+
+
+def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], context: _Context) -> str | None:
+    """What the numbers of a tensor say that it is, and the nodes that read it; None for a parameter."""
+    if value in context.angles:
+        return values.ANGLES
+    if structure.makes_angles(value):
+        return structure.FREQUENCY
+    if any(structure.is_weight(value, *use) for use in uses):
+        if array is None:
+            return None
+        added = any(node.op_type == "Add" for node, _ in uses)
+        if added and values.in_arithmetic(array) == values.MASK:
+            return values.MASK
+        if values.is_ramp(array):
+            return values.POSITIONS
+        return values.in_product(array) if any(node.op_type in ("Conv", "MatMul") for node, _ in uses) else None
+    if value in context.normalising and structure.is_vector(value):
+        return STATISTIC
+    if array is not None and (what := values.in_arithmetic(array)) is not None:
+        return what
+    return SINGLE if structure.is_single(value) else None
+
+
+def _absent(value: ir.Value, array: np.ndarray, uses: list[Use]) -> str | None:
+    """What a tensor stands for that the module may not have, or that every run writes into."""
+    every = [structure.stands_for_nothing(value, array, *use) for use in (*value.uses(), *uses)]
+    found = [what for what in every if what is not None]
+    if found:
+        return found[0]
+    if _named_as_constant(value) and values.is_uniform(array) and not structure.is_single(value):
+        weighs = any(structure.is_weight(value, *use) for use in uses)
+        return None if weighs else "equal numbers"
+    return None
+
+
+def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
+    """Whether a name speaks for a parameter: by a word, or as a person names one, as b1."""
+    name = origin.name or str(value.name)
+    leaf = re.split(r"[./]", name)[-1]
+    if not _words(name).isdisjoint(_PARAMETER_WORDS):  # the whole name: TensorFlow writes conv/BiasAdd/ReadVariableOp
+        return True
+    return (
+        not _named_as_constant(value)
+        and re.fullmatch(r"[A-Za-z]{1,2}_?\d?", leaf) is not None
+        and leaf not in ("h0", "c0")
+    )
+
+
+def _named_as_constant(value: ir.Value) -> bool:
+    """Whether a name is that of a constant, as `zeros` or `/gn/Constant_1_output_0`."""
+    return not _words(re.split(r"[./]", str(value.name))[-1]).isdisjoint(_CONSTANT_WORDS)
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in _WORDS.findall(name)}

@@ -1,0 +1,161 @@
+"""Sentences about a choice of parameters: what is doubtful, what the file lacks, and how little of it is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.parameters.choice import Choice
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, origin_of, restored
+from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
+
+_ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
+_SHOWN = 40  # names that a warning lists
+_HEAD = 256  # numbers that two tensors are compared by first
+_INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
+HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
+
+
+def warn_of(
+    graph: ir.Graph,
+    choice: Choice,
+    trained: Collection[ir.Value],
+    *,
+    frozen: Collection[str] = (),
+    share: bool = True,
+    stacklevel: int,
+) -> None:
+    """Say what a choice by default has guessed, in one warning for each kind.
+
+    frozen: what the caller has left out. share: whether it is said that a small part of the file is trained.
+    """
+    told = [
+        doubts(choice, frozen),
+        missing(graph),
+        separated(graph, trained),
+        *(equal_weights(trained) if share else []),
+    ]
+    if share:
+        told.append(share_of(graph, choice.left_out, trained, frozen))
+    for sentence in filter(None, told):
+        warnings.warn(sentence, OnnxBackpropWarning, stacklevel=stacklevel + 1)
+
+
+def doubts(choice: Choice, decided: Collection[str]) -> str:
+    """What of the file is doubtful, and how that was decided."""
+    open_ = {value: why for value, why in choice.doubtful.items() if value.name not in decided}
+    if not open_:
+        return ""
+    parts: list[str] = []
+    for verb, left_out in (("trained are", False), ("left out are", True)):
+        reasons: dict[str, list[str]] = {}
+        for value, why in open_.items():
+            if (value in choice.left_out) == left_out:
+                reasons.setdefault(why, []).append(shown(value))
+        if reasons:
+            parts.append(f"{verb} {'; '.join(f'{_listed(names)} ({why})' for why, names in reasons.items())}")
+    return f"the file does not say for sure which tensors are parameters: {'; '.join(parts)}. {HOW}"
+
+
+def missing(graph: ir.Graph) -> str:
+    """The parameters of the exported module that are not in the file."""
+    names = [str(name) for name in restored(graph, MISSING)]
+    if not names:
+        return ""
+    return (
+        f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
+        "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
+        "keeps them, as does torch.onnx.export(…, optimize=False)"
+    )
+
+
+def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """The parameters that the file has as one tensor, and that are trained apart."""
+    names = {str(value.name) for value in trained}
+    pairs = [tuple(map(str, pair)) for pair in restored(graph, SEPARATED) if isinstance(pair, list) and len(pair) == 2]
+    pairs = [pair for pair in pairs if names.issuperset(pair)]
+    if not pairs:
+        return ""
+    return (
+        f"the file has one tensor for each of these pairs, whose numbers are all equal: {_listed(map(_pair, pairs))}. "
+        f"They are trained apart. If the module has one parameter for both, tie=[{pairs[0]!r}] keeps them equal"
+    )
+
+
+def share_of(
+    graph: ir.Graph, left_out: Mapping[ir.Value, str], trained: Collection[ir.Value], frozen: Collection[str]
+) -> str:
+    """How many of the file's numbers are trained, if these are few; running statistics and what is frozen aside."""
+    kept = [v for v in graph.initializers.values() if _counts(v) and v.name not in frozen]
+    kept = [v for v in kept if left_out.get(v) not in NEVER_TRAINED]
+    total, part = sum(map(size, kept)), sum(map(size, trained))
+    if not part or part >= _ENOUGH * total:
+        return ""
+    rest = sorted((v for v in kept if v not in trained), key=size, reverse=True)
+    named = _listed(f"{shown(v)} ({size(v):,}, {left_out.get(v, _untouched(v))})" for v in rest)
+    return f"{part:,} of the {total:,} numbers of the file are trained; not trained: {named}"
+
+
+def equal_weights(trained: Collection[ir.Value]) -> list[str]:
+    """Matrices that hold the same numbers, perhaps transposed, as an embedding and a head that a module ties."""
+    matrices = [v for v in trained if v.const_value is not None and v.shape is not None and len(v.shape) == 2]
+    alike: dict[tuple[object, ...], list[ir.Value]] = {}
+    for value in matrices:
+        if value.const_value is not None and size(value) > _HEAD:
+            alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
+    pairs = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
+    return [
+        f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "
+        f"both, tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"
+        for a, b in pairs
+    ]
+
+
+def shown(value: ir.Value) -> str:
+    """What to call a tensor: by its name in the module, and by that in the file where it is another."""
+    name, own = origin_of(value).name, str(value.name)
+    return repr(printable(own)) if name in ("", own) else f"{printable(name)!r} ({printable(own)})"
+
+
+def size(value: ir.Value) -> int:
+    """The number of a tensor's elements."""
+    return 0 if value.const_value is None else int(value.const_value.size)
+
+
+def _pair(names: tuple[str, ...]) -> str:
+    return " and ".join(map(repr, names))
+
+
+def _counts(value: ir.Value) -> bool:
+    """Whether an initializer holds numbers that a network has learnt, if only as integers."""
+    if value.dtype is None:
+        return False
+    read = bool(value.uses()) or value.is_graph_output()
+    return read and (value.dtype.is_floating_point() or (value.dtype in _INTEGERS and size(value) > 1))
+
+
+def _untouched(value: ir.Value) -> str:
+    return "stored as integers" if value.dtype in _INTEGERS else "the loss does not depend on it"
+
+
+def _are_equal(a: ir.Value, b: ir.Value) -> bool:
+    if a.const_value is None or b.const_value is None:
+        return False
+    first, second = a.const_value.numpy(), b.const_value.numpy()
+    for other in (second, second.T):
+        if first.shape != other.shape or not np.array_equal(first[:1], other[:1]):
+            continue
+        if np.ptp(first[:1].astype(np.float32)) and np.array_equal(first, other):
+            return True
+    return False
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more

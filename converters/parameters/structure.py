@@ -1,0 +1,204 @@
+"""What a tensor is by where it is read: a weight of an operator, or what defines the function, as an exponent."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from itertools import combinations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
+from onnx_backprop.converters.prepare import graphs
+
+# operator -> {input: what the function has there}
+DEFINES: dict[str, dict[int, str]] = {
+    "BatchNormalization": {3: "running statistic", 4: "running statistic"},
+    "Clip": {1: "limit", 2: "limit"},
+    "DequantizeLinear": {0: "quantized number", 1: "quantization scale"},
+    "Dropout": {1: "ratio"},
+    "MaxRoiPool": {1: "region"},
+    "MelWeightMatrix": {3: "limit", 4: "limit"},
+    "Mod": {1: "divisor"},
+    "NonMaxSuppression": {3: "threshold", 4: "threshold"},
+    "OneHot": {2: "value"},
+    "Pad": {2: "padding value"},
+    "Pow": {1: "exponent"},
+    "QuantizeLinear": {1: "quantization scale"},
+    "Range": {0: "limit", 1: "limit", 2: "step"},
+    "Resize": {1: "region", 2: "scale"},
+    "RoiAlign": {1: "region"},
+    "STFT": {2: "window"},
+    "Upsample": {1: "scale"},
+}
+NEVER_TRAINED = ("running statistic of BatchNormalization", "ratio of Dropout")  # which a step renews, or reads as is
+# where a tensor is a weight, however few elements it has
+WEIGHTS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (1, 2),
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
+    "Einsum": tuple(range(16)),
+    "Exp": (0,),
+    "GRU": (1, 2, 3, 5),
+    "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "Gemm": (0, 1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LSTM": (1, 2, 3, 5, 6, 7),
+    "LayerNormalization": (1, 2),
+    "MatMul": (0, 1),
+    "PRelu": (1,),
+    "RMSNormalization": (1,),
+    "RNN": (1, 2, 3, 5),
+}
+_LINEAR = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
+_ROUNDED = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger")
+# what hands on the numbers of its first input, or of any
+_PASSING = ("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose")
+_PASSING += ("ScatterND", "Trilu", "Unsqueeze")
+_JOINING = ("Concat", "Sum")
+SINGLE, STATISTIC, FREQUENCY = "a single number", "statistic of an input", "frequency of Sin and Cos"
+BASE = "base that is scattered into"
+_SCALE_AND_BIAS = {1: 1.0, 2: 0.0}  # the inputs of a normalisation and what stands there for none
+_NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
+_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}  # the inputs that are initial states
+_SCATTERED = ("Scatter", "ScatterElements", "ScatterND")
+
+Use = tuple[ir.Node, int]
+
+
+def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
+    """What the table or the node says of an input, or that it rescales the product of rounded numbers."""
+    what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
+    if what is not None:
+        return f"{what} of {node.op_type}"
+    stated, _, what = node.metadata_props.get(graphs.DEFINES, "").partition(": ")
+    if stated == str(index):
+        return what
+    if node.domain == "" and node.op_type in ("Max", "Min") and is_vector(value):
+        return f"limit of {node.op_type}"
+    if node.domain == "" and node.op_type == "Where" and index and is_single(value):
+        return "fill of Where"
+    if node.domain == "" and node.op_type == "Mul":
+        other = source_of(node.inputs[1 - index])
+        made_by = None if other is None else other.producer()
+        if made_by is not None and made_by.op_type in _ROUNDED:
+            return f"quantization scale of {made_by.op_type}"
+    return None
+
+
+def uses_of(value: ir.Value) -> Iterator[Use]:
+    """The nodes that read a value, or what only reshapes, casts or joins it, with the input that does."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        for node, index in waiting.pop().uses():
+            passes = node.domain == "" and (node.op_type in _JOINING or (node.op_type in _PASSING and index == 0))
+            if not passes:
+                yield node, index
+            elif node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                waiting.append(node.outputs[0])
+
+
+def source_of(value: ir.Value | None) -> ir.Value | None:
+    """What a value was before it was reshaped or cast."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in _PASSING:
+        value = node.inputs[0]
+    return value
+
+
+def is_single(value: ir.Value) -> bool:
+    return value.shape is not None and all(length == 1 for length in value.shape)
+
+
+def is_vector(value: ir.Value) -> bool:
+    """Whether one axis at most is longer than 1."""
+    return value.shape is not None and sum(length != 1 for length in value.shape) <= 1
+
+
+def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:
+    """Whether a node has a weight at an input: by the table, or a bias, along one axis, that is added to a product."""
+    if node.domain == "" and node.op_type == "Add":
+        other = source_of(node.inputs[1 - index])
+        product = None if other is None else other.producer()
+        if not is_vector(value) or product is None or product.op_type not in _LINEAR:
+            return False
+        return not is_single(value) or _has_one_output(value, product)
+    return node.domain == "" and index in WEIGHTS.get(node.op_type, ())
+
+
+def _has_one_output(value: ir.Value, product: ir.Node) -> bool:
+    """Whether one number may be the bias of a product: it has an axis, and the product gives one number for it."""
+    shape = product.outputs[0].shape
+    if value.shape is None or not len(value.shape) or shape is None:
+        return shape is None
+    length = shape[1 if product.op_type in ("Conv", "ConvTranspose") else -1]
+    return not isinstance(length, int) or length == 1
+
+
+def stands_for_nothing(value: ir.Value, array: np.ndarray, node: ir.Node, index: int) -> str | None:
+    """What a uniform tensor would be that an exporter has put where a module has none: nothing changes with it."""
+    if node.domain or not is_uniform(array):
+        return None
+    number = float(array.flat[0])
+    if node.op_type in _NORMALIZATIONS and _SCALE_AND_BIAS.get(index) == number:
+        return f"{'ones' if number else 'zeros'} of {node.op_type}"
+    if node.op_type in _SCATTERED and index == 0:
+        return BASE
+    if number == 0 and index in _STATES.get(node.op_type, ()):
+        return f"initial state of {node.op_type}"
+    if number == 0 and index == 2 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+        return f"zeros of {node.op_type}"
+    if number == 0 and node.op_type == "Add" and not is_vector(value):
+        return "zeros that are added"
+    return None
+
+
+def makes_angles(value: ir.Value) -> bool:
+    """Whether all that products with a tensor lead to is Sin and Cos, as with rotary and sinusoidal embeddings."""
+    ends: set[str] = set()
+    for node, _ in uses_of(value):
+        products = ("Einsum", "MatMul") if is_vector(value) else ()
+        if node.op_type not in ("Mul", "Div", *products):
+            return False
+        ends.update(end.op_type for end, _ in uses_of(node.outputs[0]))
+    return ends == {"Sin", "Cos"}
+
+
+def normalising(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The tensors that an input is centred and scaled by, once each, before anything else happens to it."""
+    for source in graph.inputs:
+        if source.is_initializer():
+            continue
+        steps: dict[bool, ir.Value] = {}  # whether it centres, and by what
+        current = source
+        while len(uses := list(current.uses())) == 1:
+            node, index = uses[0]
+            if node.domain != "" or index != 0 or node.op_type not in ("Div", "Mul", "Sub", *_PASSING):
+                break
+            if node.op_type not in _PASSING:
+                other, centres = source_of(node.inputs[1]), node.op_type == "Sub"
+                if other is None or not other.is_initializer() or centres in steps:
+                    break
+                steps[centres] = other
+            current = node.outputs[0]
+        if True in steps:
+            yield from steps.values()
+
+
+def angle_tables(floats: Collection[ir.Value]) -> set[ir.Value]:
+    """The tables of sines and cosines: by their rows, or two of one shape whose squares have one sum."""
+    tables: defaultdict[object, dict[ir.Value, np.ndarray]] = defaultdict(dict)
+    for value in floats:
+        read = any(node.op_type in ("Add", "Gather", "Mul") for node, _ in uses_of(value))
+        if value.const_value is not None and read and not is_vector(value):
+            array = value.const_value.numpy()
+            tables[array.dtype, array.shape][value] = array
+    found = {value for group in tables.values() for value, array in group.items() if holds_angles(array)}
+    for group in tables.values():
+        for (a, first), (b, second) in combinations(group.items(), 2):
+            if are_sine_and_cosine(first, second):
+                found |= {a, b}
+    return found

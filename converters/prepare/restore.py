@@ -1,0 +1,162 @@
+"""Parameters that torch's exporters took out of a file because of their first values, put back.
+
+Both keep one of several equal tensors. TorchScript writes an Identity for each of the others, whose output has the
+other's name. The optimizer behind `torch.export` also drops a bias of Conv, ConvTranspose and Gemm that is all zeros;
+the signature of the program still names each parameter, and the nodes name the modules that they come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied, unique, used_names
+from onnx_backprop.converters.prepare.origins import NAMED, Origin, module_of, owner
+from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature
+
+_BIASED = ("Conv", "ConvTranspose", "Gemm")
+# the names that modules of PyTorch have for inputs of an operator
+_PLACES = {
+    "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
+    "InstanceNormalization": {1: "weight", 2: "bias"},
+    "LayerNormalization": {1: "weight", 2: "bias"},
+    "RMSNormalization": {1: "weight"},
+}
+_WEIGHT = re.compile(r"weight(?=[^.]*$)")
+
+
+def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
+    """Give equal parameters a tensor each and add biases that are zero, in place; the parameters that are not there.
+
+    found: what is known of each initializer; what is new is added to it.
+    """
+    kinds = {entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER)}
+    present = {origin.name for origin in found.values()}.union(*(origin.parts for origin in found.values()))
+    missing = {name: kind for name, kind in kinds.items() if name not in present}
+    if kinds:
+        restorer = _Restorer(proto, found, missing)
+        restorer.separate()
+        restorer.add_zero_biases()
+    return [name for name, kind in missing.items() if kind == PARAMETER]
+
+
+def separate_named(
+    proto: ModelProto, found: dict[str, Origin], large: Mapping[str, TensorProto]
+) -> list[tuple[str, str]]:
+    """Give uniform tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
+
+    Tensors whose numbers differ are left as they are: those of one module that are equal are one parameter.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
+    outputs = {value.name for value in proto.graph.output}
+    pairs: list[tuple[str, str]] = []
+    for node in list(proto.graph.node):
+        tensor = stored.get(node.input[0]) if (node.domain, node.op_type) == ("", "Identity") else None
+        if tensor is None or found.get(tensor.name, Origin()).kind != NAMED or node.output[0] in outputs:
+            continue
+        if not _is_constant(tensor):
+            continue
+        new = copied(tensor)
+        new.name = node.output[0]
+        proto.graph.initializer.append(new)
+        proto.graph.node.remove(node)
+        found[new.name] = Origin(NAMED, new.name)
+        pairs.append((tensor.name, new.name))
+    return pairs
+
+
+class _Restorer:
+    """A model, what is known of its initializers, and what its module has that the file has not."""
+
+    def __init__(self, proto: ModelProto, found: dict[str, Origin], missing: dict[str, str]) -> None:
+        self.graph, self.found, self.missing = proto.graph, found, missing
+        self.names = used_names(proto.graph)
+        self.producers = {name: node for node in self.graph.node for name in node.output if name}
+        self.uses: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+        for node in self.graph.node:
+            for index, name in enumerate(node.input):
+                self.uses[name].append((node, index))
+
+    def separate(self) -> None:
+        """A tensor for each parameter or buffer that the exporter merged with an equal one."""
+        for tensor in list(self.graph.initializer):
+            origin = self.found.get(tensor.name, Origin())
+            if len(self.uses[tensor.name]) < 2 or not origin.name or origin.kind == CONSTANT:
+                continue
+            places: defaultdict[str | None, list[tuple[NodeProto, int]]] = defaultdict(list)
+            for node, index in self.uses[tensor.name]:
+                places[self._name_at(node, index, origin.name)].append((node, index))
+            foreign = places.pop(None, [])
+            if foreign and places and _is_constant(tensor):
+                self._copy(tensor, f"{tensor.name}/constant", Origin(CONSTANT), foreign)
+            for name, uses in places.items():
+                if name is not None and name != origin.name:
+                    kind = self.missing.pop(name)
+                    self._copy(tensor, name, Origin(kind, name), uses)
+
+    def _name_at(self, node: NodeProto, index: int, name: str) -> str | None:
+        """The name of the tensor that a node of the module reads where it reads `name` here; None if it has none."""
+        module = module_of(node)
+        place = _PLACES.get(node.op_type, {}).get(index, "")
+        expected = [self._sibling(node, index), f"{module}.{place}", f"{module}.{name.rpartition('.')[2]}"]
+        if name in expected[:2] or module == owner(name):
+            return next((other for other in expected[:2] if other in self.missing), name)
+        inside = [other for other in self.missing if owner(other) == module]
+        candidates = [other for other in expected if other in self.missing] or inside * (len(inside) == 1)
+        return candidates[0] if candidates else None
+
+    def _sibling(self, node: NodeProto, index: int) -> str:
+        """The name of the bias beside the weight that a product or a normalisation reads."""
+        if node.domain not in DEFAULT_DOMAINS:
+            return ""
+        if node.op_type == "Add":
+            product = self.producers.get(node.input[1 - index])
+            return "" if product is None or product.op_type != "MatMul" else self._bias_name(product)
+        return self._bias_name(node) if index == 2 and node.op_type in (*_BIASED, *_PLACES) else ""
+
+    def _bias_name(self, node: NodeProto) -> str:
+        weight = self.found.get(node.input[1], Origin()).name
+        return _WEIGHT.sub("bias", weight) if _WEIGHT.search(weight) else ""
+
+    def add_zero_biases(self) -> None:
+        """A bias of zeros for each product whose module has one and whose node has none."""
+        tensors: Mapping[str, tuple[int, list[int]]] = {
+            value.name: (value.type.tensor_type.elem_type, [d.dim_value for d in value.type.tensor_type.shape.dim])
+            for value in self.graph.input  # which stand for large initializers
+        } | {t.name: (t.data_type, list(t.dims)) for t in self.graph.initializer}
+        for node in self.graph.node:
+            if node.op_type not in _BIASED or node.domain not in DEFAULT_DOMAINS or "".join(node.input[2:]):
+                continue
+            name = self._bias_name(node)
+            if name not in self.missing or node.input[1] not in tensors:
+                continue
+            kind, dims = tensors[node.input[1]]
+            attributes = attributes_of(node)
+            length = dims[0]
+            if node.op_type == "ConvTranspose":
+                length = dims[1] * int(attributes.get("group", 1))
+            elif node.op_type == "Gemm" and not attributes.get("transB"):
+                length = dims[1]
+            zeros = np.zeros([length], helper.tensor_dtype_to_np_dtype(kind))
+            tensor = numpy_helper.from_array(zeros, unique(name, self.names))
+            self.graph.initializer.append(tensor)
+            self.found[tensor.name] = Origin(self.missing.pop(name), name)
+            del node.input[2:]
+            node.input.append(tensor.name)
+
+    def _copy(self, tensor: TensorProto, name: str, origin: Origin, uses: list[tuple[NodeProto, int]]) -> None:
+        new = copied(tensor)
+        new.name = unique(name, self.names)
+        self.graph.initializer.append(new)
+        self.found[new.name] = origin
+        for node, index in uses:
+            node.input[index] = new.name
+
+
+def _is_constant(tensor: TensorProto) -> bool:
+    array = numpy_helper.to_array(tensor)
+    return bool(array.size and (array == array.flat[0]).all())

@@ -1,0 +1,151 @@
+"""Trainings compared by numbers, since exporters rename, transpose, join and split tensors: no torch in here.
+
+Two tensors are the same if they hold the same numbers in any order. What order is right, the losses decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+MOST_JOINED = 4  # tensors that an exporter may have joined to one: W, R and two biases of a recurrent layer
+SMALL, LARGE = 1e-4, 1e-3  # relative gaps of losses
+
+
+@dataclass(frozen=True)
+class Difference:
+    """extra: tensors that are trained here and not there; missing: parameters that are trained there and not here."""
+
+    extra: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.extra or self.missing)
+
+    def __str__(self) -> str:
+        parts = ("trained, no parameter", self.extra), ("parameter, not trained", self.missing)
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+
+
+@dataclass
+class _Open:
+    """The tensors of both sides that no partner has been found for, as sorted numbers."""
+
+    got: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
+    slack: Mapping[str, float] = field(default_factory=dict)
+
+    def close(self, got: Sequence[str], expected: Sequence[str]) -> bool:
+        a, b = _joined(self.got, got), _joined(self.expected, expected)
+        slack = max((self.slack.get(name, 0.0) for name in expected), default=0.0)
+        return a.size == b.size and bool((np.abs(a - b) <= slack).all())
+
+    def take(self, got: Sequence[str], expected: Sequence[str]) -> None:
+        for name in got:
+            del self.got[name]
+        for name in expected:
+            del self.expected[name]
+
+
+def difference(
+    got: Arrays, expected: Arrays, slack: Mapping[str, float] | None = None, live: Arrays | None = None
+) -> Difference:
+    """What has no partner on the other side.
+
+    slack: of each expected tensor, how far its numbers may be off. live: of each expected tensor, which elements
+    influence the loss; an exporter may have stored those alone.
+    """
+    rest = _Open({k: _flat(v) for k, v in got.items()}, {k: _flat(v) for k, v in expected.items()}, slack or {})
+    for name in list(rest.got):
+        if name in rest.expected and rest.close([name], [name]):
+            rest.take([name], [name])
+    for name in list(rest.got):
+        partner = next((other for other in rest.expected if rest.close([name], [other])), None)
+        if partner is not None:
+            rest.take([name], [partner])
+    for name in list(rest.got):  # several parameters in one tensor
+        parts = _parts(rest.got[name].size, rest.expected, lambda names, name=name: rest.close([name], names))
+        if parts:
+            rest.take([name], parts)
+    for name in list(rest.expected):  # one parameter in several tensors
+        parts = _parts(rest.expected[name].size, rest.got, lambda names, name=name: rest.close(names, [name]))
+        if parts:
+            rest.take(parts, [name])
+    for name in [name for name in live or {} if name in rest.expected]:  # what influences the loss of a parameter
+        whole, off = rest.expected[name], rest.slack.get(name, 0.0)
+        used = _flat(np.asarray(expected[name])[(live or {})[name]])
+        holds = (k for k, v in rest.got.items() if _is_part(used, v, off) and _is_part(v, whole, off))
+        holder = next(holds, None)
+        if holder is not None or not used.size:
+            rest.take([] if holder is None else [holder], [name])
+    return Difference(tuple(rest.got), tuple(rest.expected))
+
+
+def _flat(value: np.ndarray) -> np.ndarray:
+    return np.sort(np.asarray(value, np.float64).ravel())
+
+
+def _joined(arrays: Arrays, names: Sequence[str]) -> np.ndarray:
+    return arrays[names[0]] if len(names) == 1 else np.sort(np.concatenate([arrays[name] for name in names]))
+
+
+def _parts(size: int, of: Arrays, fits: Callable[[list[str]], bool]) -> list[str] | None:
+    names = [name for name, value in of.items() if value.size < size][:16]
+    for count in range(2, MOST_JOINED + 1):
+        for chosen in combinations(names, count):
+            if sum(of[name].size for name in chosen) == size and fits(list(chosen)):
+                return list(chosen)
+    return None
+
+
+def _is_part(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
+    """Whether every number of a sorted array is one of a longer one's."""
+    if not 0 < part.size <= whole.size:
+        return False
+    place = np.searchsorted(whole, part)
+    above, below = whole[np.minimum(place, whole.size - 1)], whole[np.maximum(place - 1, 0)]
+    return bool((np.minimum(np.abs(above - part), np.abs(below - part)) <= slack).all())
+
+
+def unnamed(
+    found: Difference, warnings: Iterable[str], file: Arrays, expected: Arrays, trained: Iterable[str] = ()
+) -> list[str]:
+    """The tensors of a difference that no warning names.
+
+    A missing parameter is named by its own name, by its module's or by the tensor of the file with its numbers; if
+    the file has no such tensor, the exporter has folded it into one of the extra tensors or of the trained ones that
+    have no parameter's name: one of them is named.
+    """
+    text = "\n".join(warnings)
+    holders = {*found.extra, *trained} - set(expected)
+    named = any(_names(text, name) for name in (*holders, *found.extra))
+    result = [name for name in found.extra if not _names(text, name)]
+    for name in found.missing:
+        numbers = _flat(expected[name])
+        stored = [k for k, v in file.items() if v.size == numbers.size and np.array_equal(_flat(v), numbers)]
+        folded = not stored and named
+        if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored) if k):
+            result.append(name)
+    return result
+
+
+def _names(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.:/]){re.escape(name)}(?!\w|\.\w)", text) is not None
+
+
+def loss_gap(got: Collection[float], expected: Collection[float]) -> float:
+    """The largest |a - b| / |b|, losses below a hundredth of the largest counted as that; inf for another number of losses."""
+    a, b = np.asarray(list(got), np.float64), np.asarray(list(expected), np.float64)
+    if a.shape != b.shape or not np.isfinite(a).all():
+        return float("inf")
+    return float((np.abs(a - b) / np.maximum(np.abs(b), 1e-2 * np.abs(b).max() + 1e-30)).max())
+
+
+def tolerance(own: float) -> float:
+    """Of losses: 1e-4, and 1e-3 where PyTorch's float32 is about that far from its float64 (own)."""
+    return LARGE if own > SMALL / 2 else SMALL

@@ -1,0 +1,182 @@
+"""A training as PyTorch does it, in float32 and in float64: what the file is held against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+
+from tests.fidelity.compare import SMALL, loss_gap
+from tests.fidelity.subject import CROSS_ENTROPY, Subject
+
+STEPS, BATCHES, FACTOR = 20, 3, 0.1
+RATES = {"sgd": (0.03, 0.003, 0.0003), "adamw": (0.01, 0.001, 0.0001)}
+Batch = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """losses before each update; own: how far float32 is from float64; initial and final values of what is trained,
+    live: which of their elements ever have a gradient, slack: how far final values may be off."""
+
+    rate: float
+    losses: list[float]
+    own: float
+    initial: dict[str, np.ndarray]
+    final: dict[str, np.ndarray]
+    live: dict[str, np.ndarray]
+    slack: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """batches: inputs and, where the loss is outside, the target. parts: modules to freeze and to slow down."""
+
+    module: Any
+    loss: str | None
+    batches: list[Batch]
+    sgd: Training
+    adamw: Training
+    parts: tuple[str, str] | None
+    grouped: Training | None
+
+
+def reference(subject: Subject, mode: str) -> Reference:
+    module = subject.module().train(mode == "train")
+    batches = [_with_target(subject, module, seed) for seed in range(BATCHES)]
+    first, again = (float(_loss(copy.deepcopy(module), subject.loss, batches[0], None)) for _ in range(2))
+    if first != again:
+        raise ValueError(f"{subject.name} draws random numbers in {mode} mode: two losses are {first} and {again}")
+    parts = _parts(module, subject, batches)
+    return Reference(
+        module,
+        subject.loss,
+        batches,
+        _trained(module, subject.loss, batches, "sgd", None),
+        _trained(module, subject.loss, batches, "adamw", None),
+        parts,
+        None if parts is None else _trained(module, subject.loss, batches, "adamw", parts),
+    )
+
+
+def _with_target(subject: Subject, module: Any, seed: int) -> Batch:
+    batch = subject.batch(seed)
+    if subject.loss is None:
+        return batch
+    torch = import_module("torch")
+    with torch.no_grad():
+        y = copy.deepcopy(module)(*map(torch.from_numpy, batch)).numpy()
+    rng = np.random.default_rng(100 + seed)
+    if subject.loss == CROSS_ENTROPY:
+        return *batch, rng.integers(0, y.shape[1], (y.shape[0], *y.shape[2:]))
+    return *batch, (y + (y.std() + 0.1) * rng.standard_normal(y.shape)).astype(np.float32)
+
+
+def _loss(module: Any, kind: str | None, batch: Batch, dtype: Any) -> Any:
+    torch = import_module("torch")
+    tensors = [torch.from_numpy(np.asarray(a)) for a in batch]
+    tensors = [t.to(dtype or t.dtype) if t.is_floating_point() else t for t in tensors]
+    if kind is None:
+        return module(*tensors)
+    *inputs, target = tensors
+    functional = torch.nn.functional
+    return (functional.cross_entropy if kind == CROSS_ENTROPY else functional.mse_loss)(module(*inputs), target)
+
+
+def _influential(module: Any, kind: str | None, batches: Sequence[Batch]) -> list[str]:
+    """Names of parameters that autograd has a gradient for."""
+    module = copy.deepcopy(module)
+    _loss(module, kind, batches[0], import_module("torch").float32).backward()
+    return [name for name, p in module.named_parameters() if p.requires_grad and p.grad is not None]
+
+
+def _parts(module: Any, subject: Subject, batches: Sequence[Batch]) -> tuple[str, str] | None:
+    """The first two modules side by side whose parameters the loss depends on; None if there are no two."""
+    used = _influential(module, subject.loss, batches)
+    path = ""
+    while True:
+        inner = [name[len(path) :] for name in used if name.startswith(path)]
+        children = list(dict.fromkeys(name.partition(".")[0] for name in inner if "." in name))
+        if len(children) > 1:
+            return path + children[0], path + children[1]
+        if not children or len(children) < len({name.partition(".")[0] for name in inner}):
+            return None
+        path += children[0] + "."
+
+
+def _trained(
+    module: Any, kind: str | None, batches: Sequence[Batch], optimizer: str, parts: tuple[str, str] | None
+) -> Training:
+    """At the first rate that PyTorch itself is sure at: float32 and float64 agree, and the loss does not explode."""
+    result = None
+    for rate in RATES[optimizer]:
+        result = _both(module, kind, batches, optimizer, rate, parts)
+        finite = np.isfinite(result.losses).all()
+        if finite and result.own <= SMALL / 2 and max(result.losses[-BATCHES:]) <= 2 * max(result.losses[:BATCHES]):
+            break
+    assert result is not None
+    return result
+
+
+def _both(
+    module: Any, kind: str | None, batches: Sequence[Batch], optimizer: str, rate: float, parts: tuple[str, str] | None
+) -> Training:
+    torch = import_module("torch")
+    initial, final, losses, live = _run(module, kind, batches, optimizer, rate, parts, torch.float32)
+    own, exact = 0.0, final
+    torch.set_default_dtype(torch.float64)
+    try:
+        _, exact, exact_losses, live = _run(module, kind, batches, optimizer, rate, parts, torch.float64)
+        own = loss_gap(losses, exact_losses)
+    except RuntimeError:  # a module that asks for float32 itself
+        pass
+    finally:
+        torch.set_default_dtype(torch.float32)
+    slack = {}
+    for name, value in final.items():
+        moved, size = np.abs(value - initial[name]).max(), np.abs(value).max()
+        slack[name] = float(2e-2 * moved + 2e-6 * size + 4 * np.abs(value - exact[name]).max())
+    return Training(rate, losses, own, initial, final, live, slack)
+
+
+def _run(
+    module: Any,
+    kind: str | None,
+    batches: Sequence[Batch],
+    optimizer: str,
+    rate: float,
+    parts: tuple[str, str] | None,
+    dtype: Any,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
+    torch = import_module("torch")
+    used = _influential(module, kind, batches)
+    module = copy.deepcopy(module).to(dtype)
+    if parts is not None:  # what is frozen keeps its statistics too
+        module.get_submodule(parts[0]).requires_grad_(False).eval()
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and name in used}
+    slow = [p for name, p in trained.items() if parts is not None and name.startswith(parts[1] + ".")]
+    rest = [p for p in trained.values() if not any(p is other for other in slow)]
+    groups = [{"params": rest}] if not slow else [{"params": rest}, {"params": slow, "lr": FACTOR * rate}]
+    kinds: dict[str, Callable[..., Any]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    update = kinds[optimizer](groups, lr=rate, **({"momentum": 0.9} if optimizer == "sgd" else {}))
+
+    def values() -> dict[str, np.ndarray]:
+        return {name: p.detach().numpy().copy() for name, p in trained.items()}
+
+    initial, losses = values(), []
+    live = {name: np.zeros(p.shape, bool) for name, p in trained.items()}
+    for batch in islice(cycle(batches), STEPS):
+        update.zero_grad()
+        loss = _loss(module, kind, batch, dtype)
+        loss.backward()
+        for name, p in trained.items():
+            if p.grad is not None:
+                live[name] |= p.grad.numpy() != 0
+        update.step()
+        losses.append(float(loss.detach()))
+    return initial, values(), losses, live

@@ -1,0 +1,78 @@
+"""docs/fidelity.md, from the answers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Answers = Sequence[dict[str, Any]]
+LEFT = {"wrong", "refused"}  # what must not be
+VERDICTS = ("right", "warned", "wrong", "refused", "not exported", "not in the file")
+
+_HEAD = """# The same training
+
+A module is exported, its file is trained here and the module is trained in PyTorch. `make fidelity` does so for small
+modules, one for each kind of parameter, constant, statistic and stop, and for architectures with random weights, and
+writes this page. Exporters have their defaults: TorchScript (in train mode with `training=TRAINING` and
+`do_constant_folding=False`), dynamo, and `ob.torch.export` if there is one. Ours has its defaults too, but for `loss`,
+`optimizer` and, in train mode, `training_mode=True`.
+
+**right**: (set) the numbers that are trained are those of the parameters that require a gradient and influence the
+loss, whatever their names and orders are; (sgd, adamw) 20 losses of SGD with momentum 0.9 and of AdamW agree with PyTorch's
+to 1e-4, or 1e-3 where PyTorch's float32 is itself that far from its float64; (patterns) with `frozen=` the first module
+and a tenth of the rate for the second, by module names, the same tensors move to the same values, where a module that is
+frozen keeps its statistics. **warned**: other numbers are trained, and an `OnnxBackpropWarning` names every tensor of
+which that is true. **wrong**: none of this. **refused**: with a sentence of ours. **not exported**: the exporter
+fails. **not in the file**: the exporter leaves out what the training depends on, as `detach`; nothing is judged.
+Names that end in `_perturbed` are of modules whose constructor leaves zeros or ones, trained from other values.
+"""
+
+
+def write(path: Path, answers: Answers, lacking: Sequence[str]) -> None:
+    """lacking: the subjects without an answer."""
+    path.write_text("\n".join([_HEAD, *_counts(answers), *_lacking(lacking), *_cases(answers)]).rstrip() + "\n")
+
+
+def _counts(answers: Answers) -> Iterable[str]:
+    subjects = {a["subject"] for a in answers}
+    yield f"{len(subjects)} modules, {len(answers)} cases.\n"
+    yield from _table("exporter, mode", answers, lambda a: f"{a['exporter']}, {a['mode']}")
+    yield from _table("kind", answers, lambda a: str(a["kind"]))
+
+
+def _table(head: str, answers: Answers, row: Any) -> Iterable[str]:
+    yield f"| {head} | {' | '.join(VERDICTS)} |"
+    yield "|---|" + "---:|" * len(VERDICTS)
+    for name in dict.fromkeys(sorted(row(a) for a in answers) if head != "kind" else map(row, answers)):
+        counts = Counter(a["verdict"] for a in answers if row(a) == name)
+        yield f"| {name} | {' | '.join(str(counts[v] or '') for v in VERDICTS)} |"
+    yield ""
+
+
+def _lacking(names: Sequence[str]) -> Iterable[str]:
+    if names:
+        yield f"Not judged: {', '.join(names)}.\n"
+
+
+def _cases(answers: Answers) -> Iterable[str]:
+    for verdict in ("wrong", "refused", "warned", "not exported", "not in the file"):
+        found = [a for a in answers if a["verdict"] == verdict]
+        if found:
+            yield f"## {verdict.capitalize()}\n"
+            yield from _sentences(found)
+
+
+def _sentences(found: Answers) -> Iterable[str]:
+    """Every sentence of a subject once, with the exporters and modes that it is said of."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for a in found:
+        sentence = " ".join(f"{a['stage']}: {a['sentence']}".removeprefix(": ").split())
+        short = sentence if len(sentence) < 320 else sentence[:300] + " …"
+        said.setdefault((a["subject"], short), []).append(f"{a['exporter']} {a['mode']}")
+    for (subject, sentence), cases in said.items():
+        shown = re.sub(r"([*_<>|])", r"\\\1", sentence)
+        yield f"- **{subject}** ({', '.join(cases)}): {shown}"
+    yield ""
