@@ -135,7 +135,7 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
         _pad(node, graph, given)
     elif name in ("embedding", "embedding_bag") and given.get("scale_grad_by_freq"):
         raise UnsupportedError(
-            "export: an embedding with scale_grad_by_freq=True: expected False, as a gradient here is that of the forward "
+            "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
             "pass"
         )
     elif name in _RANDOM and given.get("train", given.get("training")):
