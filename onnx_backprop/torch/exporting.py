@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 
 from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.prepare.ir_models import to_proto
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, REQUIRES_GRAD
+from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower, translations
@@ -105,9 +105,7 @@ def export(
     _warn_of_state(converted.exported_program, buffers)
     model = converted.model
     _tie(model.graph, [*parameters, *buffers])
-    for name, parameter in parameters:
-        if name in model.graph.initializers and not parameter.requires_grad:
-            model.graph.initializers[name].metadata_props[REQUIRES_GRAD] = "False"
+    _mark(model.graph, parameters)
     _drop_unread(model.graph, {name for name, _ in parameters})
     if loss is not None:
         _name_loss(model.graph, output_names)
@@ -264,6 +262,25 @@ def _tie(graph: ir.Graph, tensors: Sequence[tuple[str, Any]]) -> None:
             kept.name = first
             graph.register_initializer(kept)
         kept.metadata_props[ALIASES] = json.dumps(aliases)
+
+
+def _mark(graph: ir.Graph, parameters: Sequence[tuple[str, Any]]) -> None:
+    """Say which parameters require no gradient, and add those that nothing reads, which torch leaves out."""
+    aliases = {alias for value in graph.initializers.values() for alias in _aliases(value)}
+    for name, parameter in parameters:
+        if name in aliases:
+            continue
+        if name not in graph.initializers:
+            tensor = ir.tensor(_array(parameter), name=name)
+            value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            value.metadata_props[KIND] = PARAMETER
+            graph.register_initializer(value)
+        if not parameter.requires_grad:
+            graph.initializers[name].metadata_props[REQUIRES_GRAD] = "False"
+
+
+def _aliases(value: ir.Value) -> list[str]:
+    return json.loads(value.metadata_props.get(ALIASES, "[]"))
 
 
 def _drop_unread(graph: ir.Graph, kept: set[str]) -> None:

@@ -133,7 +133,7 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
             _become(node, own.stop.default, (given["self"],))
     elif name == "embedding" and given["padding_idx"] >= 0:
         _pad(node, graph, given)
-    elif name in ("embedding", "embedding_bag") and given.get("scale_grad_by_freq"):
+    elif name == "embedding" and given["scale_grad_by_freq"]:
         raise UnsupportedError(
             "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
             "pass"
@@ -259,6 +259,31 @@ def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -
     graph.erase_node(node)
 
 
+def _bag(
+    input: Any,  # noqa: A002
+    weight: Any,
+    offsets: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Embeddings of bags of one length, reduced; torch's own has a form in ONNX that onnxruntime crashes on."""
+    if input.dim() != 2 or max_norm is not None or padding_idx is not None or scale_grad_by_freq:
+        raise UnsupportedError(
+            "export: embedding_bag with offsets, max_norm, padding_idx or scale_grad_by_freq: expected bags of one "
+            "length, two axes, and none of them. Write it with embedding and a sum"
+        )
+    rows = torch.nn.functional.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+
+
 class Recorder(torch.overrides.TorchFunctionMode):
     """Writes out attention, with its Dropout, which torch leaves out in inference mode, and `x.data` as `x.detach()`.
 
@@ -280,6 +305,8 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return self._attention(True, *args, **kwargs)
         if name == "multi_head_attention_forward":
             return self._multi_head(*args, **kwargs)
+        if name == "embedding_bag":
+            return _bag(*args, **kwargs)
         if self.plain and name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if self.plain and name in _RECURRENT and isinstance(args[3], bool):
