@@ -7,7 +7,7 @@ nothing, as changes of shape, which would be copied as outputs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Different
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.training.modes import draw_masks, infer_mode, renew_statistics, train
+from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
 from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
@@ -140,16 +140,18 @@ def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
     return model
 
 
-def passes(found: Variables, wrt: Sequence[str], *, training: bool) -> Passes:
+def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collection[str] = ()) -> Passes:
     """The passes of a model with gradients by `wrt`, parameters and statistics being inputs without values.
 
-    training: with Dropout and BatchNormalization in training mode, else in inference mode. Errors: as `backward`.
+    training: with Dropout and BatchNormalization in training mode, else in inference mode, as those BatchNormalizations
+    are in either that read a statistic among `kept`. Errors: as `backward`.
     """
     ir_model = to_ir(found.model)
     inputs = {*found.parameters, *found.statistics}
     graph = ir_model.graph
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)
+    keep_statistics(graph, (), graph.initializers, kept)
     op = Builder(used_names(graph))
     statistics = {
         str(old.name): str(new.name) for old, new in (renew_statistics(graph, op) if training else {}).items()

@@ -120,11 +120,11 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
     in_place, name = name.endswith("_"), name.rstrip("_")
     given = _arguments(node)
     if name in ("dropout", "feature_dropout"):
-        target = getattr(own, name).default
-        _become(node, target, (given["input"], given["p"], given["train"]))
+        x = given["self" if in_place else "input"]
+        _become(node, getattr(own, name).default, (x, given["p"], given["train"]))
         if in_place:
             with graph.inserting_after(node):
-                graph.call_function(torch.ops.aten.copy_.default, (given["input"], node)).meta = dict(node.meta)
+                graph.call_function(torch.ops.aten.copy_.default, (x, node)).meta = dict(node.meta)
     elif name == "batch_norm" and given["input"].meta["val"].dim() >= 2:
         names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
         _become(node, own.batch_norm.default, tuple(given[key] for key in names))
@@ -260,7 +260,7 @@ def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -
 
 
 def _bag(
-    input: Any,  # noqa: A002
+    input: Any,
     weight: Any,
     offsets: Any = None,
     max_norm: float | None = None,
