@@ -40,7 +40,7 @@ def train(graph: ir.Graph) -> bool:
 
 
 def nothing_to_switch(model: ir.Model) -> str:
-    """What to say if there is nothing to put into training mode: perhaps that the exporter folded it, and how not to."""
+    """What to say if there is nothing to put into training mode: what the exporter folded, and how to keep it."""
     stored = model.graph.initializers
     gone = [entry.target for entry in signature(model) if entry.kind == BUFFER and entry.target not in stored]
     modules = [name.rpartition(".")[0] for name in gone if name.endswith("running_mean")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
-from onnx_backprop.converters.prepare.graphs import unique
+from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
@@ -98,15 +99,18 @@ def export(
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
         expected = _outputs(module, args, feeds) if check else None
-        program = _captured(module, args, feeds, shapes)
+        program, functions = _captured(module, args, feeds, shapes)
         parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = list(module.named_buffers(remove_duplicate=False))
+    _warn_of_functions(functions)
     converted = _converted(program, input_names, output_names, opset_version)
     _warn_of_state(converted.exported_program, buffers)
     model = converted.model
     _tie(model.graph, [*parameters, *buffers])
     _mark(model.graph, parameters)
     _drop_unread(model.graph, {name for name, _ in parameters})
+    _name_apart(model.graph)
+    _name_dimensions(model.graph, _specs((*args, *feeds.values()), _in_order(module, shapes, args, feeds)))
     if loss is not None:
         _name_loss(model.graph, output_names)
     proto = to_proto(model)
@@ -199,8 +203,8 @@ def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
         return [x for x in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
 
 
-def _captured(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> Any:
-    """The ExportedProgram, lowered."""
+def _captured(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> tuple[Any, list[str]]:
+    """The ExportedProgram, lowered; and the functions with a backward pass of their own that were called."""
     with _functions() as functions:
         try:
             with Recorder(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
@@ -208,8 +212,7 @@ def _captured(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], sha
         except Exception as e:
             raise _refused("torch.export.export", e) from e
     lower(program)
-    _warn_of_functions(functions)
-    return program
+    return program, functions
 
 
 def _converted(program: Any, inputs: Any, outputs: Any, opset_version: int | None) -> Any:
@@ -293,6 +296,61 @@ def _drop_unread(graph: ir.Graph, kept: set[str]) -> None:
             del graph.initializers[name]
 
 
+def _name_apart(graph: ir.Graph) -> None:
+    """Let no result of a node have the name of an input or an initializer, as a buffer `mean` and a call of mean."""
+    stored = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
+    taken = used_names(graph)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in stored and value.name:
+                value.name = unique(value.name, taken)
+
+
+def _in_order(module: Any, shapes: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    """Dynamic shapes of args and kwargs, in their order."""
+    if not isinstance(shapes, Mapping):
+        return list(shapes or ())
+    bound = inspect.signature(module.forward).bind_partial(*args).arguments
+    result: list[Any] = []
+    for name in bound:
+        spec = shapes.get(name)
+        several = inspect.signature(module.forward).parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        result += list(spec or ()) if several else [spec]
+    return [*result, *(shapes.get(name) for name in named)]
+
+
+def _specs(values: Any, specs: Any) -> Iterator[Any]:
+    """The dynamic shape of each tensor among some values, None for those without one."""
+    if isinstance(values, torch.Tensor):
+        yield specs
+    elif isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _specs(value, specs.get(name) if isinstance(specs, Mapping) else None)
+    elif isinstance(values, list | tuple):
+        for n, value in enumerate(values):
+            yield from _specs(value, specs[n] if isinstance(specs, list | tuple) and n < len(specs) else None)
+
+
+def _name_dimensions(graph: ir.Graph, specs: Iterator[Any]) -> None:
+    """Give symbolic lengths the names of their `torch.export.Dim`."""
+    names: dict[str, str] = {}
+    for value, spec in zip(graph.inputs, specs, strict=False):
+        axes = spec.items() if isinstance(spec, Mapping) else enumerate(spec if isinstance(spec, list | tuple) else ())
+        for axis, dim in axes:
+            length = None if value.shape is None else value.shape[axis]
+            name = getattr(dim, "__name__", "")
+            if isinstance(length, ir.SymbolicDim) and length.value and name.isidentifier():
+                names.setdefault(length.value, name)
+    if names:
+        symbols = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
+        for value in (*graph.inputs, *(v for node in graph.all_nodes() for v in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape(
+                    symbols.sub(lambda m: names[m[0]], d.value) if isinstance(d, ir.SymbolicDim) and d.value else d
+                    for d in value.shape
+                )
+
+
 def _name_loss(graph: ir.Graph, names: Sequence[str] | None) -> None:
     loss = graph.outputs[0]
     if loss.shape is None or any(length != 1 for length in loss.shape):
@@ -361,7 +419,8 @@ def _functions() -> Iterator[list[str]]:
     base, apply = torch.autograd.Function, torch.autograd.Function.__dict__.get("apply")
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(cls.__name__)
+        if cls.__name__ != "BackwardHookFunction":  # of hooks, which are warned of
+            called.append(cls.__name__)
         return apply.__func__(cls, *args, **kwargs)  # type: ignore[union-attr]
 
     base.apply = classmethod(recorded)
@@ -383,7 +442,7 @@ def _warn_of_functions(called: Sequence[str]) -> None:
             f"export: the module calls {names}, of torch.autograd.Function: its forward pass is in the file, and its "
             "backward pass is not. The gradient is that of the forward pass as written",
             OnnxBackpropWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -259,28 +259,20 @@ def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -
     graph.erase_node(node)
 
 
-def _bag(
-    input: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Any:
+def _bag(*args: Any, **kwargs: Any) -> Any:
     """Embeddings of bags of one length, reduced; torch's own has a form in ONNX that onnxruntime crashes on."""
-    if input.dim() != 2 or max_norm is not None or padding_idx is not None or scale_grad_by_freq:
+    call = inspect.signature(torch.nn.functional.embedding_bag).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    mode, weights = given["mode"], given["per_sample_weights"]
+    special = (given["max_norm"], given["padding_idx"], given["scale_grad_by_freq"] or None)
+    if given["input"].dim() != 2 or any(value is not None for value in special):
         raise UnsupportedError(
             "export: embedding_bag with offsets, max_norm, padding_idx or scale_grad_by_freq: expected bags of one "
             "length, two axes, and none of them. Write it with embedding and a sum"
         )
-    rows = torch.nn.functional.embedding(input, weight)
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(-1)
+    rows = torch.nn.functional.embedding(given["input"], given["weight"])
+    rows = rows if weights is None else rows * weights.unsqueeze(-1)
     return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
 
 
