@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
+from importlib import import_module
 from operator import getitem
 from typing import Any
 
@@ -34,7 +35,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """The operators of the library, each with its translation to ONNX for `torch.onnx.export`."""
     import numpy as np
     import onnx_ir as ir
-    from onnxscript import opset18 as op
+
+    op: Any = import_module("onnxscript").opset18
 
     library = torch.library.Library("onnx_backprop", "DEF")
     for schema in _OPERATORS:

@@ -368,11 +368,11 @@ def test_a_module_that_returns_its_loss_and_names() -> None:
 def test_functions_with_a_backward_pass_of_their_own_are_named() -> None:
     class Straight(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
+        def forward(_: Any, x: Any) -> Any:
             return x.round()
 
         @staticmethod
-        def backward(ctx: Any, dy: Any) -> Any:
+        def backward(_: Any, dy: Any) -> Any:
             return dy
 
     net = Net(lambda m, x: Straight.apply(m.body(x)), body=nn.Linear(3, 2))

@@ -195,6 +195,6 @@ def test_statistics_that_are_computed_are_no_state(training_mode: bool) -> None:
     (node,) = (n for n in plain.graph.node if n.op_type == "BatchNormalization")
     assert [a.i for a in node.attribute if a.name == "training_mode"] == [1]
     assert len(node.output) == 3
-    np.testing.assert_allclose(ob.session(plain).run(None, {"x": x})[0], y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(ob.session(plain).run(None, {"x": x})[0]), y, rtol=1e-4, atol=1e-4)
     onnx.checker.check_model(plain, full_check=True)
     assert ob.check_gradients(model).ok
