@@ -23,6 +23,7 @@ from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, attach,
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
+from onnx_backprop.converters.prepare.statistics import split_statistics
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
@@ -40,7 +41,8 @@ MOST_ELEMENTS = 2**47
 def prepare(model: ModelProto | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
-    Of declared types and shapes those of graph inputs alone are believed, see `declared`.
+    Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those
+    of graph inputs alone are believed, see `declared`.
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
@@ -56,6 +58,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
         proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
     )
     result = weights.put_back(proto)
+    split_statistics(result)
     attach(result, found, changes)
     return result
 

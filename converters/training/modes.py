@@ -1,11 +1,14 @@
 """Dropout and BatchNormalization in training and in inference, and what they carry from one step to the next."""
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.prepare.statistics import STATISTICS
+from onnx_backprop.converters.prepare.torch_metadata import BUFFER, signature
 from onnx_backprop.converters.recompute.emit import PASSES
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
@@ -14,12 +17,16 @@ from onnx_backprop.converters.rules.common import as_shaped
 from onnx_backprop.converters.training.names import RANDOM_STATE
 
 DROPOUT_OF = "onnx_backprop.dropout_of"  # on a node that drops: the name of what it drops from
-_RUNNING = (3, 4)  # BatchNormalization's inputs that hold running statistics
+_SHOWN = 4  # modules that a warning lists
 
 
-def train(graph: ir.Graph) -> None:
-    """Put every Dropout and BatchNormalization of the main graph into training mode."""
+def train(graph: ir.Graph) -> bool:
+    """Put every Dropout and BatchNormalization of the main graph into training mode; whether there are any.
+
+    A BatchNormalization whose statistics are computed in the graph stays as it is, see `renew_statistics`.
+    """
     nodes = [node for node in graph if node.domain == "" and node.op_type in ("BatchNormalization", "Dropout")]
+    nodes = [node for node in nodes if node.op_type == "Dropout" or not _computes_statistics(node)]
     yes: ir.Value | None = None
     for node in nodes:
         if node.op_type == "BatchNormalization":
@@ -29,6 +36,48 @@ def train(graph: ir.Graph) -> None:
             yes = _constant(graph, np.array(True), "training_mode")
         node.resize_inputs(3)
         node.replace_input_with(2, yes)
+    return bool(nodes)
+
+
+def nothing_to_switch(model: ir.Model) -> str:
+    """What to say if there is nothing to put into training mode: what the exporter folded, and how to keep it."""
+    stored = model.graph.initializers
+    gone = [entry.target for entry in signature(model) if entry.kind == BUFFER and entry.target not in stored]
+    modules = [name.rpartition(".")[0] for name in gone if name.endswith("running_mean")]
+    shown = ", ".join(map(repr, modules[:_SHOWN])) + (f" and {len(modules) - _SHOWN} more" if modules[_SHOWN:] else "")
+    folded = f"The exporter folded {shown} into other layers" if modules else "torch's exporters fold and drop them"
+    return (
+        "training_mode=True: the model has no BatchNormalization with running statistics and no Dropout, so that there "
+        f"is nothing to switch. {folded}, for inference. Export the module by onnx_backprop.torch.export, or by "
+        "torch.onnx.export with dynamo=True, optimize=False, or with dynamo=False, training=TrainingMode.TRAINING, "
+        "do_constant_folding=False"
+    )
+
+
+def keep_statistics(
+    graph: ir.Graph, frozen: Collection[str], left_out: Collection[str], held: Collection[str]
+) -> list[str]:
+    """Put each BatchNormalization into inference mode whose scale and bias are frozen; the labels of those nodes.
+
+    frozen: parameters that no step changes. left_out: initializers that are none. held: all that the caller wants left
+    as they are. A node whose scale and bias are no parameters is judged by its statistics.
+    """
+    kept: list[str] = []
+    for node in graph:
+        if (node.domain, node.op_type) != ("", "BatchNormalization") or not _trains(node) or _computes_statistics(node):
+            continue
+        scale, bias, mean, var = (_source(value) for value in node.inputs[1:5])
+        own = [name for name in (scale, bias) if name in graph.initializers and name not in left_out]
+        if not all(name in held and name in frozen for name in own) or not (own or {mean, var} & set(held)):
+            continue
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+        for old, place in zip(node.outputs[1:], STATISTICS, strict=False):
+            statistic = node.inputs[place]
+            if statistic is not None:
+                _replace(graph, old, statistic)
+        node.resize_outputs(1)
+        kept.append(label(node))
+    return kept
 
 
 def infer_mode(graph: ir.Graph) -> None:
@@ -40,9 +89,9 @@ def infer_mode(graph: ir.Graph) -> None:
             _replace(graph, node.outputs[0], source)
         elif node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
-        elif node.domain == "" and node.op_type == "BatchNormalization" and _trains(node):
+        elif node.domain == "" and node.op_type == "BatchNormalization" and _renews(node):
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
-            for place in _RUNNING:
+            for place in STATISTICS:
                 statistic = node.inputs[place]
                 while statistic is not None and statistic.producer() is not None:
                     earlier = statistic.producer()
@@ -52,7 +101,7 @@ def infer_mode(graph: ir.Graph) -> None:
                     statistic = earlier.inputs[place]
                 node.replace_input_with(place, statistic)
     for node in graph:
-        if node.domain == "" and node.op_type == "BatchNormalization":
+        if node.domain == "" and node.op_type == "BatchNormalization" and not _trains(node):
             node.resize_outputs(1)
 
 
@@ -60,14 +109,15 @@ def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
     """Each running statistic of a BatchNormalization in training mode -> its value after the step.
 
     Nodes that share statistics renew them one after the other. What is renewed must become an output of the graph
-    itself: onnxruntime overwrites the statistics where it is the input of an Identity. Errors: UnsupportedError for
-    statistics that are computed in the graph.
+    itself: onnxruntime overwrites the statistics where it is the input of an Identity. Statistics that are computed in
+    the graph, as those of weights that are standardised in both modes, are no state: nothing carries them on. Errors:
+    UnsupportedError for statistics that are inputs of the graph.
     """
     current: dict[ir.Value, ir.Value] = {}
-    for node in [n for n in graph if n.domain == "" and n.op_type == "BatchNormalization" and _trains(n)]:
+    for node in [n for n in graph if n.domain == "" and n.op_type == "BatchNormalization" and _renews(n)]:
         if len(node.outputs) < 3:
             node.resize_outputs(3)
-        for index, (place, what) in enumerate(zip(_RUNNING, ("mean", "variance"), strict=True), start=1):
+        for index, (place, what) in enumerate(zip(STATISTICS, ("mean", "variance"), strict=True), start=1):
             statistic = _as_initializer(graph, node, place)
             new = node.outputs[index]
             if not new.name:
@@ -170,6 +220,31 @@ def _trains(node: ir.Node) -> bool:
     return "training_mode" in node.attributes and node.attributes["training_mode"].as_int() == 1
 
 
+def _renews(node: ir.Node) -> bool:
+    """Whether a BatchNormalization is in training mode, with statistics that a training carries on."""
+    return _trains(node) and not _computes_statistics(node)
+
+
+def _computes_statistics(node: ir.Node) -> bool:
+    """Whether the statistics that a BatchNormalization reads are results of other nodes than such a one."""
+    for place in STATISTICS:
+        value = node.inputs[place]
+        while value is not None and (maker := value.producer()) is not None:
+            if constant_value(value) is not None:
+                break
+            if maker.op_type != "BatchNormalization" or value.index() == 0:
+                return True
+            value = maker.inputs[place]
+    return False
+
+
+def _source(value: ir.Value | None) -> str:
+    """The name of the tensor that Identity nodes hand on."""
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return "" if value is None else str(value.name)
+
+
 def _drops(node: ir.Node) -> bool:
     """Whether a Dropout is always in training mode, with a ratio that no run changes and a mask that nobody reads."""
     mode = constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
@@ -202,7 +277,7 @@ def _as_initializer(graph: ir.Graph, node: ir.Node, place: int) -> ir.Value:
     array = None if value is None else ir.convenience.get_const_tensor(value)
     if value is None or array is None:
         raise unsupported(
-            node, "its running statistics are computed in the graph; expected initializers, which training can renew"
+            node, "its running statistics are inputs of the graph; expected initializers, which training can renew"
         )
     if value.is_initializer():
         return value

@@ -7,7 +7,7 @@ nothing, as changes of shape, which would be copied as outputs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.statistics import STATISTICS
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.training.modes import draw_masks, infer_mode, renew_statistics, train
-from onnx_backprop.converters.training.sharing import STATISTICS, shared, split_statistics, told_shared
+from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
+from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
@@ -113,7 +114,6 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     graph = ir_model.graph
     if untie:
         separate(graph)
-    split_statistics(graph)
     floats = [value for value in graph.initializers.values() if is_float(value)]
     path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
     choice = choose(graph, [value for value in floats if value in path.active])
@@ -140,16 +140,18 @@ def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
     return model
 
 
-def passes(found: Variables, wrt: Sequence[str], *, training: bool) -> Passes:
+def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collection[str] = ()) -> Passes:
     """The passes of a model with gradients by `wrt`, parameters and statistics being inputs without values.
 
-    training: with Dropout and BatchNormalization in training mode, else in inference mode. Errors: as `backward`.
+    training: with Dropout and BatchNormalization in training mode, else in inference mode, as those BatchNormalizations
+    are in either that read a statistic among `kept`. Errors: as `backward`.
     """
     ir_model = to_ir(found.model)
     inputs = {*found.parameters, *found.statistics}
     graph = ir_model.graph
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)
+    keep_statistics(graph, (), graph.initializers, kept)
     op = Builder(used_names(graph))
     statistics = {
         str(old.name): str(new.name) for old, new in (renew_statistics(graph, op) if training else {}).items()

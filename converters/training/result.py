@@ -23,6 +23,7 @@ from onnx_backprop.opset.core.reading import load
 if TYPE_CHECKING:
     from onnx_backprop.converters.parameters.table import Row
 
+_SHOWN = 4  # nodes that the summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 
 
@@ -200,6 +201,9 @@ class TrainingGraph:
 
         numbers = counted(self.rows())
         lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; numbers: {numbers}"]
+        if kept := self.settings.get("frozen_statistics"):
+            shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
+            lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
             lines.append(f"activations: {told}")
         if any(what not in NEVER_TRAINED for what in self.left_out.values()):

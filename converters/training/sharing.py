@@ -15,7 +15,6 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Ties = Sequence[tuple[str, str]]
 Use = tuple[ir.Node, int]
-STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _SHOWN = 4  # places that a warning lists
 
 
@@ -71,21 +70,6 @@ def untie(graph: ir.Graph) -> None:
             first = False
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[str(value.name)]
-
-
-def split_statistics(graph: ir.Graph) -> None:
-    """Give BatchNormalization statistics of their own where an exporter found them equal to weights, or to each other.
-
-    Fresh ones are all zeros and ones; a step would write the renewed statistic over the weight.
-    """
-    names = used_names(graph)
-    for node in [n for n in graph if (n.domain, n.op_type) == ("", "BatchNormalization")]:
-        for index in STATISTICS:
-            value = node.inputs[index]
-            if value is None or not value.is_initializer() or value.const_value is None:
-                continue
-            if any(n != index or other.op_type != node.op_type for other, n in value.uses()):
-                _copy_for(graph, value, unique(f"{value.name}/statistic", names), [(node, index)])
 
 
 def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:

@@ -29,11 +29,17 @@ from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
 from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
-from onnx_backprop.converters.training.modes import draw_masks, renew_statistics, train
+from onnx_backprop.converters.training.modes import (
+    draw_masks,
+    keep_statistics,
+    nothing_to_switch,
+    renew_statistics,
+    train,
+)
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
 from onnx_backprop.converters.training.precision import check_precision, emit_gradients
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.converters.training.sharing import Ties, shared, split_statistics, told_shared
+from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
@@ -61,6 +67,7 @@ def training_graph(
     inline: bool = False,
     prediction: str | None = None,
     training_mode: bool = False,
+    frozen_statistics: bool = True,
     gradient_norms: bool = False,
     carry_state: bool = False,
     straight_through: bool = False,
@@ -105,6 +112,10 @@ def training_graph(
         prediction: the output that the loss reads. Default: the only float output.
         training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
             an inference model is then fine-tuned with its running statistics as constants.
+        frozen_statistics: put a BatchNormalization into inference mode, whatever `training_mode` is, where `frozen` or
+            `trainable` leaves its scale and its bias as they are, as frozen ones are in fine-tuning: its running
+            statistics stay. One without scale and bias is chosen by the names of its statistics. False: freezing
+            parameters changes no mode.
         gradient_norms: with an optimizer, a further output `gradient_norms`, ‖`<p>_grad`‖₂ of every parameter before
             clipping, float32 in the order of `parameters`.
         carry_state: without an optimizer too, renew running statistics and random numbers, see `TrainingGraph.updates`.
@@ -152,9 +163,8 @@ def training_graph(
     share(ir_model.graph, tie)
     if untie:
         separate(ir_model.graph)
-    split_statistics(ir_model.graph)
-    if training_mode:
-        train(ir_model.graph)
+    if training_mode and not train(ir_model.graph):
+        warnings.warn(nothing_to_switch(ir_model), OnnxBackpropWarning, stacklevel=2)
     asked = _inputs_in(ir_model.graph, trainable, trained=updater is not None)
     if wrt_inputs:
         check_names("wrt_inputs", wrt_inputs)
@@ -168,6 +178,8 @@ def training_graph(
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
     choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others], stopped=bool(stop))
+    held = _held(graph, None if asked else trainable, [*(frozen or ()), *others]) if frozen_statistics else set()
+    kept = keep_statistics(graph, choice.frozen, choice.left_out, held)
     op = LossBuilder(used_names(graph))
     stateful = carry_state or updater is not None
     state = renew_statistics(graph, op) if stateful else {}
@@ -231,6 +243,7 @@ def training_graph(
             "precision": precision,
             **({"doubtful": choice.doubtful} if choice.doubtful else {}),
             **({} if expected is None else {"memory": expected}),
+            **({"frozen_statistics": kept} if kept else {}),
         },
         **known,
     )
@@ -304,6 +317,13 @@ def _choose(
         raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
     left_out = {name: what for name, what in left_out.items() if name not in chosen}
     return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
+
+
+def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[str]:
+    """The initializers that a caller wants left as they are: those that are frozen, and those not chosen."""
+    names = aliases(graph.initializers.values())
+    held = set(select("frozen", frozen, names)) if frozen else set[str]()
+    return held | (set(names) - set(select("trainable", trainable, names)) if trainable else set())
 
 
 def _add_loss(

@@ -43,6 +43,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "SIZE",
         "help": "the most that activations may take, as 512MB, or as a share, 50%%: others are computed again",
     },
+    "--no-frozen-statistics": {
+        "dest": "frozen_statistics",
+        "action": "store_false",
+        "help": "leave BatchNormalization in its mode where --frozen or --trainable keeps its scale and bias",
+    },
     "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
     "--limit": {
         "action": "append",

@@ -59,6 +59,7 @@ def add_train(commands: Any) -> None:
     share(what, "--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie")
     share(what, "--straight-through", "--strict")
     what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+    share(what, "--no-frozen-statistics")
 
     how = train.add_argument_group("steps and updates")
     how.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)")
@@ -128,6 +129,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         arguments.model,
         optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
+        frozen_statistics=arguments.frozen_statistics,
         gradient_norms=arguments.report is not None,
         lengths={} if arguments.memory is None else _lengths(arguments, data),
         **training_options(arguments),

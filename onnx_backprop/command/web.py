@@ -37,6 +37,7 @@ def add_web(commands: Any) -> None:
     web.add_argument("--learning-rate", type=float, default=1e-3, help="to start with (%(default)s)")
     web.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
     web.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
+    share(web, "--no-frozen-statistics")
     web.add_argument("--seed", type=int, default=0, help="of the choice of held-out rows (%(default)s)")
     web.add_argument(
         "--runtime",
@@ -74,6 +75,7 @@ def _web(arguments: argparse.Namespace) -> int:
         training_graph,
         optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
+        frozen_statistics=arguments.frozen_statistics,
         **training_options(arguments),
     )
     graph = convert(arguments.model, inline=True)

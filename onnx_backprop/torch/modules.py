@@ -79,7 +79,8 @@ class Module(torch.nn.Module):
 
     In training mode Dropout draws from PyTorch's generator, and BatchNormalization takes the statistics of the batch
     and renews its running ones as ONNX defines it, by the biased variance. In inference mode (`eval()`) they do not,
-    whatever mode the file is in.
+    whatever mode the file is in. `network.backbone.eval()` behind `network.train()` puts each BatchNormalization into
+    inference mode whose statistics lie in that module; `requires_grad_(False)` changes no mode, as in PyTorch.
 
     A second derivative, by `create_graph=True`, is refused with UnsupportedError: `ob.hvp` has those. A copy, as by
     copy.deepcopy, makes sessions of its own.
@@ -106,7 +107,7 @@ class Module(torch.nn.Module):
                 self._places[name] = self._register(name, tensor, trained=name in found.parameters)
 
     def _forget(self) -> None:
-        self._compiled: dict[tuple[bool, tuple[str, ...]], _Run] = {}
+        self._compiled: dict[tuple[bool, frozenset[str], tuple[str, ...]], _Run] = {}
         self._lock = threading.Lock()
 
     def _register(self, name: str, tensor: Any, *, trained: bool) -> tuple[Any, str]:
@@ -173,10 +174,12 @@ class Module(torch.nn.Module):
             raise InvalidArgumentError(f"{name!r}: expected a dense tensor on the CPU, got {kind}. Use .cpu()")
 
     def _run(self, wrt: tuple[str, ...]) -> _Run:
-        key = (self.training, wrt)
+        owners = {name: self._places[name][0] for name in self._model.statistics if name in self._places}
+        kept = frozenset(name for name, owner in owners.items() if self.training and not owner.training)
+        key = (self.training, kept, wrt)
         with self._lock:
             if key not in self._compiled:
-                made = passes(self._model, wrt, training=self.training)
+                made = passes(self._model, wrt, training=self.training, kept=kept)
                 self._compiled[key] = _Run(made, self._kernels, self._options)
             return self._compiled[key]
 

@@ -1,0 +1,363 @@
+"""`export`: a module of PyTorch as an ONNX model that trains as the module does."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto, helper
+
+from onnx_backprop.converters.prepare.graphs import unique
+from onnx_backprop.converters.prepare.ir_models import to_proto
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.ort_ops import session
+from onnx_backprop.torch.lowering import Recorder, lower, translations
+from onnx_backprop.torch.modules import torch
+from onnx_backprop.torch.rewriting import (
+    array,
+    drop_unread,
+    in_order,
+    leaf_shapes,
+    mark,
+    name_apart,
+    name_dimensions,
+    name_loss,
+    tie,
+)
+
+# largest difference of an output, relative to its largest number, for each type
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+
+
+def export(
+    module: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    targets: tuple[Any, ...] = (),
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int | None = None,
+    check: bool = True,
+) -> ModelProto:
+    """y = module(*args, **kwargs) as an ONNX model, or (loss(y, *targets), y): the one to train from.
+
+        model = ob.torch.export(network, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        graph = ob.training_graph(model, loss="mse", optimizer="adamw")
+
+    It is `torch.onnx.export(dynamo=True)`, which optimises for inference, less what changes a training:
+
+    - Every parameter is an initializer of its own name, shape and numbers. What the module has under several names,
+      tied weights, is one initializer, the first of them; metadata "onnx_backprop.aliases" has the others as JSON.
+    - The metadata of each initializer says what it was: PARAMETER, BUFFER or CONSTANT_TENSOR, as torch writes it, and
+      "onnx_backprop.requires_grad" is "False" for parameters that require no gradient.
+    - BatchNormalization and Dropout stay nodes in either mode, each in the mode of its module, those of attention and
+      between layers of recurrent nets too: a BatchNorm in eval() inside a module in train() stays in inference mode.
+      What a module itself leaves out in eval(), as `p if self.training else 0.0`, is not in the file: call train().
+    - `detach()`, `x.data` and `torch.no_grad()` are Identity nodes with metadata "onnx_backprop.stop", which pass no
+      gradient.
+
+    Args:
+        module: on the CPU. It is not changed, nor are its mode, its buffers or torch's random numbers.
+        args, kwargs: what to call it with. Numbers among them become constants, as of `torch.export.export`.
+        loss: called with the module's output and the targets, gives one number, which is the first output, "loss". A
+            module may have parameters and buffers, which are named "loss.…". Then `training_graph` takes loss=None
+            and prediction="loss". None: for a loss that `training_graph` adds, or a module that returns its loss.
+        targets: examples of what the loss takes beside the output; the inputs "target", or "target_0", ….
+        dynamic_shapes: of args and kwargs, as of `torch.export.export`. With a loss, those of targets may follow, or be
+            under their names; axes of targets that nothing is said of are symbolic where the graph allows it.
+        input_names, output_names: other names, in order; with a loss, "loss" is named too.
+        opset_version: of the model. Default: torch's.
+        check: run both, and compare their outputs. Dropout is left out of both, and a module that draws numbers
+            otherwise is not compared.
+
+    Raises: KernelError without PyTorch and onnxscript; UnsupportedError for what torch.export or torch.onnx do not
+    export, each with their exception as its cause, and for outputs that differ; InvalidArgumentError for arguments that
+    do not fit, and a loss of several numbers. OnnxBackpropWarning for functions and hooks with a backward pass of their
+    own, which no file has, and for buffers other than running statistics that the module changes.
+    """
+    try:
+        import_module("onnxscript")
+    except ImportError as e:
+        raise KernelError(
+            f"onnx_backprop.torch.export needs onnxscript, and importing it failed: {e}. Install it with "
+            "`pip install onnxscript`"
+        ) from e
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgumentError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
+    if not isinstance(args, tuple) or not isinstance(targets, tuple):
+        raise InvalidArgumentError(
+            f"args, targets: expected tuples, got {type(args).__name__} and {type(targets).__name__}. Write (x,)"
+        )
+    if targets and loss is None:
+        raise InvalidArgumentError("targets: without a loss, nothing reads them. Name a loss, or leave them out")
+    named = dict(kwargs or {})
+    _warn_of_hooks(module)
+    with _kept(module), _with_loss(module, loss, len(targets)) as names:
+        feeds = named | dict(zip(names, targets, strict=True))
+        shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
+        expected = _outputs(module, args, feeds) if check else None
+        program, functions = _captured(module, args, feeds, shapes)
+        parameters = list(module.named_parameters(remove_duplicate=False))
+        buffers = list(module.named_buffers(remove_duplicate=False))
+    _warn_of_functions(functions)
+    converted = _converted(program, input_names, output_names, opset_version)
+    _warn_of_state(converted.exported_program, buffers)
+    model = converted.model
+    tie(model.graph, [*parameters, *buffers])
+    mark(model.graph, parameters)
+    drop_unread(model.graph, {name for name, _ in parameters})
+    name_apart(model.graph)
+    name_dimensions(model.graph, leaf_shapes((*args, *feeds.values()), in_order(module, shapes, args, feeds)))
+    if loss is not None:
+        name_loss(model.graph, output_names)
+    proto = to_proto(model)
+    if expected is not None:
+        _compare(model, proto, program, expected)
+    return proto
+
+
+@contextmanager
+def _kept(module: Any) -> Iterator[None]:
+    """Put back what a call of a module changes: buffers and random numbers."""
+    owners = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    random = torch.get_rng_state()
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about itself
+            yield
+    finally:
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            for buffer, before in values:
+                buffer.copy_(before)
+        for buffers, before in owners:
+            buffers.update(before)
+
+
+@contextmanager
+def _with_loss(module: Any, loss: Callable[..., Any] | None, count: int) -> Iterator[list[str]]:
+    """Let a module answer (loss, outputs), for as long as this lasts; the names of the targets."""
+    if loss is None:
+        yield []
+        return
+    forward, before = module.forward, "forward" in vars(module)
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise UnsupportedError(
+            "export: a loss for a module that has forward hooks itself: expected none. Put it into a module of yours "
+            "whose forward calls it"
+        )
+    signature = inspect.signature(forward)
+    taken = {*signature.parameters, *dir(module)}
+    names = [unique("target" if count == 1 else f"target_{n}", taken) for n in range(count)]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    given = list(signature.parameters.values())
+    place = len(given) - (bool(given) and given[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    part = unique("loss", taken) if isinstance(loss, torch.nn.Module) else None
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in names]
+        outputs = forward(*args, **kwargs)
+        return loss(outputs, *targets), outputs
+
+    setattr(both, "__signature__", signature.replace(parameters=[*given[:place], *more, *given[place:]]))  # noqa: B010
+    if part is not None:
+        module.add_module(part, loss)
+    module.forward = both
+    try:
+        yield names
+    finally:
+        if before:
+            module.forward = forward
+        else:
+            del module.forward
+        if part is not None:
+            delattr(module, part)
+
+
+def _shapes(
+    module: Any, shapes: Any, args: tuple[Any, ...], named: Mapping[str, Any], names: Sequence[str], targets: Any
+) -> Any:
+    """Dynamic shapes by the names of arguments, targets among them."""
+    if shapes is None or not names:
+        return shapes
+    bound = inspect.signature(module.forward).bind_partial(*args, **named)
+    result = dict(shapes) if isinstance(shapes, Mapping) else {}
+    if not isinstance(shapes, Mapping):
+        order = [*bound.arguments, *names]
+        if len(shapes) not in (len(bound.arguments), len(order)):
+            raise InvalidArgumentError(f"dynamic_shapes: expected those of {', '.join(order)}, got {len(shapes)}")
+        result = dict(zip(order, shapes, strict=False))
+    for name, target in zip(names, targets, strict=True):
+        if isinstance(target, torch.Tensor):
+            result.setdefault(name, dict.fromkeys(range(target.dim()), torch.export.Dim.AUTO))
+    return result
+
+
+def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that a module answers, Dropout left out."""
+    with torch.no_grad(), Recorder(plain=True):
+        return [x for x in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+
+
+def _captured(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> tuple[Any, list[str]]:
+    """The ExportedProgram, lowered; and the functions with a backward pass of their own that were called."""
+    with _functions() as functions:
+        try:
+            with Recorder(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+                program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+        except Exception as e:
+            raise _refused("torch.export.export", e) from e
+    lower(program)
+    return program, functions
+
+
+def _converted(program: Any, inputs: Any, outputs: Any, opset_version: int | None) -> Any:
+    """The ONNXProgram."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                input_names=inputs,
+                output_names=outputs,
+                opset_version=opset_version,
+                custom_translation_table=translations(),
+            )
+    except Exception as e:
+        raise _refused("torch.onnx.export", e) from e
+    finally:
+        logger.setLevel(level)
+
+
+def _refused(what: str, error: BaseException) -> UnsupportedError:
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return UnsupportedError(f"export: {what} refuses the module: {type(cause).__name__}: {' '.join(lines[:2])[:300]}")
+
+
+def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequence[Any]) -> None:
+    """Run the model and compare its outputs. Errors: UnsupportedError, with the largest difference."""
+    if any(node.op_type in _RANDOM for node in model.graph.all_nodes()):
+        return
+    plain = ModelProto()
+    plain.CopyFrom(proto)
+    types = {tensor.name: tensor.data_type for tensor in plain.graph.initializer}
+    for node in plain.graph.node:
+        if node.op_type == "Dropout" and node.domain == "":
+            del node.input[2:]
+        elif node.op_type == "BatchNormalization" and node.domain == "":
+            # onnxruntime's is wrong in training mode where its optimizer takes the renewed statistics away
+            outputs = zip(node.output[1:], node.input[3:], strict=False)
+            plain.graph.output.extend(
+                helper.make_tensor_value_info(new, types[old], None) for new, old in outputs if old in types
+            )
+    leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    names = [value.name for value in plain.graph.input]
+    feeds = dict(zip(names, [array(x) for x in tensors], strict=True))
+    try:
+        results = session(plain).run(None, feeds)
+    except Exception as e:
+        raise UnsupportedError(f"export: onnxruntime does not run the model, so that it is not checked: {e}") from e
+    if len(expected) != len(proto.graph.output):
+        raise UnsupportedError(
+            f"export: the module has {len(expected)} outputs, and the model {len(proto.graph.output)}. Return tensors"
+        )
+    for value, result, tensor in zip(proto.graph.output, results, expected, strict=False):
+        got, want = np.asarray(result), array(tensor)
+        if got.shape != want.shape:
+            raise UnsupportedError(
+                f"export: {value.name!r} is {got.shape} in the model, and {want.shape} in the module"
+            )
+        if not want.size:
+            continue
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        difference = float(np.max(np.abs(np.where(a == b, 0, a - b))))
+        limit = _TOLERANCES.get(tensor.dtype, 0) * max(1e-3, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
+        if not difference <= limit and not np.array_equal(a, b, equal_nan=True):
+            raise UnsupportedError(
+                f"export: {value.name!r} differs from the module's by up to {difference:.3g}, expected {limit:.3g} at "
+                "most. check=False leaves this out"
+            )
+
+
+@contextmanager
+def _functions() -> Iterator[list[str]]:
+    """The names of the subclasses of torch.autograd.Function that are called meanwhile."""
+    called: list[str] = []
+    base, apply = torch.autograd.Function, torch.autograd.Function.__dict__.get("apply")
+
+    def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__ != "BackwardHookFunction":  # of hooks, which are warned of
+            called.append(cls.__name__)
+        return apply.__func__(cls, *args, **kwargs)
+
+    base.apply = classmethod(recorded)
+    try:
+        yield called
+    finally:
+        base.apply = apply
+
+
+def _warn_of_functions(called: Sequence[str]) -> None:
+    if "CheckpointFunction" in called:
+        raise UnsupportedError(
+            "export: torch.utils.checkpoint with use_reentrant=True: expected a forward pass without. Turn gradient "
+            "checkpointing off; `training_graph(memory=…)` recomputes"
+        )
+    if called:
+        names = ", ".join(dict.fromkeys(called))
+        warnings.warn(
+            f"export: the module calls {names}, of torch.autograd.Function: its forward pass is in the file, and its "
+            "backward pass is not. The gradient is that of the forward pass as written",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_hooks(module: Any) -> None:
+    parts = [name or "the module" for name, part in module.named_modules() if _hooked(part)]
+    parts += [name for name, parameter in module.named_parameters() if parameter._backward_hooks]
+    if parts:
+        warnings.warn(
+            f"export: {', '.join(parts)}: backward hooks, which no file has. Gradients are those without them",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )
+
+
+def _hooked(part: Any) -> bool:
+    return bool(part._backward_hooks or part._backward_pre_hooks)
+
+
+def _warn_of_state(program: Any, buffers: Sequence[tuple[str, Any]]) -> None:
+    """Say which buffers the module changes in a call, running statistics of BatchNorm aside."""
+    floats = {name for name, buffer in buffers if buffer.is_floating_point()}
+    changed = [name for name in program.graph_signature.buffers_to_mutate.values() if name in floats]
+    if changed:
+        warnings.warn(
+            f"export: the module changes its buffers {', '.join(map(repr, changed))} in each call. In the file they "
+            "keep their values, so that a training goes another way than the module's. Use eval(), if that leaves them",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )

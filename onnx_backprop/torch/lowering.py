@@ -1,0 +1,352 @@
+"""An ExportedProgram rewritten so that torch's exporter keeps what a training needs.
+
+Left alone, the exporter drops Dropout in inference mode and `detach` in any, and forgets which values were computed
+under `torch.no_grad()`. Here they become operators of a library of their own, which have translations to ONNX.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from operator import getitem
+from typing import Any
+
+from onnx_backprop.converters.prepare.torch_metadata import STOP
+from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.torch.modules import torch
+
+_OPERATORS = (
+    "dropout(Tensor x, float p, bool train) -> Tensor",
+    "feature_dropout(Tensor x, float p, bool train) -> Tensor",
+    "batch_norm(Tensor x, Tensor? scale, Tensor? bias, Tensor? mean, Tensor? var, bool train, float momentum, "
+    "float eps) -> Tensor",
+    "stop(Tensor x) -> Tensor",
+)
+_RANDOM = ("alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_with_noise")  # switched by a mode, unlike in ONNX
+_RECURRENT = ("lstm", "gru", "rnn_relu", "rnn_tanh")
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+@cache
+def translations() -> dict[Any, Callable[..., Any]]:
+    """The operators of the library, each with its translation to ONNX for `torch.onnx.export`."""
+    import numpy as np
+    import onnx_ir as ir
+
+    op: Any = import_module("onnxscript").opset18
+
+    library = torch.library.Library("onnx_backprop", "DEF")
+    for schema in _OPERATORS:
+        library.define(schema)
+        library.impl(schema.partition("(")[0], lambda x, *_: x.clone(), "CompositeExplicitAutograd")
+    torch._onnx_backprop_library = library  # it lives as long as its operators are called
+
+    def dropout(x: Any, p: float, train: bool) -> Any:
+        ratio = op.Constant(value_float=p)
+        mode = (op.Constant(value=ir.tensor(np.array(True))),) if train else ()
+        return op.Dropout(x, ratio, *mode)[0]
+
+    def feature_dropout(x: Any, p: float, train: bool) -> Any:
+        ones = [1] * (len(x.shape) - 2)
+        lengths = op.Concat(op.Shape(x, start=0, end=2), op.Constant(value_ints=ones), axis=0)
+        return op.Mul(x, dropout(op.Expand(op.CastLike(op.Constant(value_floats=[1.0]), x), lengths), p, train))
+
+    def batch_norm(x: Any, scale: Any, bias: Any, mean: Any, var: Any, train: bool, momentum: float, eps: float) -> Any:
+        def filled(number: float) -> Any:
+            if isinstance(x.shape[1], int):
+                return op.Constant(value=ir.tensor(np.full(x.shape[1], number, x.dtype.numpy())))
+            return op.Expand(op.CastLike(op.Constant(value_floats=[number]), x), op.Shape(x, start=1, end=2))
+
+        scale, bias = filled(1.0) if scale is None else scale, filled(0.0) if bias is None else bias
+        if mean is None or var is None:  # statistics of the batch in both modes, and none to renew
+            axes = op.Constant(value_ints=[0, *range(2, len(x.shape))])
+            places = op.Constant(value_ints=list(range(1, len(x.shape) - 1))) if len(x.shape) > 2 else None
+            centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+            variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+            normal = op.Div(centred, op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=eps), x))))
+            if places is not None:
+                scale, bias = op.Unsqueeze(scale, places), op.Unsqueeze(bias, places)
+            return op.Add(op.Mul(normal, scale), bias)
+        more = {"epsilon": eps, "momentum": 1 - momentum}
+        if train:
+            return op.BatchNormalization(x, scale, bias, mean, var, training_mode=1, **more)[0]
+        return op.BatchNormalization(x, scale, bias, mean, var, **more)
+
+    def stop(x: Any) -> Any:
+        y = op.Identity(x)
+        y.producer().metadata_props[STOP] = "detach"
+        return y
+
+    own = torch.ops.onnx_backprop
+    return {
+        own.dropout.default: dropout,
+        own.feature_dropout.default: feature_dropout,
+        own.batch_norm.default: batch_norm,
+        own.stop.default: stop,
+    }
+
+
+def lower(program: Any) -> None:
+    """Rewrite an ExportedProgram before its decomposition: Dropout, BatchNormalization, recurrent nets, stops.
+
+    Errors: UnsupportedError for random operators with a mode that ONNX has not, for gradients inside `no_grad`, and for
+    tensors other than buffers that are changed in place there.
+    """
+    translations()  # defines the operators
+    graphs = {name: part for name, part in program.graph_module.named_modules() if hasattr(part, "graph")}
+    buffers = set(program.graph_signature.inputs_to_buffers)
+    for name, part in graphs.items():
+        for node in list(part.graph.nodes):
+            if node.op == "call_function":
+                _lower(node, part, buffers, name)
+        part.graph.lint()
+        part.recompile()
+    results = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
+    for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(result, torch.fx.Node):
+            spec.arg.name = result.name
+
+
+def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
+    own, graph = torch.ops.onnx_backprop, part.graph
+    if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+        _stop_region(node, part, buffers)
+        return
+    schema = getattr(node.target, "_schema", None)
+    namespace, _, name = ("", "", "") if schema is None else schema.name.partition("::")
+    if namespace != "aten":
+        return
+    in_place, name = name.endswith("_"), name.rstrip("_")
+    given = _arguments(node)
+    if name in ("dropout", "feature_dropout"):
+        x = given["self" if in_place else "input"]
+        _become(node, getattr(own, name).default, (x, given["p"], given["train"]))
+        if in_place:
+            with graph.inserting_after(node):
+                graph.call_function(torch.ops.aten.copy_.default, (x, node)).meta = dict(node.meta)
+    elif name == "batch_norm" and given["input"].meta["val"].dim() >= 2:
+        names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+        _become(node, own.batch_norm.default, tuple(given[key] for key in names))
+    elif name == "detach":
+        if _is_float(given["self"]):
+            _become(node, own.stop.default, (given["self"],))
+    elif name == "embedding" and given["padding_idx"] >= 0:
+        _pad(node, graph, given)
+    elif name == "embedding" and given["scale_grad_by_freq"]:
+        raise UnsupportedError(
+            "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
+            "pass"
+        )
+    elif name in _RANDOM and given.get("train", given.get("training")):
+        raise UnsupportedError(
+            f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
+            "switch to inference mode. Use Dropout, or put that module into eval()"
+        )
+    elif name == "scaled_dot_product_attention" and given["dropout_p"]:
+        raise UnsupportedError(
+            "export: scaled_dot_product_attention with dropout, called as an operator of torch.ops: expected "
+            "torch.nn.functional.scaled_dot_product_attention. Call that"
+        )
+    elif name in _RECURRENT and given.get("num_layers", 1) > 1 and given.get("dropout") and "hx" in given:
+        _split_layers(node, graph, given, pair=name == "lstm")
+
+
+def _arguments(node: Any) -> dict[str, Any]:
+    """The arguments of a call by the names of its schema, defaults included."""
+    arguments = node.target._schema.arguments
+    given = dict(zip([a.name for a in arguments], node.args, strict=False)) | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value) for a in arguments}
+
+
+def _become(node: Any, target: Any, args: tuple[Any, ...]) -> None:
+    node.target, node.args, node.kwargs = target, args, {}
+
+
+def _is_float(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _stop_region(node: Any, part: Any, buffers: set[str]) -> None:
+    """Stop the gradient where values enter a region of `no_grad`.
+
+    A buffer that is changed there is itself read on, as it needs no gradient: what is written into it is stopped.
+    """
+    enabled, inner, *inputs = node.args
+    region = getattr(part, inner.target)
+    if enabled:
+        return
+    changed: set[Any] = set()
+    for call in region.graph.nodes:
+        if call.target is torch.ops.higher_order.wrap_with_set_grad_enabled and call.args[0]:
+            raise UnsupportedError(
+                "export: torch.enable_grad() inside of torch.no_grad(): expected one of them. Leave one out"
+            )
+        schema = getattr(call.target, "_schema", None)
+        if call.op == "call_function" and schema is not None and schema.is_mutable:
+            given = _arguments(call)
+            written = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            changed.update(value for value in written if isinstance(value, torch.fx.Node))
+    places = [place for place in region.graph.nodes if place.op == "placeholder"]
+    for place, value in zip(places, inputs, strict=True):
+        if not isinstance(value, torch.fx.Node) or not _is_float(value):
+            continue
+        if place in changed:
+            if value.name not in buffers:
+                raise UnsupportedError(
+                    f"export: {value.name!r} is changed in place under torch.no_grad(), and is no buffer: its gradient "
+                    "has no form in ONNX. Compute a new tensor, or do that outside of forward"
+                )
+            continue
+        with part.graph.inserting_before(node):
+            stopped = part.graph.call_function(torch.ops.onnx_backprop.stop.default, (value,))
+        stopped.meta = {key: value.meta[key] for key in ("val", "nn_module_stack", "stack_trace") if key in value.meta}
+        node.args = tuple(stopped if other is value else other for other in node.args)
+
+
+def _pad(node: Any, graph: Any, given: dict[str, Any]) -> None:
+    """Stop the gradient of the rows that an embedding reads at its padding_idx, which torch does not train."""
+    aten, value = torch.ops.aten, node.meta["val"]
+    indices = given["indices"]
+
+    def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
+        made = graph.call_function(target, args)
+        made.meta = {**node.meta, "val": value}
+        return made
+
+    with graph.inserting_before(node.next):
+        stopped = call(torch.ops.onnx_backprop.stop.default, (node,), value)
+        padding = call(aten.eq.Scalar, (indices, given["padding_idx"]), indices.meta["val"] == 0)
+        rows = call(aten.unsqueeze.default, (padding, -1), padding.meta["val"].unsqueeze(-1))
+        trained = call(aten.where.self, (rows, stopped, node), value)
+    node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
+
+
+def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -> None:
+    """A recurrent net of several layers as one call for each, with Dropout between them."""
+    layers, directions = given["num_layers"], 1 + given["bidirectional"]
+    per_layer = len(given["params"]) // layers
+    states = given["hx"] if pair else [given["hx"]]
+    calls: list[list[Any]] = []
+    x = given["input"]
+
+    def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
+        made = graph.call_function(target, args)
+        made.meta = {**node.meta, "val": value}
+        return made
+
+    with graph.inserting_before(node):
+        for layer in range(layers):
+            rows = (layer * directions, (layer + 1) * directions)
+            own = [call(torch.ops.aten.slice.Tensor, (h, 0, *rows), h.meta["val"][rows[0] : rows[1]]) for h in states]
+            params = given["params"][layer * per_layer : (layer + 1) * per_layer]
+            fixed = (given["has_biases"], 1, 0.0, given["train"], given["bidirectional"], given["batch_first"])
+            values = (node.meta["val"][0], *(h.meta["val"] for h in own))
+            result = call(node.target, (x, own if pair else own[0], params, *fixed), values)
+            parts = [call(getitem, (result, n), value) for n, value in enumerate(values)]
+            x = parts[0]
+            if layer < layers - 1:
+                drop = (x, given["dropout"], given["train"])
+                x = call(torch.ops.onnx_backprop.dropout.default, drop, x.meta["val"])
+            calls.append(parts)
+        ends = [calls[-1][0]]
+        for n, value in enumerate(node.meta["val"][1:], start=1):
+            ends.append(call(torch.ops.aten.cat.default, ([parts[n] for parts in calls], 0), value))
+    for user in list(node.users):
+        user.replace_all_uses_with(ends[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _bag(*args: Any, **kwargs: Any) -> Any:
+    """Embeddings of bags of one length, reduced; torch's own has a form in ONNX that onnxruntime crashes on."""
+    call = inspect.signature(torch.nn.functional.embedding_bag).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    mode, weights = given["mode"], given["per_sample_weights"]
+    special = (given["max_norm"], given["padding_idx"], given["scale_grad_by_freq"] or None)
+    if given["input"].dim() != 2 or any(value is not None for value in special):
+        raise UnsupportedError(
+            "export: embedding_bag with offsets, max_norm, padding_idx or scale_grad_by_freq: expected bags of one "
+            "length, two axes, and none of them. Write it with embedding and a sum"
+        )
+    rows = torch.nn.functional.embedding(given["input"], given["weight"])
+    rows = rows if weights is None else rows * weights.unsqueeze(-1)
+    return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+
+
+class Recorder(torch.overrides.TorchFunctionMode):
+    """Writes out attention, with its Dropout, which torch leaves out in inference mode, and `x.data` as `x.detach()`.
+
+    plain: run without Dropout, to compare a module in training mode with its file.
+    """
+
+    def __init__(self, *, plain: bool = False) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if function == torch.Tensor.data.__get__:
+            return args[0].detach()
+        if name == "scaled_dot_product_attention":
+            return self._attention(True, *args, **kwargs)
+        if name == "multi_head_attention_forward":
+            return self._multi_head(*args, **kwargs)
+        if name == "embedding_bag":
+            return _bag(*args, **kwargs)
+        if self.plain and name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if self.plain and name in _RECURRENT and isinstance(args[3], bool):
+            args = (*args[:6], False, *args[7:])  # `train`, which Dropout between layers alone reads
+        return function(*args, **kwargs)
+
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        functional = torch.nn.functional
+        function = functional.multi_head_attention_forward
+        call = inspect.signature(function).bind(*args, **kwargs)
+        call.apply_defaults()
+        active, call.arguments["training"] = call.arguments["training"], True
+
+        def dropout(x: Any, p: float = 0.5) -> Any:
+            return x if self.plain else torch.dropout(x, p, active)
+
+        before = functional.scaled_dot_product_attention, functional.dropout
+        functional.scaled_dot_product_attention, functional.dropout = partial(self._attention, active), dropout
+        try:
+            return function(*call.args, **call.kwargs)
+        finally:
+            functional.scaled_dot_product_attention, functional.dropout = before
+
+    def _attention(
+        self,
+        active: bool,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """dropout(softmax(q·kᵀ·scale + mask))·v; without dropout, torch's own function."""
+        if not dropout_p or self.plain:
+            more = {"scale": scale, "enable_gqa": enable_gqa}
+            return _ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **more)
+        if enable_gqa:
+            key, value = (x.repeat_interleave(query.size(-3) // x.size(-3), -3) for x in (key, value))
+        weights = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            weights = weights.masked_fill(~attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            weights = weights + attn_mask
+        return torch.dropout(torch.softmax(weights, -1), dropout_p, active) @ value

@@ -1,0 +1,118 @@
+"""Running statistics that an exporter merged with weights: tensors of their own, for every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.converters.prepare.load import prepare
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((5, 4)).astype(np.float32)
+W = RANDOM.standard_normal((4, 4)).astype(np.float32)
+SHARED = "a = MatMul(x, w) y = BatchNormalization(a, ones, zeros, zeros, ones)"
+IDENTITY = (
+    "mean = Identity(zeros) var = Identity(ones) a = MatMul(x, w) y = BatchNormalization(a, ones, zeros, mean, var)"
+)
+CHAIN = (
+    "m1 = Identity(zeros) mean = Identity(m1) v1 = Identity(ones) var = Identity(v1) a = MatMul(x, w) "
+    "y = BatchNormalization(a, ones, zeros, mean, var)"
+)
+AFTER_ALL = "b = Identity(mean) a = MatMul(x, w) y = BatchNormalization(a, ones, b, mean, ones)"
+FORMS = {"shared": SHARED, "identity": IDENTITY, "chain": CHAIN, "the bias behind one": AFTER_ALL}
+
+
+def _model(text: str, output: str = "float[N,4] y") -> ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => ({output}) {{ {text} }}')
+    read = {name for node in model.graph.node for name in node.input}
+    fills = {"zeros": 0, "ones": 1, "mean": 0, "var": 1}
+    produced = {name for node in model.graph.node for name in node.output}
+    for name in sorted(read & {*fills, "w"} - produced):
+        values = W if name == "w" else np.full(4, fills[name], np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return model
+
+
+DOORS: dict[str, Callable[[ModelProto, str], ModelProto]] = {
+    "vjp": lambda model, bias: ob.vjp(model, wrt=[bias], of=["y"]),
+    "vjp by default": lambda model, _: ob.vjp(model, of=["y"]),
+    "backward": lambda model, _: ob.backward(model),
+}
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("door", DOORS.values(), ids=list(DOORS))
+@pytest.mark.parametrize("text", FORMS.values(), ids=list(FORMS))
+def test_the_gradient_by_a_bias_is_none_by_a_mean(
+    text: str, door: Callable[[ModelProto, str], ModelProto], unnamed: bool
+) -> None:
+    model = _model(text)
+    if not unnamed:
+        for n, node in enumerate(model.graph.node):
+            node.name = f"node {n}/é"
+    bias = "mean" if text is AFTER_ALL else "zeros"
+    dy = RANDOM.standard_normal((5, 4)).astype(np.float32)
+    result = door(model, bias)
+    session = ob.session(result)
+    results = map(np.asarray, session.run(None, {"x": X, "y_grad": dy}))
+    values = dict(zip([v.name for v in session.get_outputs()], results, strict=True))
+    np.testing.assert_allclose(values[f"{bias}_grad"], dy.sum(0), rtol=1e-5, atol=1e-5)
+    scale = (X @ W / np.sqrt(1 + 1e-5) * dy).sum(0)
+    if "ones_grad" in values:
+        np.testing.assert_allclose(values["ones_grad"], scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=list(FORMS))
+def test_training_renews_statistics_and_not_weights(text: str) -> None:
+    graph = ob.training_graph(_model(text), loss="mse", optimizer="sgd", training_mode=True)
+    bias = "mean" if text is AFTER_ALL else "zeros"
+    assert set(graph.parameters) == {"w", "ones", bias}
+    trainer = ob.Trainer(graph, learning_rate=0.0)
+    trainer.step(x=X, target=np.zeros((5, 4), np.float32))
+    state = trainer.state()
+    np.testing.assert_array_equal(state["ones"], 1)
+    np.testing.assert_array_equal(state[bias], 0)
+    statistics = {name: v for name, v in state.items() if name not in (*graph.parameters, "optimizer_step")}
+    expected = [0.1 * (X @ W).mean(0), 0.9 + 0.1 * (X @ W).var(0)]
+    assert len(statistics) == 2
+    for value, want in zip(statistics.values(), expected, strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-6)
+
+
+def _statistics(model: ModelProto) -> list[tuple[str, str]]:
+    graph = prepare(model).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "BatchNormalization"]
+    assert all(name in stored for node in nodes for name in node.input[3:])
+    return [(node.input[3], node.input[4]) for node in nodes]
+
+
+def test_a_statistic_has_the_name_that_an_identity_gave_it() -> None:
+    assert _statistics(_model(IDENTITY)) == [("mean", "var")]
+
+
+def test_a_name_that_something_else_reads_stays_with_that() -> None:
+    model = _model(IDENTITY.replace("y = Batch", "z = Add(mean, mean) y = Batch"), "float[N,4] y, float[4] z")
+    assert _statistics(model) == [("mean/statistic", "var")]
+    model = _model(IDENTITY, "float[N,4] y, float[4] mean")
+    assert _statistics(model) == [("mean/statistic", "var")]
+
+
+def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
+    """Of nodes that read other scales; a module that is called twice renews its statistics twice."""
+    two = (
+        "a = BatchNormalization(x, s1, b1, mean, var) b = BatchNormalization(a, s2, b2, mean, var) "
+        "y = BatchNormalization(b, s2, b2, mean, var)"
+    )
+    model = _model(two)
+    for name in ("s1", "b1", "s2", "b2"):
+        model.graph.initializer.append(numpy_helper.from_array(RANDOM.standard_normal(4).astype(np.float32), name))
+    first, second, third = _statistics(model)
+    assert not set(first) & set(second)
+    assert second == third
+    once = _model("y = BatchNormalization(x, ones, zeros, mean, var)")
+    assert _statistics(once) == [("mean", "var")]

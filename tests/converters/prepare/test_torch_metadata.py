@@ -1,0 +1,48 @@
+"""`torch_metadata.signature`: the parameters and buffers that torch's exporter names, those that it folded too."""
+
+import numpy as np
+import pytest
+from onnx import ModelProto, StringStringEntryProto, numpy_helper, parser
+
+from onnx_backprop.converters.prepare.ir_models import to_ir
+from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE, Entry, signature
+
+TEXT = """
+# inputs
+p_fc_weight: PARAMETER target='fc.weight'
+p_0_bias: PARAMETER target='0.bias'
+b_bn_running_mean: BUFFER target='bn.running_mean' persistent=True
+b_mask: BUFFER target='mask' persistent=False
+c_lifted: CONSTANT_TENSOR target='lifted_tensor_0'
+x: USER_INPUT
+
+# outputs
+linear: USER_OUTPUT
+b_bn: BUFFER_MUTATION target='bn.running_mean'
+"""
+ENTRIES = [
+    Entry("PARAMETER", "fc.weight", "p_fc_weight", (2, 3)),
+    Entry("PARAMETER", "0.bias", "p_0_bias", None),
+    Entry("BUFFER", "bn.running_mean", "b_bn_running_mean", None),
+    Entry("BUFFER", "mask", "b_mask", None),
+    Entry("CONSTANT_TENSOR", "lifted_tensor_0", "c_lifted", None),
+    Entry("USER_INPUT", "", "x", None),
+]
+
+
+def _model(text: str) -> ModelProto:
+    source = '<ir_version: 10, opset_import: ["": 18]> g (float[1,2] x) => (float[1,3] y) { y = MatMul(x, w) }'
+    model = parser.parse_model(source)
+    model.graph.node[0].input[1] = "fc.weight"
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "fc.weight"))
+    if text:
+        model.graph.metadata_props.append(StringStringEntryProto(key=SIGNATURE, value=text))
+    return model
+
+
+@pytest.mark.parametrize("load", [ModelProto, to_ir, prepare])
+@pytest.mark.parametrize(("text", "entries"), [(TEXT, ENTRIES), ("", []), ("# inputs\nnonsense\n", [])])
+def test_a_signature_is_read(load, text, entries):
+    model = _model(text)
+    assert signature(model if load is ModelProto else load(model)) == entries
