@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.prepare.ir_models import use_kernels
     from onnx_backprop.converters.reverse.backward import backward
     from onnx_backprop.converters.reverse.derivatives import Derivative, derivatives
+    from onnx_backprop.converters.reverse.own_rules import register_gradient
     from onnx_backprop.converters.reverse.registry import supported_ops
     from onnx_backprop.converters.training import losses, optimizers
     from onnx_backprop.converters.training.gradient_operator import expand_gradients
@@ -102,6 +103,7 @@ __all__ = [
     "losses",
     "optimizers",
     "reference_ops",
+    "register_gradient",
     "register_ops",
     "replace_head",
     "save_adapter",
@@ -130,6 +132,7 @@ _WHERE = {
     "converters.finetune.lora": "LoraModel lora",
     "converters.reverse.backward": "backward",
     "converters.reverse.derivatives": "Derivative derivatives",
+    "converters.reverse.own_rules": "register_gradient",
     "converters.reverse.registry": "supported_ops",
     "converters.training.gradient_operator": "expand_gradients",
     "converters.training.result": "TrainingGraph",

@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.ort_ops.sessions import session
 
 
@@ -20,6 +21,7 @@ def check_gradients(
     *,
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
+    stop: Patterns | None = None,
     feeds: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     kernels: str | None = None,
@@ -41,7 +43,9 @@ def check_gradients(
         model: a ModelProto, an onnx_ir.Model or the path of a file.
         wrt: graph inputs and initializers. Default: every float one that a gradient reaches. Above twelve they are
             checked in twelve groups.
-        of: graph outputs. Default: every float output that depends on `wrt`.
+        of: graph outputs, or values inside the graph. Default: every float output that depends on `wrt`.
+        stop: values that no gradient passes, as `backward` takes them. The differences hold them, and those that the
+            file itself marks, at their values; in branches and loops that is not possible, and refused.
         feeds: values for inputs, and for initializers in `wrt`. Default: random floats; integers 0 or 1; a symbolic
             axis is 2 long where it comes first and else as short as the model runs with.
         seed: of the inputs, dy and directions.
@@ -78,6 +82,7 @@ def check_gradients(
         opened,
         wrt=wrt,
         of=of,
+        stop=stop,
         feeds=feeds,
         seed=seed,
         tolerance=tolerance,

@@ -11,17 +11,23 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.derivatives.products import hvp as hvp_model
 from onnx_backprop.converters.derivatives.products import scalar_gradient
 from onnx_backprop.converters.derivatives.work import Options
+from onnx_backprop.converters.prepare.graphs import copied, unique, used_names
 from onnx_backprop.converters.reverse.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops.sessions import run_bound, session
 
 Feeds = Mapping[str, np.ndarray]
+_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
+_ADVICE = (
+    "reduction='sum' adds its elements up; for one row of a symbolic batch give feeds={'x': x}, an array of one row; "
+    "or name another output"
+)
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
@@ -31,6 +37,7 @@ def value_and_grad(
     of: Sequence[str] | None = None,
     *,
     feeds: Feeds | None = None,
+    reduction: str | None = None,
     hvp: bool = False,
     kernels: str = "numba",
     strict: bool = False,
@@ -45,8 +52,10 @@ def value_and_grad(
 
     Args:
         model, wrt, strict, straight_through: as `backward` takes them.
-        of: the output, in a list of one. Default: the only float output.
-        feeds: values of the other inputs, and where an input of `wrt` has unknown lengths one of it, for its shape.
+        of: the output, or a value inside the graph, in a list of one. Default: the only float output.
+        feeds: values of the other inputs, and where an input of `wrt` has unknown lengths one of it, for its shape:
+            every length of that name is then this one, so that an output for each row is one number for one row.
+        reduction: "sum" or "mean" of all elements where y has several. None: it must have one.
         hvp: the Hessian too, for `f.hvp`.
         kernels: see `use_kernels`.
 
@@ -57,6 +66,7 @@ def value_and_grad(
         wrt,
         of,
         feeds=feeds or {},
+        reduction=reduction,
         hvp=hvp,
         kernels=kernels,
         options={"strict": strict, "straight_through": straight_through},
@@ -88,12 +98,18 @@ class ValueAndGrad:
         of: Sequence[str] | None,
         *,
         feeds: Feeds,
+        reduction: str | None,
         hvp: bool,
         kernels: str,
         options: Options,
     ) -> None:
-        source = load(model)
-        gradients = scalar_gradient(source, wrt, of, **options)
+        source = _of_lengths(load(model), wrt, feeds)
+        y = of[0] if of is not None and len(of) == 1 and not isinstance(of, str) else None
+        if reduction is not None:
+            y = y or _only_float(source)
+            source, y = _reduced(source, y, reduction)
+            of = [y]
+        gradients = scalar_gradient(source, wrt, of, advice=_ADVICE, **options)
         made = derivatives(gradients)[-1]
         values = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
         self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in made.results}
@@ -103,7 +119,7 @@ class ValueAndGrad:
         for one in self._variables:
             if one.name in values:
                 self.start[one.part] = values[one.name].ravel()
-        y = of[0] if of is not None else _only_float(source)
+        y = y or _only_float(source)
         self._gradient = _Function(session(gradients, kernels=kernels), [y, *made.results.values()])
         self._hessian = None
         if hvp:
@@ -219,6 +235,35 @@ def _variables(model: ModelProto, names: Sequence[str], values: Feeds) -> list[_
         result.append(_Variable(name, shape, dtype, slice(start, start + prod(shape))))
         start += prod(shape)
     return result
+
+
+def _of_lengths(model: ModelProto, wrt: Sequence[str] | None, feeds: Feeds) -> ModelProto:
+    """The model with the lengths of variables that `feeds` has values of, which are the same in every call."""
+    result, lengths = copied(model), dict[str, int]()
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in result.graph.input}
+    for name in () if wrt is None or isinstance(wrt, str) else wrt:
+        dims, shape = inputs.get(name, ()), np.shape(feeds[name]) if name in feeds else ()
+        for dim, length in zip(dims, shape, strict=False) if len(dims) == len(shape) else ():
+            if dim.dim_param and lengths.setdefault(dim.dim_param, length) != length:
+                raise InvalidArgumentError(
+                    f"feeds: {name!r} has the shape {shape}, but {dim.dim_param} is {lengths[dim.dim_param]} elsewhere"
+                )
+            if not dim.dim_value:
+                dim.dim_value = length
+    for dim in (dim for dims in inputs.values() for dim in dims if dim.dim_param in lengths):
+        dim.dim_value = lengths[dim.dim_param]
+    return result
+
+
+def _reduced(model: ModelProto, y: str, reduction: str) -> tuple[ModelProto, str]:
+    """The model with the sum or the mean of a value as its first output, and the name of that."""
+    if reduction not in _REDUCTIONS:
+        raise InvalidArgumentError(f"reduction: expected None, 'sum' or 'mean', got {reduction!r}")
+    name = unique(f"{y}_{reduction}", used_names(model.graph))
+    node = helper.make_node(_REDUCTIONS[reduction], [y], [name], name=name, keepdims=0)
+    model.graph.node.append(node)
+    model.graph.output.insert(0, ValueInfoProto(name=name))
+    return model, name
 
 
 def _only_float(model: ModelProto) -> str:

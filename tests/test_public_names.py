@@ -58,6 +58,7 @@ NAMES = [
     "losses",
     "optimizers",
     "reference_ops",
+    "register_gradient",
     "register_ops",
     "replace_head",
     "save_adapter",

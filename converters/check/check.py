@@ -14,13 +14,16 @@ from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, 
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
 from onnx_backprop.converters.prepare.accept import put_in_order
-from onnx_backprop.converters.prepare.graphs import called, copied, reads
+from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, reads, subgraphs
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights
-from onnx_backprop.converters.prepare.ir_models import to_ir
+from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
-from onnx_backprop.opset.core.errors import OnnxBackpropError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.reading import load
 
@@ -33,6 +36,7 @@ def check(
     *,
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
+    stop: Patterns | None = None,
     feeds: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     kernels: str = DEFAULT_KERNELS,
@@ -45,12 +49,28 @@ def check(
     proto = copied(load(model))
     put_in_order(proto)
     lift_weights(proto)
+    if stop is not None or any(map(is_stop, all_nodes(proto))):
+        proto = _stopped(proto, wrt, of, stop)
     examiner = Examiner(open_session, seed, kernels, tolerance)
     whole = examiner.examine(proto, wrt, of, dict(feeds or {}), progress)
     report = GradientReport(whole.results, whole.forward, seed)
     if report.verdict == RIGHT and not nodes:
         return report
     return NodeByNode(examiner, whole).extend(report, progress)
+
+
+def _stopped(
+    proto: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None, stop: Patterns | None
+) -> ModelProto:
+    """The model with its stops as nodes of the main graph, where their values can be held."""
+    result = to_proto(prepared(proto, stop=stop, wrt=wrt, of=of)[1])
+    for node in result.graph.node:
+        if any(map(is_stop, all_nodes(inner for graph in subgraphs(node) for inner in graph.node))):
+            raise InvalidArgumentError(
+                f"stop: {node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
+                "outputs can hold a value. Check the model without it"
+            )
+    return result
 
 
 class NodeByNode:

@@ -17,13 +17,16 @@ from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, W
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
+from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 
@@ -128,6 +131,12 @@ class Examiner:
         differentiation = Differentiation(graph_model, wrt=names, of=of)
         differentiation.given = wrt is not None
         variables = differentiation.emit()
+        inside = [x for x in differentiation.wrt if x.producer() is not None]
+        if inside:
+            raise InvalidArgumentError(
+                f"wrt: {inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
+                "inputs and initializers: their gradients pass through it"
+            )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
@@ -183,9 +192,24 @@ class Examiner:
         }
         return dys, {name: dys[y] for y, name in subject.seeds.items()}
 
+    def _held(self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds) -> tuple[_Subject, Run, Feeds]:
+        """A forward in which stopped values are inputs: differences at a point move nothing behind a stop."""
+        stopped = [node.output[0] for node in subject.model.graph.node if is_stop(node)]
+        if not stopped:
+            return subject, forward, feeds
+        at = self.open(with_outputs(subject.model, stopped))(feeds | values)
+        held = copied(subject.model)
+        assign(held.graph.node, [node for node in held.graph.node if not is_stop(node)])
+        held.graph.input.extend(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in at.items()
+        )
+        return replace(subject, model=held), self.open(held), feeds | at
+
     def _results(
         self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds, progress: Progress
     ) -> tuple[tuple[Result, ...], str]:
+        subject, forward, feeds = self._held(subject, forward, feeds, values)
         everything = feeds | values
         outputs = forward(everything)
         dys, fed = self._cotangents(subject, outputs)
@@ -263,9 +287,10 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
 
 
 def path_between(graph: ir.Graph, of: Sequence[str] | None, wrt: Sequence[str]) -> GradientPath:
-    """The path from inputs and initializers of the given names to the outputs, None for every float one."""
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    targets = [v for v in graph.outputs if is_float(v) and (of is None or v.name in of)]
+    """The path from inputs and initializers of the given names to values, None for every float output."""
+    values = values_by_name(graph)
+    ends = list(graph.outputs) if of is None else [values[name] for name in of if name in values]
+    targets = [value for value in ends if is_float(value)]
     return find_path(graph, targets, [values[name] for name in wrt])
 
 

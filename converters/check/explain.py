@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 from onnx import ModelProto
@@ -14,12 +15,14 @@ from onnx_backprop.converters.pages import Bar, Verdict
 from onnx_backprop.converters.parameters import table as rows
 from onnx_backprop.converters.parameters.choice import Choice, choose
 from onnx_backprop.converters.parameters.report import doubts, missing
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
-from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import check_names, load, pick, prepare
+from onnx_backprop.converters.prepare.load import load
 from onnx_backprop.converters.prepare.origins import origin_of
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import backward, pick_floats
+from onnx_backprop.converters.reverse.backward import backward
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
@@ -31,6 +34,7 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import shown
@@ -151,7 +155,12 @@ class GradientExplanation:
 
 
 def explain_gradients(
-    model: ModelProto | ir.Model | str | Path, *, wrt: Sequence[str] | None = None, of: Sequence[str] | None = None
+    model: ModelProto | ir.Model | str | Path,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: Sequence[str] | None = None,
+    stop: Patterns | None = None,
+    free: Free | None = None,
 ) -> GradientExplanation:
     """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
 
@@ -160,9 +169,10 @@ def explain_gradients(
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.
-        wrt: graph inputs and initializers, of any type. Default: every float one; initializers that are no parameters
-            are told with what they are instead, as `exponent of Pow`.
-        of: graph outputs. Default: every float output.
+        wrt: graph inputs and initializers, of any type, or values inside the graph. Default: every float input and
+            initializer; those that are no parameters are told with what they are instead, as `exponent of Pow`.
+        of: graph outputs, or values inside the graph. Default: every float output.
+        stop, free: values that no gradient passes, and lengths that become symbols, as `backward` takes them.
 
     The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. A rule is tried on
     its node with what is known of the types and shapes, so that attributes it refuses show here.
@@ -170,15 +180,15 @@ def explain_gradients(
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
     proto = load(model)
-    ir_model = to_ir(prepare(proto))
+    _, ir_model = prepared(proto, stop=stop, free=free, wrt=wrt, of=of)
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
     outputs = {str(v.name): v for v in graph.outputs}
     targets = [v for v in outputs.values() if is_float(v)]
     if of is not None:
-        targets = pick_floats(of, outputs, argument="of", what="a graph output")
+        targets = require_floats(pick_values(graph, of, outputs, argument="of", what=OUTPUT), "of")
     if wrt is not None:
-        variables = pick(check_names("wrt", wrt), values, argument="wrt", what="a graph input or an initializer")
+        variables = pick_values(graph, wrt, values, argument="wrt", what=INPUT)
         taken, choice = [v for v in variables if is_float(v)], Choice({}, {})
         left_out = choice.left_out
     else:
@@ -203,7 +213,9 @@ def explain_gradients(
             result, tensors=tuple(tensors), remarks=tuple(filter(None, (doubts(choice, ()), missing(graph))))
         )
     by = wrt if wrt is not None or left_out or any(v.is_initializer() for v in taken) else [str(v.name) for v in taken]
-    return replace(result, refusal=_refusal(proto, by or None, of)) if result.ok else result
+    return (
+        replace(result, refusal=_refusal(proto, wrt=by or None, of=of, stop=stop, free=free)) if result.ok else result
+    )
 
 
 def _rows(variables: Sequence[ir.Value], told: Sequence[VariableExplanation], choice: Choice) -> Iterator[rows.Row]:
@@ -216,12 +228,12 @@ def _rows(variables: Sequence[ir.Value], told: Sequence[VariableExplanation], ch
             yield rows.Row(name, "" if module == name else module, shape, state, choice.doubtful.get(value, ""))
 
 
-def _refusal(model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> str:
+def _refusal(model: ModelProto, **arguments: Any) -> str:
     """What a conversion says against a model whose nodes are served one by one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OnnxBackpropWarning)
         try:
-            backward(model, wrt=wrt, of=of)
+            backward(model, **arguments)
         except OnnxBackpropError as e:
             return str(e)
     return ""

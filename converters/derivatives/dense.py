@@ -15,6 +15,7 @@ from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.named import values_by_name
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 DIRECTIONS = ("auto", "reverse", "forward")
@@ -28,7 +29,7 @@ def jacobian(
     """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
 
     Args:
-        model, wrt, of, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
             of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
 
@@ -37,7 +38,7 @@ def jacobian(
     if direction not in DIRECTIONS:
         allowed = ", ".join(map(repr, DIRECTIONS))
         raise InvalidArgumentError(f"direction: expected one of {allowed}, got {direction!r}")
-    work = Work(model, Settings(**options))
+    work = Work(model, wrt, of, Settings(**options))
     stage = work.plan(wrt, of)
     xs, ys = ([str(value.name) for value in values] for values in (stage.wrt, stage.of))
     forward = direction == "forward" or (direction == "auto" and _elements(stage.wrt) < _elements(stage.of))
@@ -53,12 +54,12 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
     """∂²y/∂x∂z of one number y as further outputs `<x>_hessian_<z>`, of the shape of x followed by that of z.
 
     Args:
-        model, wrt, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
+        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         of: the output, of one element, in a list of one. Default: the only float output.
 
     There is a block for every pair of names in `wrt`. Raises: what `hvp` does.
     """
-    work = Work(model, Settings(**options))
+    work = Work(model, wrt, of, Settings(**options))
     gradients = gradients_of_scalar(work, wrt, of)
     results: Table = {x: {} for x in gradients}
     for x, gradient in gradients.items():
@@ -98,8 +99,8 @@ def _unit_products(
     shapes = [dims(end) for end in ends]
     op = Builder(used_names(work.graph))
     op.prefix = f"{name}_unit"
-    known = {str(v.name): v for v in (*work.graph.inputs, *work.graph.outputs, *work.graph.initializers.values())}
-    shape, shape_known, lengths = op.shape(known[name]), dims(known[name]), known_lengths(known[name])
+    value = values_by_name(work.graph)[name]
+    shape, shape_known, lengths = op.shape(value), dims(value), known_lengths(value)
     count = op.ReduceProd(shape) if lengths is None else op.ints([prod(lengths)])
     unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
     unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)

@@ -19,6 +19,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
+from onnx_backprop.converters.reverse.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -32,13 +33,13 @@ def vjp(
     """Σ_y (∂y/∂x)ᵀ · `<y>_grad` as further outputs `<x>_grad`, every y being seeded by an input, one number too.
 
     Args:
-        model, wrt, of, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         batched: several seeds in one run: `<y>_grad` has a further axis 0 and so has `<x>_grad`, of the same length,
             which each run chooses, 1 at least. What does not depend on the seeds is computed once.
 
     Returns and raises: what `backward` does.
     """
-    work = Work(model, Settings(**options))
+    work = Work(model, wrt, of, Settings(**options))
     stage, results = work.differentiate(wrt=wrt, of=of, seed_all=True)
     made = Derivative("vjp", stage.seeds, results, batched)
     if batched:
@@ -53,13 +54,13 @@ def jvp(
     """Σ_x ∂y/∂x · `<x>_tangent` as further outputs `<y>_tangent`: what y changes by when each x does by its tangent.
 
     Args:
-        model, wrt, of, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
+        model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         batched: several tangents in one run: `<x>_tangent` and `<y>_tangent` have a further axis 0.
 
     Returns: the model with an input `<x>_tangent`, of the shape and type of x, for each of `wrt`, and an output
     `<y>_tangent` for each of `of`. A y that depends on no x gets zeros and a warning. Raises: what `backward` does.
     """
-    work = Work(model, Settings(**options))
+    work = Work(model, wrt, of, Settings(**options))
     made = tangents(work, wrt, of)
     if batched:
         made = Derivative(made.mode, made.seeds, made.results, batched=True)
@@ -74,7 +75,7 @@ def hvp(
     """Σ_z ∂²y/∂x∂z · `<z>_direction` as further outputs `<x>_hvp`, for an output y of one element.
 
     Args:
-        model, wrt, options (kernels, inline, straight_through, strict, checkpoint, progress): those of `backward`.
+        model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         of: the output, in a list of one. Default: the only float output.
         batched: several directions in one run: `<x>_direction` and `<x>_hvp` have a further axis 0.
 
@@ -82,7 +83,7 @@ def hvp(
     `wrt`. Where y is linear in all of them, zeros and a warning; `strict` refuses that. Raises: InvalidArgumentError
     for a y of more elements, or of a shape that inference does not find, and what `backward` raises.
     """
-    work = Work(model, Settings(**options))
+    work = Work(model, wrt, of, Settings(**options))
     gradients = gradients_of_scalar(work, wrt, of)
     stage, second = work.differentiate(
         wrt=list(gradients),
@@ -99,26 +100,28 @@ def hvp(
 
 
 @as_given
-def scalar_gradient(model: Model, wrt: Names = None, of: Names = None, **options: Unpack[Options]) -> ModelProto:
-    """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does."""
-    work = Work(model, Settings(**options))
-    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of)))
+def scalar_gradient(
+    model: Model, wrt: Names = None, of: Names = None, *, advice: str = "", **options: Unpack[Options]
+) -> ModelProto:
+    """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does, with advice."""
+    work = Work(model, wrt, of, Settings(**options))
+    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of, advice)))
 
 
-def gradients_of_scalar(work: Work, wrt: Names, of: Names) -> dict[str, str]:
+def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> dict[str, str]:
     """A first stage: {x: its gradient}, outputs, of the one number that a model computes."""
     if of is None:
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
         of = [str(value.name) for value in floats]
     if isinstance(of, str) or len(of) != 1:
         raise InvalidArgumentError(f"of: expected a list of one output, got {of!r}. A Hessian is that of one number")
-    for value in work.graph.outputs:
-        shape = known_lengths(value)
-        if value.name == of[0] and (shape is None or set(shape) - {1}):
-            raise InvalidArgumentError(
-                f"of: expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
-                "Add a ReduceSum to the model, or name another one"
-            )
+    value = values_by_name(work.graph).get(of[0])
+    shape = None if value is None else known_lengths(value)
+    if value is not None and (shape is None or set(shape) - {1}):
+        raise InvalidArgumentError(
+            f"of: expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
+            f"{advice or 'Add a ReduceSum to the model, or name another one'}"
+        )
     _, gradients = work.differentiate(wrt=wrt, of=of)
     work.type()
     return gradients

@@ -9,10 +9,13 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.load import infer_large
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish_short
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
@@ -28,6 +31,8 @@ Model = ModelProto | ir.Model | str | Path
 class Options(TypedDict, total=False):
     """The keywords of every derivative, see `backward`."""
 
+    stop: Patterns | None
+    free: Free | None
     kernels: str
     inline: bool
     straight_through: bool
@@ -40,6 +45,8 @@ class Options(TypedDict, total=False):
 class Settings:
     """The same with their defaults."""
 
+    stop: Patterns | None = None
+    free: Free | None = None
     kernels: str = DEFAULT_KERNELS
     inline: bool = False
     straight_through: bool = False
@@ -49,15 +56,16 @@ class Settings:
 
 
 class Work:
-    """A prepared model to which derivatives are added; values go by their names, which stages keep."""
+    """A prepared model to which derivatives are added; values go by their names, which stages keep.
 
-    def __init__(self, model: Model, settings: Settings) -> None:
+    wrt, of: the names that the caller is going to differentiate.
+    """
+
+    def __init__(self, model: Model, wrt: Sequence[str] | None, of: Sequence[str] | None, settings: Settings) -> None:
         check_kernels(settings.kernels)
         check_inline(settings.kernels, inline=settings.inline)
         self.settings = settings
-        self.original = prepare(model)
-        self.model = to_ir(self.original)
-        self.kept = [str(value.name) for value in self.model.graph.outputs]
+        self.original, self.model = prepared(model, stop=settings.stop, free=settings.free, wrt=wrt, of=of)
 
     @property
     def graph(self) -> ir.Graph:

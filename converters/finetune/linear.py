@@ -1,11 +1,11 @@
-"""Linear layers of a model: the nodes, which tensor of the file is their weight, and putting another there."""
+"""Linear layers of a model: the nodes, which tensors of the file are their weights, and putting others there."""
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx_backprop.converters.prepare.accept import MICROSOFT
 from onnx_backprop.converters.prepare.graphs import assign, attributes_of, reads, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.converters.prepare.origins import module_of
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
+PACKED_TABLE = "GatherBlockQuantized"
+RECURRENT = ("GRU", "LSTM", "RNN")
+# the inputs that may be weights, by domain and operator; MatMul has one weight
+PLACES = {("", op_type): (1,) for op_type in ("Conv", "ConvTranspose", "Gemm")} | {("", "Gather"): (0,)}
+PLACES |= {("", "MatMul"): (1, 0), (MICROSOFT, "Attention"): (1,)} | {("", op_type): (1, 2) for op_type in RECURRENT}
 _CHAIN = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # between a tensor and the node that multiplies by it
-_SCOPES = "pkg.torch.onnx.name_scopes"  # in a node's metadata: the modules of PyTorch that it comes from
 
 
 class Stored(NamedTuple):
@@ -31,7 +36,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    """A node that multiplies by a weight.
+    """A node that multiplies by a weight, or reads rows of one.
 
     place: the input that is the weight. weight: as the node reads it; of MatMulNBits (K, N).
     """
@@ -49,19 +54,22 @@ class Linear:
     def exact(self) -> bool:
         """Whether the weight is the tensor itself, perhaps transposed."""
         plain = all(link.op_type in ("Identity", "Transpose") for link in self.weight.chain)
-        return plain and self.node.op_type != PACKED
+        return plain and self.node.op_type not in (PACKED, PACKED_TABLE)
 
     @property
-    def names(self) -> set[str]:
+    def names(self) -> list[str]:
         """What it may be called: by its weight, its node, or the module of PyTorch that the node was."""
-        return {self.weight.tensor, self.node.name, *_modules(self.node)} - {""}
+        return list(dict.fromkeys((self.weight.tensor, *names_of(self.node))))
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weight along which the outputs lie."""
-        if self.node.op_type == "Gemm":
+        """The axis of the weight along which the outputs lie; of ConvTranspose, those of one group."""
+        op_type, rank = self.node.op_type, len(self.dims)
+        if op_type == "Gemm":
             return 0 if attributes_of(self.node).get("transB") else 1
-        return 0 if self.node.op_type == "Conv" or self.place == 0 else 1
+        if op_type in ("Conv", "ConvTranspose", "Gather", PACKED_TABLE):
+            return 0 if op_type == "Conv" else 1
+        return rank - 2 if op_type in RECURRENT or self.place == 0 else rank - 1
 
 
 class Layers:
@@ -74,25 +82,61 @@ class Layers:
         self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.tensors |= {node.output[0]: t for node in self.graph.node if (t := _constant(node)) is not None}
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
-        self.readers = Counter(name for node in self.graph.node for name in reads(node))
+        self.readers = Counter(name for node in self.graph.node for name in node.input)
+        self.readers.update(name for node in self.graph.node for name in reads(node).difference(node.input))
         self.readers.update(value.name for value in self.graph.output)
 
     def linear(self, node: NodeProto) -> Linear | None:
-        """A node as a linear layer; None for another, and for a weight that is no matrix or is computed."""
-        if (node.domain, node.op_type) == (MICROSOFT, PACKED):
-            values, scales = attributes_of(node), self.tensors.get(node.input[2])
-            if node.input[1] not in self.tensors or scales is None:
-                return None
-            return Linear(node, 1, Stored(node.input[1], (values["K"], values["N"]), scales.data_type))
-        if node.domain or node.op_type not in ("Conv", "Gemm", "MatMul"):
-            return None
-        for place in (1, 0) if node.op_type == "MatMul" else (1,):
-            found = self.stored(node.input[place])
-            if found is not None and found.dtype in FLOATS:
-                rank = len(found.dims)
-                if rank > 2 if node.op_type == "Conv" else rank == 2:
-                    return Linear(node, place, found)
-        return None
+        """A Gemm, MatMul, MatMulNBits or Conv that multiplies by a matrix or kernel; None for another node."""
+        heads = ("Conv", "Gemm", "MatMul", PACKED)
+        found = (layer for layer in self.layers(node) if node.op_type == "Conv" or len(layer.dims) == 2)
+        return next(found, None) if node.op_type in heads else None
+
+    def layers(self, node: NodeProto) -> list[Linear]:
+        """A node with each of its weights; nothing for another node, and where the weights are computed."""
+        if node.domain == MICROSOFT and node.op_type in (PACKED, PACKED_TABLE):
+            return self._packed(node)
+        result: list[Linear] = []
+        for place in PLACES.get((node.domain, node.op_type), ()):
+            weight = self.stored(node.input[place])
+            if weight is not None and weight.dtype in FLOATS and _multiplies(node, len(weight.dims)):
+                result.append(Linear(node, place, weight))
+        return result[:1] if node.op_type == "MatMul" else result
+
+    def _packed(self, node: NodeProto) -> list[Linear]:
+        place = 1 if node.op_type == PACKED else 0
+        values, data, scales = attributes_of(node), *(self.tensors.get(node.input[n]) for n in (place, 2))
+        if data is None or scales is None:
+            return []
+        if place == 1:
+            return [Linear(node, 1, Stored(node.input[place], (values["K"], values["N"]), scales.data_type))]
+        if len(data.dims) != 2 or values.get("gather_axis", 0) not in (0, -2):
+            return []
+        in_a_byte = 8 // values.get("bits", 4) if data.data_type == TensorProto.UINT8 else 1
+        return [Linear(node, 0, Stored(node.input[place], (data.dims[0], data.dims[1] * in_a_byte), scales.data_type))]
+
+    def sources(self, name: str) -> set[str]:
+        """The tensors of the file that a value is computed from; none if anything else is, or a layer, on the way."""
+        result: set[str] = set()
+        todo = [name] if name in self.tensors or name in self._constant else []
+        seen: set[str] = set()
+        while todo:
+            if (one := todo.pop()) in self.tensors:
+                result.add(one)
+            elif one not in seen:
+                seen.add(one)
+                todo += reads(self.makers[one])
+        return result
+
+    @cached_property
+    def _constant(self) -> set[str]:
+        """The values that nodes that are no layers compute from tensors of the file alone."""
+        result: set[str] = set()
+        for node in self.graph.node:
+            names = reads(node)
+            if names and all(name in self.tensors or name in result for name in names) and not self.layers(node):
+                result.update(node.output)
+        return result
 
     def stored(self, name: str) -> Stored | None:
         """A value that is a tensor of the file, but cast, dequantized or transposed; None for another."""
@@ -163,6 +207,15 @@ class Layers:
         assign(self.graph.input, [value for value in self.graph.input if value.name not in gone])
 
 
+def _multiplies(node: NodeProto, rank: int) -> bool:
+    """Whether a node multiplies by, or reads rows of, a weight of so many axes."""
+    if node.op_type in ("Conv", "ConvTranspose", "MatMul"):
+        return rank > 1 if node.op_type == "MatMul" else rank > 2
+    if node.op_type == "Gather":
+        return rank == 2 and attributes_of(node).get("axis", 0) in (0, -2)
+    return rank == (3 if node.op_type in RECURRENT else 2)
+
+
 def _hands_on(node: NodeProto) -> bool:
     """Whether a node gives its first input as another type, as what it was quantized from, or transposed."""
     return node.op_type in _CHAIN and node.domain in ("", MICROSOFT)
@@ -181,11 +234,6 @@ def _constant(node: NodeProto) -> TensorProto | None:
     return None
 
 
-def _modules(node: NodeProto) -> list[str]:
-    """The innermost module of PyTorch that a node of its exporter comes from, as `blocks.0.attn.qkv`."""
-    text = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
-    try:
-        scopes = ast.literal_eval(text) if text else []
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return []
-    return [str(scopes[-2])] if isinstance(scopes, list) and len(scopes) > 1 else []
+def names_of(node: NodeProto) -> list[str]:
+    """What a node may be called: by its name, or the module of PyTorch that it was."""
+    return [name for name in (node.name, module_of(node)) if name]

@@ -125,11 +125,14 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         others = [v for v in node.inputs[1:3] if v is not None and origin_of(v).kind == FOLDED]
         if len(others) == 2:
             return _Verdict(doubt="the exporter has merged a convolution with what follows it, as BatchNormalization")
-    weight = any(structure.is_weight(value, *use) for use in uses)
-    if weight or not structure.is_single(value):
-        sure = weight or (array is not None and not values.is_uniform(array)) or origin_of(value).name
-        return _Verdict(doubt="" if sure else "the exporter has computed it")
-    return _Verdict(SINGLE, "the exporter has computed it")
+    if structure.is_single(value):
+        return _Verdict(SINGLE, "the exporter has computed it")
+    if node is None or array is None:
+        return _Verdict(doubt="the exporter has computed it")
+    transposed = (node.op_type == "MatMul" and array.ndim > 1) or node.op_type in ("GRU", "LSTM", "RNN")
+    reshaped = structure.is_vector(value) and array.ndim > 1 and node.op_type in ("Add", "Mul")
+    # a parameter that is read as it stands keeps its name
+    return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")
 
 
 def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], context: _Context) -> str | None:

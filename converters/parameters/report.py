@@ -16,7 +16,7 @@ from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
-_HEAD = 256  # numbers that two tensors are compared by first
+_LEAST = 8  # numbers of two matrices that are not equal by chance
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
 
@@ -106,7 +106,7 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
     matrices = [v for v in trained if v.const_value is not None and v.shape is not None and len(v.shape) == 2]
     alike: dict[tuple[object, ...], list[ir.Value]] = {}
     for value in matrices:
-        if value.const_value is not None and size(value) > _HEAD:
+        if value.const_value is not None and size(value) >= _LEAST:
             alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
     pairs = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
     return [

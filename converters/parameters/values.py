@@ -90,7 +90,9 @@ def _turns(table: np.ndarray) -> bool:
     squares = (inner**2).sum(axis=0)
     factor = np.divide((inner * sums).sum(axis=0), squares, out=np.full(len(squares), 2.0), where=squares > 0)
     error = np.abs(sums - factor * inner).max(axis=0)
-    fits = (error <= 2e-3 * np.maximum(np.abs(table).max(axis=0), 1e-30)) & (np.abs(factor) <= 2 + 2e-3)
+    size = np.abs(table).max(axis=0)
+    still = size <= 1e-6 * size.max(initial=0.0)  # as sin(πp), but for rounding
+    fits = still | ((error <= 2e-3 * size) & (np.abs(factor) <= 2 + 2e-3))
     moving = (np.abs(factor) < 1.99) & (np.ptp(table, axis=0) > 0)
     return bool(fits.all() and moving.sum() >= max(2, len(moving) // 8) and np.ptp(table) > _VARIED)
 
@@ -135,7 +137,8 @@ def _are_bands(rows: np.ndarray) -> bool:
         if places[-1] - places[0] + 1 != len(places) or (rises < 0).any() or (falls > 0).any():
             return False
     starts = [int(row.argmax()) for row in rows if row.any()]
-    return len(starts) >= 4 and starts == sorted(starts)
+    wide = sum(np.count_nonzero(row) > 1 for row in rows)
+    return len(starts) >= 4 and starts == sorted(starts) and wide >= len(starts) / 2
 
 
 def _are_slopes(values: np.ndarray) -> bool:

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 
+from onnx_backprop.converters.prepare.detached import mark_detached
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.sound import tensors
@@ -27,9 +28,9 @@ def put_in_order(proto: ModelProto) -> None:
 
     Lengths below 0 count as unknown, as do those that all have one name for that, such as "?" of Paddle. A model before
     IR version 4 is one of 4, its initializers being constants. Operators that onnxruntime alone has in the default
-    domain move to its own, and its domains and that of ai.onnx.ml are imported where they are used. Nodes are sorted;
-    of two initializers of one name the last counts, as of two sets of data the raw one. A warning tells where the
-    checker found more than that shapes are missing.
+    domain move to its own, and its domains and that of ai.onnx.ml are imported where they are used. Nodes that
+    mean a stop become one, see `detached`. Nodes are sorted; of two initializers of one name the last counts, as of two
+    sets of data the raw one. A warning tells where the checker found more than that shapes are missing.
 
     Raises: InvalidModelError for what neither of them takes.
     """
@@ -49,6 +50,7 @@ def put_in_order(proto: ModelProto) -> None:
         proto.opset_import.add(domain=domain, version=_NEWEST[domain])
     if not opset:
         proto.opset_import.add(domain="", version=LEAST_OPSET)  # a model of other domains alone
+    mark_detached(proto)
     for graph in _graphs(proto):
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for name in [*sparse, *(called(node) for node in graph.node if _is_sparse(node))]:

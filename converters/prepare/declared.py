@@ -10,9 +10,12 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, rename, subgraphs, unique, used_names
+from onnx_backprop.converters.prepare.large_weights import FLOATS
 
 Infer = Callable[[ModelProto], ModelProto]
 _TRAINING = "ai.onnx.preview.training"
+# operators without a schema that have a gradient rule -> whether an output has the first input's shape too
+LIKE_INPUT: dict[tuple[str, str], bool] = {}
 
 
 def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
@@ -56,9 +59,12 @@ def _forget_shape(value: ValueInfoProto, *, rank: bool = True) -> None:
 
 
 def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:
-    """`infer(proto)`; where it finds no element type or rank, what is declared; the run then checks the rank."""
+    """`infer(proto)`; where it finds no element type or rank, what is declared; the run then checks the rank.
+
+    An operator of `LIKE_INPUT` has the type of its first input where none is declared.
+    """
     inferred = infer(proto)
-    while _state(inferred.graph, declared):
+    while _follow_inputs(inferred.graph, declared) or _state(inferred.graph, declared):
         inferred = infer(inferred)
     return inferred
 
@@ -89,6 +95,29 @@ def _state(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
     for position, name in reversed(missing):
         _check_rank(graph, position, name, len(declared.pop(name).tensor_type.shape.dim))
     return bool(behind)
+
+
+def _follow_inputs(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
+    """Give the outputs of nodes of `LIKE_INPUT` declared types, or those of inputs; whether there was one to give."""
+    known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+    known |= {t.name: helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer}
+    given = False
+    for node in graph.node:
+        shaped = LIKE_INPUT.get((node.domain, node.op_type))
+        types = [known[name].type.tensor_type for name in node.input if name in known]
+        source = next((t for t in types if t.elem_type in FLOATS and (t is types[0] or not shaped)), None)
+        if shaped is None or source is None:
+            continue
+        for n, name in enumerate(node.output):
+            info = known.get(name) or graph.value_info.add(name=name)
+            own, known[name] = info.type.tensor_type, info
+            if name and not own.elem_type:
+                own.elem_type = declared.get(name, TypeProto()).tensor_type.elem_type or source.elem_type
+                given = True
+            if name and shaped and n == 0 and not own.HasField("shape") and source.HasField("shape"):
+                own.shape.CopyFrom(source.shape)
+                given = True
+    return given
 
 
 def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:

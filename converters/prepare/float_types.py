@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, copied, subgraphs
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, copied, replace_values, subgraphs
 
 FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE})
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -72,4 +72,4 @@ def _retype_attributes(node: NodeProto, element: int) -> None:
 
 def _retype_tensor(tensor: TensorProto, element: int) -> None:
     if tensor.data_type in FLOATS and tensor.data_type != element:
-        tensor.CopyFrom(numpy_helper.from_array(converted(numpy_helper.to_array(tensor), element), tensor.name))
+        replace_values(tensor, converted(numpy_helper.to_array(tensor), element))

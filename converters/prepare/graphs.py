@@ -152,6 +152,14 @@ def copied(message: Message) -> Message:
     return result
 
 
+def replace_values(tensor: TensorProto, array: np.ndarray) -> None:
+    """Give an initializer another array; its name and metadata stay."""
+    metadata = list(tensor.metadata_props)
+    name = tensor.name
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    tensor.metadata_props.extend(metadata)
+
+
 def assign(field: Any, values: Iterable[Any]) -> None:
     """Put other values, some of its own among them, in the place of a repeated field's."""
     new = list(values)

@@ -4,7 +4,7 @@ onnx's tools work on serialised copies of a model; for hundreds of megabytes of 
 everything else together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,7 +20,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProt
 class Weights:
     """The tensors that were set aside, the order of all initializers, and the inputs that stand for some of them."""
 
-    tensors: Mapping[str, TensorProto]
+    tensors: dict[str, TensorProto]
     order: Sequence[str]
     declared: frozenset[str]
 

@@ -21,7 +21,7 @@ from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, attach, origins
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
-from onnx_backprop.converters.prepare.restore import restore, separate_named
+from onnx_backprop.converters.prepare.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.statistics import split_statistics
 from onnx_backprop.converters.prepare.upgrade import upgrade
@@ -46,6 +46,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
+    unfold(proto, found, weights.tensors)
     changes = {MISSING: restore(proto, found), SEPARATED: separate_named(proto, found, weights.tensors)}
     declared = forget_declared(proto)
     proto = _inline(proto)

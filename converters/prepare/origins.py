@@ -34,6 +34,14 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: wha
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"(.*[/_])?[Cc]onstant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
+# what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
+_REARRANGED = re.compile(
+    r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
+    r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
+)
+_INDEX = re.compile(
+    r"(ids|index|indices|idx)$"
+)  # names of buffers of integers: what is taken by them is no other number
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
@@ -43,7 +51,7 @@ class Origin(NamedTuple):
 
     kind: PARAMETER, BUFFER, CONSTANT_TENSOR, FROZEN, NAMED, FOLDED, or "" if it says nothing.
     name: in the module's `state_dict()`; "" if it is unknown.
-    parts: the parameters that the exporter computed it from, if these are several.
+    parts: the parameters and buffers that the exporter computed it from, if it is no parameter as it stands.
     """
 
     kind: str = ""
@@ -76,9 +84,10 @@ def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str,
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
+    exported = bool(signature(proto))  # whose parameters and buffers are all named
     for tensor in proto.graph.initializer:
-        origin = found.get(tensor.name)
-        if origin is None and not any(entry.key == _ORIGIN for entry in tensor.metadata_props):
+        origin = found.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
+        if origin is None and not origin_of(tensor).kind:
             continue
         said = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
         before = {entry.key: entry.value for entry in tensor.metadata_props}  # once each
@@ -130,6 +139,11 @@ def module_of(node: NodeProto | ir.Node) -> str:
     return path
 
 
+def is_rearranged(name: str) -> bool:
+    """Whether torch's optimizer has moved the numbers of a tensor alone, by the name that it has given it."""
+    return _REARRANGED.fullmatch(name) is not None
+
+
 def owner(name: str) -> str:
     """The module that has a parameter, from the parameter's name."""
     return name.rpartition(".")[0]
@@ -145,17 +159,20 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
 
 
 def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
+    """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
     kind = said.get(KIND) or targets.get(name) or targets.get(name.removesuffix("_bias"), "")
     if kind == PARAMETER:
         return Origin(FROZEN if said.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
     if kind:
         return Origin(kind if kind == BUFFER else CONSTANT, name)
-    sources = {target: targets[target] for target in _listed(said.get(_FOLDED_FROM, "")) if target in targets}
-    parameters = tuple(target for target, kind in sources.items() if kind == PARAMETER)
-    if len(parameters) == 1:
-        return Origin(PARAMETER, parameters[0])
+    computed_from = _listed(said.get(_FOLDED_FROM, ""))
+    sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
+    parameters = [target for target, kind in sources.items() if kind == PARAMETER]
     if parameters:
-        return Origin(PARAMETER, "", parameters)
+        if name.partition("_")[0] == "detach":
+            return Origin(CONSTANT)
+        only = len(computed_from) == 1 and is_rearranged(name)
+        return Origin(PARAMETER, parameters[0] if len(parameters) == 1 else "", () if only else tuple(sources))
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

@@ -2,7 +2,8 @@
 
 Both keep one of several equal tensors. TorchScript writes an Identity for each of the others, whose output has the
 other's name. The optimizer behind `torch.export` also drops a bias of Conv, ConvTranspose and Gemm that is all zeros;
-the signature of the program still names each parameter, and the nodes name the modules that they come from.
+the signature of the program still names each parameter, and the nodes name the modules that they come from. It also
+computes what depends on parameters alone, and says from which.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import NAMED, Origin, module_of, owner
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
+from onnx_backprop.converters.prepare.origins import NAMED, Origin, is_rearranged, module_of, owner
+from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 # the names that modules of PyTorch have for inputs of an operator
@@ -36,6 +37,7 @@ def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
     """
     kinds = {entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER)}
     present = {origin.name for origin in found.values()}.union(*(origin.parts for origin in found.values()))
+    present.update(tied_names(proto))
     missing = {name: kind for name, kind in kinds.items() if name not in present}
     if kinds:
         restorer = _Restorer(proto, found, missing)
@@ -67,6 +69,64 @@ def separate_named(
         found[new.name] = Origin(NAMED, new.name)
         pairs.append((tensor.name, new.name))
     return pairs
+
+
+def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorProto]) -> None:
+    """Put the parameter itself in the place of what the exporter computed from it alone, in place.
+
+    A transposed copy of a parameter that the file has too becomes its Transpose, and what repeats a parameter along
+    some axes, as Expand does, its Expand. What is one of these or a rearrangement has no parts any more.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
+    names = used_names(proto.graph)
+    for name, origin in list(found.items()):
+        tensor = stored.get(name)
+        if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
+            continue
+        original, array = stored.get(origin.name), numpy_helper.to_array(tensor)
+        if original is not None and array.ndim == 2 and np.array_equal(numpy_helper.to_array(original).T, array):
+            new, nodes = None, [helper.make_node("Transpose", [original.name], [name], f"{name}/tied", perm=[1, 0])]
+        elif origin.parts and is_rearranged(name) and (once := _once(array)) is not None:
+            new = numpy_helper.from_array(once, unique(origin.name, names))
+            lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
+            proto.graph.initializer.append(lengths)
+            nodes = [helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")]
+        else:
+            if len(origin.parts) == 1 and is_rearranged(name) and not _repeats(array):
+                found[name] = Origin(PARAMETER, origin.name)
+            continue
+        if large.pop(name, None) is not None:
+            assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+        assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
+        if new is not None:
+            proto.graph.initializer.append(new)
+            found[new.name] = Origin(PARAMETER, origin.name)
+        del found[name]
+        for node in nodes:
+            proto.graph.node.insert(0, node)
+
+
+def _once(array: np.ndarray) -> np.ndarray | None:
+    """What an array repeats along some of its axes; None if it repeats nothing, or if all its numbers are equal."""
+    if array.size < 2 or (array == array.flat[0]).all():
+        return None
+    result = array
+    for axis in range(array.ndim):
+        first = result.take([0], axis=axis)
+        if result.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, result.shape), result):
+            result = first
+    return None if result is array else np.ascontiguousarray(result)
+
+
+def _repeats(array: np.ndarray) -> bool:
+    """Whether two slices along some axis of a tensor of several axes are equal, or all its numbers are."""
+    if sum(length > 1 for length in array.shape) < 2:
+        return False
+    return any(
+        len(np.unique(np.moveaxis(array, axis, 0).reshape(length, -1), axis=0)) < length
+        for axis, length in enumerate(array.shape)
+        if length > 1
+    )
 
 
 class _Restorer:

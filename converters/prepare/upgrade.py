@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.graphs import (
     assign,
     attributes_of,
     called,
+    copied,
     rename,
     scoped_graphs,
     without_imports,
@@ -28,6 +29,7 @@ from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 MIN_OPSET = MIN_BODY_OPSET
 _MODES = ("nearest", "linear", "cubic")
 _ASIDE = "onnx_backprop.aside"
+_MARKED = "onnx_backprop.marked/"  # begins the name of a node while a converter is at work
 
 
 def default_opset(proto: ModelProto) -> int:
@@ -55,6 +57,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
         )
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
+    marked = _name_marked(proto)
     legacy = version < 11 and _set_aside(proto)
     if legacy:
         proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
@@ -64,10 +67,29 @@ def upgrade(proto: ModelProto) -> ModelProto:
         raise UnsupportedError(
             f"converting the model from opset {version} to {MIN_OPSET} failed: {e}. Convert it another way first"
         ) from e
+    _mark_again(result, marked)
     if legacy:
         _write_back(result)
         without_imports(result, _ASIDE)
     return result
+
+
+def _name_marked(model: ModelProto) -> list[NodeProto]:
+    """Give each node with metadata, which the converter drops, a name that says which it was; those nodes."""
+    marked = [node for node in all_nodes(model.graph) if node.metadata_props]
+    copies = [copied(node) for node in marked]
+    for n, node in enumerate(marked):
+        node.name = f"{_MARKED}{n}"
+    return copies
+
+
+def _mark_again(model: ModelProto, marked: list[NodeProto]) -> None:
+    """Put the names and the metadata back."""
+    for node in all_nodes(model.graph):
+        if node.name.startswith(_MARKED):
+            before = marked[int(node.name.removeprefix(_MARKED))]
+            node.name = before.name
+            node.metadata_props.extend(before.metadata_props)
 
 
 def _set_aside(model: ModelProto) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.detached import STOP, is_stop
 from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
@@ -123,6 +124,8 @@ class Emitter:
         )
         for name, attribute in node.attributes.items():
             copy.attributes[name] = attribute
+        if is_stop(node):  # which a later differentiation of the graph wants to know
+            copy.metadata_props[STOP] = node.metadata_props[STOP]
         for old, new in zip(node.outputs, copy.outputs, strict=True):
             if old.name:
                 new.name = op.unique(f"{old.name}/{_COPY}")

@@ -11,11 +11,14 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
-from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
-from onnx_backprop.converters.prepare.load import check_names, infer_large, pick, prepare
+from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
+from onnx_backprop.converters.prepare.load import infer_large, pick
+from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.short_names import shorten_names
+from onnx_backprop.converters.prepare.stops import prepared, put_identity
 from onnx_backprop.converters.prepare.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.derivatives import Derivative, record
@@ -31,7 +34,8 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
-from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
+from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths
+from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
@@ -45,6 +49,8 @@ def backward(
     *,
     wrt: Sequence[str] | None = None,
     of: Sequence[str] | None = None,
+    stop: Patterns | None = None,
+    free: Free | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
     straight_through: bool = False,
@@ -62,8 +68,19 @@ def backward(
             function, to any order.
         wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
             `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and the like
-            define the function and are none.
-        of: graph outputs to differentiate. Default: every float output that depends on `wrt`.
+            define the function and are none. A float value v inside the graph may be named too: `<v>_grad` = ∂y/∂v
+            through all that reads v, as if v were an input. Beside it, ∂y/∂x of an x that v depends on stays the
+            whole derivative, the part through v included.
+        of: graph outputs to differentiate, or float values inside the graph, which become outputs behind the model's
+            own. Default: every float output that depends on `wrt`.
+        stop: values inside the graph that no gradient passes: names, globs (`layer1.*`) or regular expressions
+            (`re:…`) of values and of nodes, which mean what they compute, in branches and loops too. y = stop(x) is x
+            with dy/dx = 0, and so in derivatives of any order. So is an Identity that has `onnx_backprop.stop` in its
+            metadata, and a `detach` node of an exporter, which becomes one.
+        free: fixed lengths of inputs that any length may take the place of, as {"x": {0: "batch"}}: the axis and the
+            name of its symbol. Constants that hold the old length are rewritten: shapes of Reshape and Expand, sizes of
+            Resize, rows of one kind that are joined to a batch or are the first state of an RNN. A node that keeps to
+            the old length is an UnsupportedError.
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write these into the graph itself, in the lowest opset and IR version, and leave no node of our domain.
             For runtimes before onnxruntime 1.27, which does not know overloads of functions; the kernels are "onnx"
@@ -78,10 +95,10 @@ def backward(
         progress: wraps the list of nodes while they are walked. Default: a progress bar where a person is watching, on
             a terminal or in a notebook; `iter` for none.
 
-    Returns: a model whose outputs are the model's own, then `<x>_grad` in the order of `wrt`, each of the shape and
-    type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of its own shape.
-    Initializers in `wrt` become graph inputs that keep their value as default. A name that is taken gets a number
-    behind it, as `x_grad_2`: `derivatives(result)` tells them. An onnx_ir.Model where one was given.
+    Returns: a model whose outputs are the model's own, other values of `of`, then `<x>_grad` in the order of `wrt`,
+    each of the shape and type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of
+    its own shape. Initializers in `wrt` become graph inputs that keep their value as default. A name that is taken gets
+    a number behind it, as `x_grad_2`: `derivatives(result)` tells them. An onnx_ir.Model where one was given.
 
     Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
 
@@ -91,8 +108,7 @@ def backward(
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)
-    original = prepare(model)
-    ir_model = to_ir(original)
+    original, ir_model = prepared(model, stop=stop, free=free, wrt=wrt, of=of)
     differentiation = Differentiation(
         ir_model,
         wrt=wrt,
@@ -131,6 +147,8 @@ class Differentiation:
         wrt: Sequence[str] | None,
         of: Sequence[str] | None,
         without: Mapping[str, str] | None = None,
+        inputs: Sequence[str] = (),
+        inputs_alone: bool = False,
         argument: str = "wrt",
         straight_through: bool = False,
         strict: bool = False,
@@ -141,6 +159,8 @@ class Differentiation:
         quiet: bool = False,
     ) -> None:
         """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants.
+
+        `inputs`: graph inputs to differentiate by in front of those; `inputs_alone`: there may be no other.
 
         `names`: other names than `<x>_grad` of the gradient or the seed of a value. `seed_all`: a graph input seeds
         a one-element output too. `quiet`: no warning of zeros.
@@ -160,7 +180,14 @@ class Differentiation:
         self.seeds: dict[str, str] = {}  # name of y -> its seed, where that is a graph input
         self.names = used_names(self.graph)
         self.of = self._targets(of)
+        known = {str(value.name): value for value in self.graph.inputs if not value.is_initializer()}
+        picked = pick(inputs, known, argument="wrt_inputs", what="an input of the model")
+        self.inputs = require_floats(picked, "wrt_inputs")
+        self.inputs_alone = inputs_alone
         self.wrt, self.path = self._variables(wrt)
+        if self.inputs:
+            self.wrt = [*self.inputs, *self.wrt]
+            self.path = find_path(self.graph, self.of, self.wrt)
         refuse_rounding(self.graph, self.of, self.path)
         if of is None:
             self.of = [y for y in self.of if y in self.path.active] or self.of
@@ -170,7 +197,9 @@ class Differentiation:
         outputs = {str(value.name): value for value in self.graph.outputs}
         if of is None:
             return [value for value in outputs.values() if is_float(value) and not value.is_initializer()]
-        return pick_floats(of, outputs, argument="of", what="a graph output")
+        picked = require_floats(pick_values(self.graph, of, outputs, argument="of", what=OUTPUT), "of")
+        self.graph.outputs.extend(value for value in picked if value not in outputs.values())
+        return picked
 
     def _zeros(self, wrt: Sequence[ir.Value]) -> list[ir.Value]:
         """Those of `wrt` whose derivative is zero, told in a warning; an error with `strict` or where none exists."""
@@ -188,11 +217,11 @@ class Differentiation:
                     raise InvalidArgumentError(
                         f"of: {of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`"
                     )
-                raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self.argument)
+                raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self._argument(x))
             reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
         if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
-            text = f"{self.argument}: the derivative {what} is zero: {'; '.join(reasons)}"
+            text = f"{self._argument(*zeros[:1])}: the derivative {what} is zero: {'; '.join(reasons)}"
             warnings.warn(text, OnnxBackpropWarning, stacklevel=5)
         return zeros
 
@@ -209,12 +238,26 @@ class Differentiation:
                 if not self.quiet:
                     warn_of(self.graph, choice, reached, share=False, stacklevel=4)
                 path = find_path(self.graph, self.of, reached)
-            if not reached:
+            if not reached and not (self.inputs and self.inputs_alone):
                 raise self._nothing_to_differentiate_by()
             return reached, path
         values = initializers | {str(v.name): v for v in self.graph.inputs}
-        picked = pick_floats(wrt, values, argument=self.argument, what="a graph input or an initializer")
+        picked = pick_values(self.graph, wrt, values, argument=self.argument, what=INPUT)
+        picked = [self._apart(value) for value in require_floats(picked, self.argument)]
         return picked, find_path(self.graph, self.of, picked)
+
+    def _apart(self, value: ir.Value) -> ir.Value:
+        """A variable that no gradient rule reads but where the graph itself does.
+
+        The rule of what makes a value inside the graph may read it, as that of Exp does; a second derivative by the
+        value would take that for a part of the function. So an Identity comes between, whose rule reads nothing.
+        """
+        node = value.producer()
+        if node is None or node.op_type == "Identity":
+            return value
+        new = put_identity(self.graph, value, self.names)
+        self.of = [new if y is value else y for y in self.of]
+        return new
 
     def _nothing_to_differentiate_by(self) -> InvalidArgumentError:
         of = ", ".join(str(y.name) for y in self.of) or "a float output"
@@ -247,7 +290,11 @@ class Differentiation:
 
     def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:
         of = [str(y.name) for y in self.of]
-        return explain_unreached(str(value.name), of, path, argument=self.argument)
+        return explain_unreached(str(value.name), of, path, argument=self._argument(value))
+
+    def _argument(self, *values: ir.Value) -> str:
+        """What the caller calls the list that names a value."""
+        return "wrt_inputs" if values and values[0] in self.inputs else self.argument
 
     def emit(self) -> dict[str, str]:
         """Append the backward nodes and the outputs; return {name of x: name of its gradient}."""
@@ -259,8 +306,8 @@ class Differentiation:
         self.gradients = dict(gradients)
         gradients |= {x: op.zeros_like(x) for x in self.zeros}
         # every path to the rest ends in an input that its rule gives no gradient for, such as a Resize's scales
-        unreached = [x for x in self.wrt if x not in gradients]
-        if unreached and self.given:
+        unreached = [x for x in self.wrt if x not in gradients and (self.given or x in self.inputs)]
+        if unreached:
             raise self._unreached(unreached[0], self.path)
         self.wrt = [x for x in self.wrt if x in gradients]
         if not self.wrt:
@@ -312,13 +359,3 @@ def _named(op: Builder, gradient: ir.Value, name: str, *, like: ir.Value, taken:
         gradient = op.Identity(gradient)
     gradient.name = name
     return op.like(gradient, like)
-
-
-def pick_floats(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, what: str) -> list[ir.Value]:
-    """The float values of the given names; InvalidArgumentError for unknown or repeated ones and other types."""
-    picked = pick(check_names(argument, names), values, argument=argument, what=what)
-    for value in picked:
-        if not is_float(value):
-            dtype = type_name(value)
-            raise InvalidArgumentError(f"{argument}: {value.name!r} has type {dtype}; gradients exist for floats only")
-    return picked

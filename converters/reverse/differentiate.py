@@ -205,7 +205,8 @@ def plan(path: GradientPath, opsets: dict[str, int]) -> list[NodePlan]:
         raise UnsupportedOpError(
             f"no gradient rule for {len(missing)} operator(s) on the way:{lines}\n"
             "`onnx-backprop ops` lists the operators that have one; leave these nodes out of the path with `wrt` and "
-            "`of`, or add a rule (CONTRIBUTING.md)"
+            "`of`, let no gradient pass them with `stop`, or give an operator of a domain of your own a rule with "
+            "onnx_backprop.register_gradient('domain::Name')"
         )
     return plans
 
@@ -225,7 +226,7 @@ def _plan(
             refuse_rounding(loop.nodes, loop.of, inside)
             body = Expansion(loop.steps.nodes, [])
             parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, within)))
-        elif rule is None or version is None:
+        elif rule is None:
             bodies = _bodies(node, opsets)
             if not bodies or version is None:
                 missing[_describe(node, opsets)].append(f"'{label(node)}'{within}")
@@ -239,7 +240,7 @@ def _plan(
         if node.op_type not in registry.CARRYING and any(_is_rounded(x) for x in values_read(node) & path.active):
             known = ", ".join(sorted(registry.CARRYING))
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
-        plans.append(NodePlan(node, rule, version, tuple(parts), loop))
+        plans.append(NodePlan(node, rule, version or registry.ANY_VERSION, tuple(parts), loop))
     return plans
 
 
@@ -407,7 +408,7 @@ def _apply(
     except OnnxBackpropError:
         raise
     except Exception as e:  # a rule may rely on what the operator's definition asks of a node
-        if words := complaint(node.node, node.version):
+        if words := node.version != registry.ANY_VERSION and complaint(node.node, node.version):
             raise node.invalid(words) from e
         raise
     grads = (grads,) if isinstance(grads, ir.Value) else grads

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
@@ -31,6 +32,7 @@ class Rule:
     serves: Callable[[ir.Node], bool] | None = None
 
 
+ANY_VERSION = 0  # of a rule for an operator that has no schema
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
 ZERO_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # the same -> other inputs, by which the derivative is 0
@@ -55,6 +57,7 @@ class Stop(NamedTuple):
     refused: bool = False
 
 
+_STOPPED = Stop("it is marked as a stop")
 NO_GRADIENT: dict[tuple[str, str], Stop] = {}  # by domain and operator
 
 
@@ -122,13 +125,15 @@ def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
 def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     """The rule that serves a node, or None."""
     version = version_of(node, opsets)
-    rule = None if version is None else RULES.get((node.domain, node.op_type, version))
+    rule = RULES.get((node.domain, node.op_type, ANY_VERSION))
+    if version is not None:
+        rule = RULES.get((node.domain, node.op_type, version), rule)
     return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
 
 
 def stops(node: ir.Node) -> Stop | None:
     """Why no gradient flows through a node, or None when one may."""
-    return NO_GRADIENT.get((node.domain, node.op_type))
+    return _STOPPED if is_stop(node) else NO_GRADIENT.get((node.domain, node.op_type))
 
 
 def served_versions(op_type: str, domain: str = "") -> list[int]:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import graph_copy
 from onnx_backprop.converters.reverse.forward import label, unsupported
@@ -126,8 +127,10 @@ def is_unchanged(steps: Steps, n: int) -> bool:
 
 
 def source_of(value: ir.Value) -> ir.Value:
-    """What a value is a copy of."""
+    """What a value is a copy of, its gradient included."""
     while (node := value.producer()) is not None and (node.domain, node.op_type) == ("", "Identity"):
+        if is_stop(node):
+            break
         (source,) = node.inputs
         if source is None:
             break

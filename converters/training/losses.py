@@ -9,15 +9,16 @@ of the prediction, and a mean over more than 65504 elements stays finite.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
+from onnx import defs
 
-from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.builder import Builder, Operand
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.rules.common import widen
 from onnx_backprop.converters.training.names import MUST_HAVE_THE_SHAPE_OF, SOFTMAX_CROSS_ENTROPY
@@ -35,6 +36,20 @@ class LossBuilder(Builder):
     def __init__(self, used_names: set[str]) -> None:
         super().__init__(used_names)
         self.inputs: list[ir.Value] = []
+
+    def emit(
+        self, op_type: str, inputs: Sequence[Operand], attributes: dict[str, Any], *, outputs: int = 1, domain: str = ""
+    ) -> Sequence[ir.Value]:
+        """Append a node; InvalidArgumentError for an operator or an attribute that ONNX does not have."""
+        if not domain:
+            if not defs.has(op_type):
+                names = [schema.name for schema in defs.get_all_schemas() if not schema.domain]
+                raise InvalidArgumentError(f"loss: {op_type!r} is no operator of ONNX{near(op_type, names)}")
+            known = defs.get_schema(op_type).attributes
+            for name in attributes:
+                if name not in known:
+                    raise InvalidArgumentError(f"loss: {op_type} has no attribute {name!r}{near(name, known)}")
+        return super().emit(op_type, inputs, attributes, outputs=outputs, domain=domain)
 
     def input(
         self, name: str, like: ir.Value | None = None, *, dtype: ir.DataType | None = None, shape: Dims | None = None

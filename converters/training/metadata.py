@@ -13,13 +13,14 @@ from onnx_backprop.opset.core.errors import InvalidModelError
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 FORMAT = 1
+OPTIONAL: Mapping[str, Any] = {"input_gradients": {}}  # left out where they are empty, and by earlier versions
 _LARGEST = 65504  # that a state may be full of, which every type of float has
 _SMALL = 16  # elements of a state that may be larger than every tensor of the model
 
 
 def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TrainingGraph, of the types that `hints` gives them; InvalidModelError for anything else."""
-    said = fields(text, {"format": int, **hints}, _wrong)
+    said = fields(text, {"format": int, **hints}, _wrong, OPTIONAL)
     if said.pop("format") != FORMAT:
         raise InvalidModelError("the training graph was written by a later version. Install that one")
     _check_settings(said["settings"])
@@ -28,12 +29,18 @@ def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[st
     return said
 
 
-def fields(text: str, hints: Mapping[str, Any], wrong: Callable[[str], Exception]) -> dict[str, Any]:
-    """An object of JSON with exactly these entries, of these types; what `wrong` makes of anything else is raised."""
+def fields(
+    text: str, hints: Mapping[str, Any], wrong: Callable[[str], Exception], optional: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """An object of JSON with exactly these entries, of these types; what `wrong` makes of anything else is raised.
+
+    optional: what stands for entries that are not there.
+    """
     try:
         said = json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError) as e:
         raise wrong(f"it is no JSON: {e}") from e
+    said = {**(optional or {}), **said} if isinstance(said, dict) else said
     if not isinstance(said, dict) or said.keys() != hints.keys():
         got = sorted(said) if isinstance(said, dict) else said
         raise wrong(f"expected {', '.join(hints)}, got {reprlib.repr(got)}")
@@ -101,6 +108,8 @@ def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
     check("parameters", said["parameters"], tensors, "initializers")
     if not updates:
         check("parameters", said["parameters"].values(), outputs, "outputs")
+    check("input_gradients", said["input_gradients"], said["inputs"], "inputs")
+    check("input_gradients", said["input_gradients"].values(), outputs, "outputs")
     check("updates", updates, inputs, "inputs")
     check("updates", updates.values(), outputs, "outputs")
     check("updates", updates.keys() - copies.keys() - fill.keys(), tensors, "initializers")

@@ -15,6 +15,7 @@ from onnx import FunctionProto, TensorProto, helper
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
@@ -114,6 +115,27 @@ def _truth(body: Body, shape: list[int]) -> str:
     return body.Reshape(truth, body.ints(shape)) if shape else truth
 
 
+def _written(name: str, write: Write, update: Update, x: str, g: str, *state: str) -> Sequence[str]:
+    """What an optimizer's `update` returns; InvalidArgumentError where it fails or returns something else."""
+    try:
+        results = write(update, x, g, *state)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise InvalidArgumentError(
+            f"optimizer {name}: update raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with its "
+            "first argument, as u.Sub(x, g) for x - g"
+        ) from e
+    results = (results,) if isinstance(results, str) else results
+    named = isinstance(results, tuple | list) and all(isinstance(value, str) for value in results)
+    if not named or len(results) != 1 + len(state):
+        raise InvalidArgumentError(
+            f"optimizer {name}: update returned {results!r}, expected the new value and one for each of "
+            f"{len(state)} slots, as nodes of its first argument return them"
+        )
+    return results
+
+
 def update_function(
     name: str, numbers: Sequence[str], tensors: Sequence[ir.Value], slots: Sequence[str], write: Write, opset: int
 ) -> FunctionProto:
@@ -130,7 +152,7 @@ def update_function(
         x, g, *state = (f"{kind}_{n}" for kind in kinds)
         if CLIP_FACTOR in numbers:
             g = update.Mul(g, update.number(CLIP_FACTOR))
-        new, *kept = write(update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
+        new, *kept = _written(name, write, update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
         results = [new if own == wide else body.Cast(new, to=own.value), *kept]
         if FINITE in numbers:
             finite = update.once(f"finite, {len(shape)} axes", partial(_truth, body, shape))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, used_names, without_tensors
+from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
 from onnx_backprop.converters.prepare.statistics import STATISTICS
@@ -136,7 +136,7 @@ def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
     model = finish(ir_model, found.model, DEFAULT_KERNELS, inline=False)
     for tensor in model.graph.initializer:
         if tensor.name in values:
-            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+            replace_values(tensor, values[tensor.name])
     return model
 
 

@@ -13,9 +13,9 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import assign, without_tensors
+from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
 from onnx_backprop.converters.tables import wrapped
-from onnx_backprop.converters.training.metadata import FORMAT, METADATA, described
+from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
@@ -32,9 +32,9 @@ class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
     model: without an optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
-        `parameters`; its inputs the data, the target, then the parameters, whose defaults are the model's own values.
-        With one, the gradients' place is taken by the new value of everything in `updates`, and the inputs go on with
-        the learning rate and the state.
+        `input_gradients` and `parameters`; its inputs the data, the target, then the parameters, whose defaults are
+        the model's own values. With one, the place of the parameters' gradients is taken by the new value of everything
+        in `updates`, and the inputs go on with the learning rate and the state.
     loss: the name of the loss output, a one-element tensor.
     inputs: what every step must feed: the data inputs, then the targets.
     target: the name of the first input of the loss, None for a model that computes its own loss.
@@ -44,6 +44,7 @@ class TrainingGraph:
     updates: each input that a step renews and the output that holds its new value: the parameters, the state of the
         optimizer, running statistics of BatchNormalization, and the state of Dropout's random numbers.
     gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
+    input_gradients: each input of `wrt_inputs` and the output that is the gradient of the loss by it.
     frozen: the float initializers that could be trained and are not.
     left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
     settings: what was asked for, as plain values.
@@ -58,6 +59,7 @@ class TrainingGraph:
     learning_rate: str | None = None
     updates: dict[str, str] = field(default_factory=dict)
     gradient_norms: str | None = None
+    input_gradients: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     fill: dict[str, float] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class TrainingGraph:
                     f"values: {name!r} has shape {tuple(tensor.dims)}, got an array of {np.shape(value)}"
                 )
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(kind, copy=False), name))
+            replace_values(tensor, np.asarray(value).astype(kind, copy=False))
         return model
 
     def summary(self, *, most: int | None = None) -> str:
@@ -276,7 +278,7 @@ class TrainingGraph:
 
     def describe(self) -> None:
         """Write what is known about the model into its metadata."""
-        said = {key: value for key, value in vars(self).items() if key != "model"}
+        said = {key: value for key, value in vars(self).items() if key != "model" and (value or key not in OPTIONAL)}
         assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
         text = json.dumps({"format": FORMAT, **said}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.prepare.origins import inherit, module_of
@@ -57,13 +58,13 @@ def untie(graph: ir.Graph) -> None:
     for value in list(graph.initializers.values()):
         if not _is_merged(value):
             continue
-        for node in [node for node, _ in value.uses() if _hands_on(node)]:
+        for node in [node for node, _ in value.uses() if _hands_on(node) and not is_stop(node)]:
             (output,) = node.outputs
             name, output.name = str(output.name), None
             _copy_for(graph, value, name, [(reader, n) for reader, n in output.uses()])
             (node.graph or graph).remove(node, safe=True)
         first = True
-        for node, index in list(value.uses()):
+        for node, index in [(node, n) for node, n in value.uses() if not is_stop(node)]:
             if not first:
                 _copy_for(graph, value, unique(_name_beside(value, node), names), [(node, index)])
             first = False
@@ -101,7 +102,7 @@ def _is_merged(value: ir.Value) -> bool:
 
 def _places(value: ir.Value) -> list[Use]:
     """Where a value is read, by itself or from an Identity."""
-    uses = list(value.uses())
+    uses = [(node, n) for node, n in value.uses() if not is_stop(node)]  # which trains nothing
     return [place for node, n in uses for place in (node.outputs[0].uses() if _hands_on(node) else [(node, n)])]
 
 

@@ -14,11 +14,13 @@ from onnx import ModelProto
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer, pick, prepare
+from onnx_backprop.converters.prepare.load import check_names, infer, pick
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
+from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
@@ -41,7 +43,12 @@ from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    OnnxBackpropError,
+    OnnxBackpropWarning,
+)
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
@@ -52,6 +59,9 @@ def training_graph(
     loss: AnyLoss = None,
     trainable: Patterns | None = None,
     frozen: Patterns | None = None,
+    wrt_inputs: Sequence[str] = (),
+    stop: Patterns | None = None,
+    free: Free | None = None,
     optimizer: Optimizer | str | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
@@ -91,6 +101,11 @@ def training_graph(
             none, unless its name is written out: exponents, eps, limits, masks, scales, statistics, tables of
             positions, single numbers in plain arithmetic. `TrainingGraph.left_out` says what was taken for what.
         frozen: initializers to leave out of that. No gradient is computed for them or for what lies before them alone.
+        wrt_inputs: float inputs of the model to differentiate by as well: `<x>_grad` = ∂loss/∂x, of the shape and type
+            of x, are outputs behind the model's own, see `TrainingGraph.input_gradients`. Clipping, accumulation and
+            the scale of the loss do not change them. Without an optimizer the model may then have no parameters.
+        stop: values inside the graph that no gradient passes, as `backward` takes them.
+        free: fixed lengths of inputs that become symbols, as {"x": {0: "batch"}}, see `backward`.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
@@ -143,15 +158,18 @@ def training_graph(
     chosen = check_loss(loss)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original = prepare(model)
-    ir_model = to_ir(original)
+    original, ir_model = prepared(model, stop=stop, free=free)
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     share(ir_model.graph, tie)
     if untie:
         separate(ir_model.graph)
     if training_mode and not train(ir_model.graph):
         warnings.warn(nothing_to_switch(ir_model), OnnxBackpropWarning, stacklevel=2)
-    _check_names(ir_model.graph, trainable, frozen)
+    asked = _inputs_in(ir_model.graph, trainable, trained=updater is not None)
+    if wrt_inputs:
+        check_names("wrt_inputs", wrt_inputs)
+    wrt_inputs = [*wrt_inputs, *(name for name in asked if name not in wrt_inputs)]
+    _check_names(ir_model.graph, None if asked else trainable, frozen)
     inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
     half = check_precision(precision, ir_model.graph)
     made = used_names(ir_model.graph)
@@ -159,8 +177,8 @@ def training_graph(
     graph = ir_model.graph
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
-    choice = _choose(graph, loss_name, trainable, [*(frozen or ()), *others])
-    held = _held(graph, trainable, [*(frozen or ()), *others]) if frozen_statistics else set()
+    choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others], stopped=bool(stop))
+    held = _held(graph, None if asked else trainable, [*(frozen or ()), *others]) if frozen_statistics else set()
     kept = keep_statistics(graph, choice.frozen, choice.left_out, held)
     op = LossBuilder(used_names(graph))
     stateful = carry_state or updater is not None
@@ -179,6 +197,8 @@ def training_graph(
         Differentiation,
         ir_model,
         wrt=choice.wanted,
+        inputs=wrt_inputs,
+        inputs_alone=updater is None,
         without=choice.without,
         argument="trainable",
         straight_through=straight_through,
@@ -187,6 +207,7 @@ def training_graph(
         progress=progress,
     )
     scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half, budget=budget is not None)
+    input_gradients = {name: parameters.pop(name) for name in wrt_inputs}
     if scale is not None and updater is None:
         with_default(graph, scale)
     together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
@@ -194,10 +215,11 @@ def training_graph(
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
     backward = set(graph) - forward
     produced = {str(v.name): v for node in graph for v in node.outputs}
-    gradients = [produced[name] for name in parameters.values()]
+    gradients = [produced[name] for name in (*input_gradients.values(), *parameters.values())]
     known: dict[str, Any] = {}
     if stateful:
         named = {str(old.name): str(new.name) for old, new in state.items()}
+        end += len(input_gradients)
         known = _add_update(ir_model, updater, parameters, end, named, masks, scale, norms=gradient_norms)
     expected = None
     if budget is not None:
@@ -209,6 +231,7 @@ def training_graph(
         inputs=(*inputs, *targets),
         target=targets[0] if targets else None,
         parameters=parameters,
+        input_gradients=input_gradients,
         outputs=outputs,
         frozen=tuple(name for name in choice.frozen if name not in parameters),
         left_out=choice.left_out,
@@ -240,6 +263,19 @@ def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns |
         raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
 
 
+def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) -> list[str]:
+    """The inputs of the model that `trainable` names where it names nothing else: the caller wants their gradients."""
+    inputs = {str(value.name) for value in graph.inputs if not value.is_initializer()}
+    listed = () if trainable is None or isinstance(trainable, str) else trainable
+    named = [name for name in listed if isinstance(name, str) and name in inputs]
+    if named and (trained or len(named) < len(listed)):
+        raise InvalidArgumentError(
+            f"trainable: {named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it"
+        )
+    return named
+
+
 class _Choice(NamedTuple):
     """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
 
@@ -250,7 +286,10 @@ class _Choice(NamedTuple):
     doubtful: dict[str, str]  # of which the file does not say enough, and what speaks for a doubt
 
 
-def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns) -> _Choice:
+def _choose(
+    graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns, *, stopped: bool = False
+) -> _Choice:
+    """The choice, with its warnings. stopped: whether the caller keeps gradients from a part of the graph."""
     floats = [v for v in graph.initializers.values() if is_float(v)]
     path = find_path(graph, [value for value in graph.outputs if value.name == loss], floats)
     found = choose(graph, [v for v in floats if v in path.active])
@@ -260,9 +299,12 @@ def _choose(graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patt
     names = aliases(graph.initializers.values())
     frozen_names = select("frozen", frozen, names) if frozen else []
     without = dict.fromkeys(frozen_names, "frozen") | left_out
-    if trainable is None:
+    if not trainable:  # the default, or none at all
+        if trainable is not None:
+            without |= dict.fromkeys(reached, "not asked for")
+            return _Choice(None, without, reached, left_out, {})
         trained = [v for v in floats if v.name in reached and v.name not in frozen_names]
-        warn_of(graph, found, trained, frozen=frozen_names, stacklevel=3)
+        warn_of(graph, found, trained, frozen=frozen_names, share=not stopped, stacklevel=3)
         doubtful = {name: why for name, why in doubtful.items() if name not in frozen_names}
         return _Choice(None, without, [name for name in reached if name in frozen_names], left_out, doubtful)
     chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)
@@ -314,14 +356,27 @@ def _add_loss(
     ir_model = _typed(ir_model)
     value = ir_model.graph.outputs[0]
     if not isinstance(loss, Loss):
-        require_one_element(value)
+        if (shape := dims(value)) is None or any(d != 1 for d in shape):
+            raise InvalidArgumentError(
+                f"loss: the callable returned a value of the shape {describe(shape)}, expected one element. Reduce it, "
+                "as op.ReduceMean(value, keepdims=0) does"
+            )
         if not is_float(value):
             raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
     return ir_model, str(value.name), [str(v.name) for v in op.inputs]
 
 
 def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
-    value = loss(op, {str(output.name): output for output in graph.outputs})
+    outputs = {str(output.name): output for output in graph.outputs}
+    try:
+        value = loss(op, outputs)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise InvalidArgumentError(
+            f"loss: the callable raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as "
+            f"op.Sub(a, b) for a - b, from the outputs {', '.join(map(repr, outputs))}"
+        ) from e
     if not isinstance(value, ir.Value):
         raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")
     if value.producer() not in op.nodes:

@@ -27,7 +27,7 @@ from onnx import ModelProto, ValueInfoProto
 from onnx_backprop import __version__, check_gradients
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.modes import add_modes, differentiated, results
-from onnx_backprop.command.options import NO_LOSS, limits_of, read_arrays, say, share, training_options
+from onnx_backprop.command.options import NO_LOSS, free_of, limits_of, read_arrays, say, share, training_options
 from onnx_backprop.command.parser import Parser
 from onnx_backprop.command.train import ROWS, add_train
 from onnx_backprop.command.web import add_web
@@ -55,7 +55,7 @@ first steps:
 `{PROGRAM} COMMAND --help` explains a command.
 """
 _OPTION = re.compile(
-    r"(wrt|of|trainable|frozen|tie|prediction|precision|memory|kernels): "
+    r"(wrt|of|stop|free|trainable|frozen|tie|prediction|precision|memory|kernels): "
 )  # that a message of the library begins with
 
 
@@ -96,6 +96,7 @@ def _as_options(message: str) -> str:
     """A message of the library in the terms of the command."""
     for name in ("straight_through", "strict", "untie", "inline"):
         message = message.replace(f"{name}=True", f"--{name.replace('_', '-')}")
+    message = re.sub(r"wrt_inputs=\['([^']*)'\]", r"--wrt \1", re.sub("^wrt_inputs: ", "wrt: ", message))
     message = message.replace("clip_norm=1.0", "--clip-norm 1.0")
     return f"--{message}" if _OPTION.match(message) else message
 
@@ -154,9 +155,14 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     convert.add_argument("model", metavar="IN", help="the ONNX model to read")
     convert.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write")
-    share(convert, "--wrt", help="inputs and initializers to differentiate by (default: every float initializer)")
+    share(
+        convert,
+        "--wrt",
+        help="inputs, initializers and values inside to differentiate by (default: every float initializer); with "
+        "--loss: inputs, beside the parameters",
+    )
     add_modes(convert)
-    share(convert, "--of", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
+    share(convert, "--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie")
     share(convert, "--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory")
     share(convert, "--limit", "--force", "--quiet")
     convert.add_argument(
@@ -192,6 +198,7 @@ def _convert(arguments: argparse.Namespace) -> int:
                 kernels=arguments.kernels,
                 inline=arguments.inline,
                 lengths=_lengths(arguments),
+                wrt_inputs=arguments.wrt or (),
                 **training_options(arguments),
             )
             result = graph.model
@@ -210,7 +217,7 @@ def _add_check(commands: argparse._SubParsersAction[Parser]) -> None:
         "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
     )
     check.add_argument("model", metavar="MODEL", help="the ONNX model to check")
-    share(check, "--wrt", "--of", "--kernels", "--limit", "--force", "--quiet")
+    share(check, "--wrt", "--of", "--stop", "--kernels", "--limit", "--force", "--quiet")
     check.add_argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)")
     check.add_argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)")
     check.add_argument("--tolerance", type=float, help="of the error relative to the derivative")
@@ -228,6 +235,7 @@ def _check(arguments: argparse.Namespace) -> int:
         arguments.model,
         wrt=arguments.wrt,
         of=arguments.of,
+        stop=arguments.stop,
         feeds=None if feeds is None else dict(feeds),
         seed=arguments.seed,
         kernels=arguments.kernels,
@@ -249,12 +257,14 @@ def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
         description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     )
     explain.add_argument("model", metavar="MODEL", help="the ONNX model to explain")
-    share(explain, "--wrt", "--of", "--limit", "--html", "--force")
+    share(explain, "--wrt", "--of", "--stop", "--free", "--limit", "--html", "--force")
     explain.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    explanation = explain_gradients(arguments.model, wrt=arguments.wrt, of=arguments.of)
+    explanation = explain_gradients(
+        arguments.model, wrt=arguments.wrt, of=arguments.of, stop=arguments.stop, free=free_of(arguments)
+    )
     print(explanation)
     _save_page(arguments, "Gradients", explanation)
     return 0 if explanation.ok else 1
@@ -290,7 +300,7 @@ def _required(model: ModelProto) -> list[str]:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
-    without_loss = ("wrt", "of", "mode", "batched")
+    without_loss = ("of", "mode", "batched")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
         hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
@@ -321,7 +331,11 @@ def _logging(*, verbose: bool) -> Iterator[None]:
 
 
 def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
-    return [("inputs", list(graph.inputs)), ("loss", [graph.loss]), ("gradients", list(graph.parameters.values()))]
+    return [
+        ("inputs", list(graph.inputs)),
+        ("loss", [graph.loss]),
+        ("gradients", [*graph.input_gradients.values(), *graph.parameters.values()]),
+    ]
 
 
 def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequence[tuple[str, list[str]]]) -> None:

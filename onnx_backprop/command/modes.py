@@ -6,6 +6,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from onnx_backprop.command.options import free_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.reverse.backward import backward
@@ -44,6 +45,8 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         model,
         wrt=arguments.wrt,
         of=arguments.of,
+        stop=arguments.stop,
+        free=free_of(arguments),
         kernels=arguments.kernels,
         inline=arguments.inline,
         straight_through=arguments.straight_through,

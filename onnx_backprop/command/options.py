@@ -20,8 +20,10 @@ from onnx_backprop.training import stored
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--wrt": _NAMES | {"help": "inputs and initializers to differentiate by (default: every float one)"},
-    "--of": _NAMES | {"help": "outputs to differentiate (default: every float one)"},
+    "--wrt": _NAMES | {"help": "inputs, initializers and values inside to differentiate by (default: every float one)"},
+    "--stop": _NAMES | {"help": "values inside the graph that no gradient passes; globs too"},
+    "--free": _NAMES | {"metavar": "INPUT:AXIS=NAME", "help": "a fixed length that becomes a symbol, as x:0=batch"},
+    "--of": _NAMES | {"help": "outputs, or values inside, to differentiate (default: every float output)"},
     "--loss": {"choices": (*LOSSES, NO_LOSS), "help": f"the loss to add; {NO_LOSS}: the model's output is its loss"},
     "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
@@ -71,9 +73,22 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
-    names += ("untie", "precision", "memory")
+    names += ("stop", "untie", "precision", "memory")
     given = {name: getattr(arguments, name) for name in names}
+    given["free"] = free_of(arguments)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
+
+
+def free_of(arguments: argparse.Namespace) -> dict[str, dict[int, str]] | None:
+    """The lengths that --free makes symbols of, as `backward` takes them."""
+    result: dict[str, dict[int, str]] = {}
+    for text in arguments.free or ():
+        place, _, symbol = text.rpartition("=")
+        name, _, axis = place.rpartition(":")
+        if not (name and symbol and axis.removeprefix("-").isdecimal()):
+            raise InvalidArgumentError(f"--free: expected INPUT:AXIS=NAME, as x:0=batch, got {text!r}")
+        result.setdefault(name, {})[int(axis)] = symbol
+    return result or None
 
 
 def loss_of(arguments: argparse.Namespace) -> str | None:

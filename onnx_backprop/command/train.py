@@ -56,7 +56,8 @@ def add_train(commands: Any) -> None:
     share(train, "--force", "--quiet", "--limit")
 
     what = train.add_argument_group("what is trained")
-    share(what, "--trainable", "--frozen", "--prediction", "--tie", "--untie", "--straight-through", "--strict")
+    share(what, "--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie")
+    share(what, "--straight-through", "--strict")
     what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
     share(what, "--no-frozen-statistics")
 

@@ -31,7 +31,7 @@ def add_web(commands: Any) -> None:
     web.add_argument("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)")
     share(web, "--loss", required=True)
     share(web, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(web, "--checkpoint", "--limit", "--force", "--quiet")
+    share(web, "--checkpoint", "--stop", "--free", "--limit", "--force", "--quiet")
     web.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
     web.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
     web.add_argument("--learning-rate", type=float, default=1e-3, help="to start with (%(default)s)")

@@ -44,6 +44,9 @@ class Buffers:
         self._guard = np.ones((), np.float32)  # 2 while a step has renewed the state and nothing else knows of it
         self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
         results = [name for name in (graph.loss, graph.gradient_norms) if name is not None]
+        self.more: dict[str, OrtValue] = {}  # outputs of any lengths that the last run has made
+        made = {value.name for value in session.get_outputs()}  # not those of another rank's half
+        self._more = [name for name in graph.input_gradients.values() if name in made]
         declared = {value.name: value.type.tensor_type for value in graph.model.graph.output}
         self._results = {name: OrtValue.ortvalue_from_numpy(np.zeros(*_array(declared[name]))) for name in results}
 
@@ -89,7 +92,12 @@ class Buffers:
 
     def run(self) -> None:
         """Run the step that `binding` is for; the state then is what it was, but for that which is renewed in place."""
-        run_bound(self._session, self._sets[0][1], self._guard)
+        binding = self._sets[0][1]
+        for name in self._more:
+            binding.bind_output(name)
+        run_bound(self._session, binding, self._guard)
+        if self._more:
+            self.more = dict(zip(self._more, binding.get_outputs()[-len(self._more) :], strict=True))
 
     def result(self, name: str) -> np.ndarray:
         """The loss of the last run, or the norms of its gradients."""

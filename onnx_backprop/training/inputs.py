@@ -36,6 +36,7 @@ class Inputs:
         self._shapes = {
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
+        self._targets = graph.settings.get("loss_inputs") or ()
         loss = graph.settings.get("loss")
         loss = loss if isinstance(loss, dict) and loss.get("name") == SOFTMAX_CROSS_ENTROPY else None
         self.labels = graph.target if loss and graph.target in self.names else None
@@ -162,7 +163,10 @@ class Inputs:
                     if length != known:
                         raise InvalidArgumentError(f"{said}, but {dim} is {known} in {where!r}. Make them equal")
                 elif dim is not None and length != dim:
-                    raise InvalidArgumentError(f"{said}. Give axis {axis} the length {dim}, not {length}")
+                    advice = f"Give axis {axis} the length {dim}, not {length}"
+                    if axis == 0 and name not in self._targets:
+                        advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
+                    raise InvalidArgumentError(f"{said}. {advice}")
 
     def _check_classes(self, labels: np.ndarray) -> None:
         if (

@@ -237,6 +237,21 @@ class Trainer:
         norms = self._buffers.result(self.graph.gradient_norms)
         return dict(zip(self.graph.parameters, map(float, norms), strict=True))
 
+    @property
+    def input_gradients(self) -> dict[str, np.ndarray]:
+        """The gradient of the loss by each input of `wrt_inputs` in the last step, at the parameters before it.
+
+        Errors: InvalidArgumentError for a graph without `wrt_inputs`, before the first step, and on several ranks.
+        """
+        if not self.graph.input_gradients:
+            raise InvalidArgumentError("the graph has no gradients of inputs. Make it with wrt_inputs=[…]")
+        if not self._buffers.more:
+            raise InvalidArgumentError(
+                "there are no gradients of inputs "
+                + ("before the first step" if self._ranks is None else "on several ranks. Train on one")
+            )
+        return {x: np.array(self._buffers.more[g].numpy()) for x, g in self.graph.input_gradients.items()}
+
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
         if self._ranks is not None and (new := self._ranks.settled(self._buffers.state)):

@@ -152,7 +152,8 @@ def test_notebooks_show_what_was_found() -> None:
     for shown, short, words in (
         (
             graph,
-            r"<TrainingGraph 'classifier': \(x, labels\) -> loss, 5 parameters, AdamW, \d+ nodes>",
+            r"<TrainingGraph 'classifier': \(x, labels\) -> loss, 5 parameters of 147 trained, 32 statistic \(82\.1% trained\), "
+            r"AdamW, \d+ nodes>",
             ("w1", "trained"),
         ),
         (report, r"<GradientReport: right, 4 of 4 variables right, 3 nodes checked>", ("gain", "2 of 2", "relu")),

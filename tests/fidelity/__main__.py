@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.fidelity.case import MODES
+from tests.fidelity.case import main as main_of_case
+from tests.fidelity.exporters import exporters
 from tests.fidelity.report import LEFT, write
 
 BUILD, PAGE = Path("build/fidelity"), Path("docs/fidelity.md")
-TIMEOUT = 300
-
-
-def _names() -> list[str]:
-    """In a process of its own: modules need torch."""
-    code = "import json; from tests.fidelity.catalog import names; print(json.dumps(names()))"
-    return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+TIMEOUT, CASES = 300, len(MODES) * len(exporters())
+SERVER = multiprocessing.get_context("forkserver")  # which imports what takes seconds once
 
 
 def _judged(name: str, *, again: bool) -> list[dict[str, Any]]:
@@ -34,30 +32,25 @@ def _judged(name: str, *, again: bool) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.*") if again else ():
         path.unlink()
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     while True:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.fidelity.case", name, str(folder)],
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                env=environment,
-                check=False,
-            )
-            well, words = done.returncode == 0, f"{done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
-        except subprocess.TimeoutExpired:
-            well, words = False, f"not done after {TIMEOUT} s"
+        process = SERVER.Process(target=main_of_case, args=(name, folder))
+        process.start()
+        process.join(TIMEOUT)
+        code = process.exitcode
+        words = f"not done after {TIMEOUT} s" if code is None else f"the process ended with {code}"
+        process.kill()
+        process.join()
         started = next(folder.glob("*.started"), None)
-        if well or started is None:
+        if started is None:
             break
         mode, _, exporter = started.stem.partition("-")
         answer = {"subject": name, "kind": "", "mode": mode, "exporter": exporter, "verdict": "wrong"}
         started.with_suffix(".json").write_text(json.dumps({**answer, "stage": "process", "sentence": words}))
         started.unlink()
-    if not well:
-        print(f"{name}: the module itself does not train in PyTorch: {words}", flush=True)
-    return _kept(name)
+    found = _kept(name)
+    if len(found) < CASES:
+        print(f"{name}: the module does not train in PyTorch: {words}", flush=True)
+    return found
 
 
 def _kept(name: str) -> list[dict[str, Any]]:
@@ -72,19 +65,23 @@ def _line(answer: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the name of the subjects")
+    parser.add_argument("--only", default="", help="parts of the names of the subjects, separated by commas")
     parser.add_argument("--again", action="store_true", help="judge again what has been judged")
     parser.add_argument("--report", action="store_true", help="only write docs/fidelity.md of what has been judged")
     parser.add_argument("--jobs", type=int, default=2, help="subjects at a time")
     options = parser.parse_args()
-    names = [name for name in _names() if options.only in name]
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    SERVER.set_forkserver_preload(["tests.fidelity.preloaded"])
+    from tests.fidelity.catalog import names as all_names  # which needs torch
+
+    names = [name for name in all_names() if any(part in name for part in options.only.split(","))]
     answers: list[dict[str, Any]] = []
     lacking: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         judge = _kept if options.report else lambda name: _judged(name, again=options.again)
         for name, found in zip(names, pool.map(judge, names), strict=True):
             answers += found
-            lacking += [] if found else [name]
+            lacking += [name] if len(found) < CASES else []
             for answer in () if options.report else found:
                 print(_line(answer), flush=True)
     counts = Counter(str(answer["verdict"]) for answer in answers)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fidelity.nets import Net
+from tests.fidelity.nets import Net, nn
 from tests.fidelity.subject import CROSS_ENTROPY, Draw, Subject, floats, integers, true
 from tests.field.torch_sources import named, torchvision, transformers_nets
 
@@ -17,6 +17,7 @@ WORDS, BATCH, LENGTH = 100, 2, 6
 TEXT = (integers(WORDS, BATCH, LENGTH, low=2), true(BATCH, LENGTH))
 PIXELS = (floats(BATCH, 3, 32, 32),)
 IMAGES = (floats(4, 3, 32, 32),)
+LARGER = (floats(4, 3, 64, 64),)
 RATES = re.compile("p|(.*_)?drop(out|_prob|_path)?(_.*)?|(.*_)?layerdrop")
 
 
@@ -50,14 +51,18 @@ def _case(name: str, kind: str, build: Any, inputs: tuple[Draw, ...], **more: An
 
 
 def _torchvision() -> Iterator[Subject]:
-    def case(name: str, build: Any) -> Subject:
-        return _case(name, "torchvision", build, IMAGES, loss=CROSS_ENTROPY)
+    def case(name: str, build: Any, inputs: Any = IMAGES) -> Subject:
+        return _case(name, "torchvision", build, inputs, loss=CROSS_ENTROPY)
 
     def models() -> Any:
         return torchvision().models
 
     def resnet(block: str, **more: Any) -> Any:
-        return models().resnet.ResNet(getattr(models().resnet, block), [1, 1, 1, 1], num_classes=5, **more)
+        """Its first two stages: at this size the others would have statistics of a few pixels."""
+        net = models().resnet.ResNet(getattr(models().resnet, block), [1, 1, 1, 1], num_classes=5, **more)
+        net.layer3, net.layer4 = nn.Identity(), nn.Identity()
+        net.fc = nn.Linear(128 * getattr(models().resnet, block).expansion, 5)
+        return net
 
     def mobilenet() -> Any:
         return models().MobileNetV2(num_classes=5, inverted_residual_setting=[[1, 8, 1, 1], [4, 12, 2, 2]])
@@ -80,15 +85,15 @@ def _torchvision() -> Iterator[Subject]:
     yield case("mobilenet_v2", mobilenet)
     yield case("squeezenet", lambda: models().squeezenet1_1(num_classes=5, dropout=0.0))
     yield case("densenet", densenet)
-    yield case("shufflenet", lambda: models().ShuffleNetV2([1, 1, 1], [8, 16, 32, 48, 64], num_classes=5))
+    yield case("shufflenet", lambda: models().ShuffleNetV2([1, 1, 1], [8, 16, 32, 48, 64], num_classes=5), LARGER)
     yield case("vision_transformer", lambda: models().VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=5))
     yield case("swin_transformer", swin)
     yield case("convnext", convnext)
 
 
 def _timm() -> Iterator[Subject]:
-    def of(name: str, build: Any) -> Subject:
-        return _case(name, "timm", lambda: build(import_module("timm.models")), IMAGES, loss=CROSS_ENTROPY)
+    def of(name: str, build: Any, inputs: Any = IMAGES) -> Subject:
+        return _case(name, "timm", lambda: build(import_module("timm.models")), inputs, loss=CROSS_ENTROPY)
 
     def case(name: str, model: str, **more: Any) -> Subject:
         return of(name, lambda _: import_module("timm").create_model(model, num_classes=5, **more))
@@ -123,10 +128,11 @@ def _timm() -> Iterator[Subject]:
     yield of("timm_nfnet", nfnet)
     yield of("timm_mixer", lambda models: models.mlp_mixer.MlpMixer(**mixer))
     yield of("timm_poolformer", poolformer)
-    yield of("timm_resnet", lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], 5, **narrow))
+    yield of("timm_resnet", lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], 5, **narrow), LARGER)
     yield of(
         "timm_seresnet",
         lambda m: m.resnet.ResNet(m.resnet.Bottleneck, [1, 1, 1, 1], 5, **narrow, block_args={"attn_layer": "se"}),
+        LARGER,
     )
     yield of(
         "timm_repvgg",

@@ -43,7 +43,7 @@ class _Open:
     def close(self, got: Sequence[str], expected: Sequence[str]) -> bool:
         a, b = _joined(self.got, got), _joined(self.expected, expected)
         slack = max((self.slack.get(name, 0.0) for name in expected), default=0.0)
-        return a.size == b.size and bool((np.abs(a - b) <= slack).all())
+        return a.size == b.size and rms(a - b) <= slack
 
     def take(self, got: Sequence[str], expected: Sequence[str]) -> None:
         for name in got:
@@ -57,7 +57,7 @@ def difference(
 ) -> Difference:
     """What has no partner on the other side.
 
-    slack: of each expected tensor, how far its numbers may be off. live: of each expected tensor, which elements
+    slack: of each expected tensor, the root mean square that its numbers may be off by. live: of each expected tensor, which elements
     influence the loss; an exporter may have stored those alone.
     """
     rest = _Open({k: _flat(v) for k, v in got.items()}, {k: _flat(v) for k, v in expected.items()}, slack or {})
@@ -84,6 +84,10 @@ def difference(
         if holder is not None or not used.size:
             rest.take([] if holder is None else [holder], [name])
     return Difference(tuple(rest.got), tuple(rest.expected))
+
+
+def rms(value: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(value)))) if value.size else 0.0
 
 
 def _flat(value: np.ndarray) -> np.ndarray:

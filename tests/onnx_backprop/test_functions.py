@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import ModelProto, numpy_helper, parser
 from scipy.optimize import check_grad, minimize
 
 import onnx_backprop as ob
@@ -85,3 +85,42 @@ def test_what_is_refused() -> None:
         ob.value_and_grad(parser.parse_model(WEIGHTS), ["x"])
     with pytest.raises(ob.InvalidArgumentError, match="expected an output of one element"):
         ob.value_and_grad(parser.parse_model(WEIGHTS.replace("(float s)", "(float[N, 3] b, float s)")), ["w"], ["b"])
+
+
+def rows_of_numbers() -> ModelProto:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (double[N, 3] x) => (double[N, 1] y) { a = MatMul(x, w) y = Sin(a) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([[1.0], [2.0], [-0.5]]), "w"))
+    return model
+
+
+def test_one_row_of_a_symbolic_batch() -> None:
+    model = rows_of_numbers()
+    f = ob.value_and_grad(model, wrt=["x"], of=["y"], feeds={"x": np.zeros((1, 3))}, hvp=True)
+    x, w = np.array([0.1, 0.2, 0.3]), np.array([1, 2, -0.5])
+    value, gradient = f(x)
+    np.testing.assert_allclose(value, np.sin(x @ w))
+    np.testing.assert_allclose(gradient, np.cos(x @ w) * w)
+    np.testing.assert_allclose(f.hvp(x, np.ones(3)), -np.sin(x @ w) * w * w.sum())
+    assert model == rows_of_numbers()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_reduced_output(reduction: str) -> None:
+    f = ob.value_and_grad(rows_of_numbers(), wrt=["x"], feeds={"x": np.zeros((4, 3))}, reduction=reduction)
+    x, w = np.random.default_rng(0).standard_normal((4, 3)), np.array([1, 2, -0.5])
+    share = 1 if reduction == "sum" else 1 / 4
+    value, gradient = f(x.ravel())
+    np.testing.assert_allclose(value, np.sin(x @ w).sum() * share)
+    np.testing.assert_allclose(gradient.reshape(4, 3), np.cos(x @ w)[:, None] * w * share)
+
+
+def test_several_numbers_are_refused_with_what_to_do() -> None:
+    for arguments in ({}, {"feeds": {"x": np.zeros((4, 3))}}):
+        with pytest.raises(ob.InvalidArgumentError, match=r"has the shape \[('N'|4), 1\]. reduction='sum' adds"):
+            ob.value_and_grad(rows_of_numbers(), wrt=["x"], of=["y"], **arguments)
+    with pytest.raises(ob.InvalidArgumentError, match="reduction: expected None, 'sum' or 'mean', got 'max'"):
+        ob.value_and_grad(rows_of_numbers(), wrt=["x"], reduction="max")
+    with pytest.raises(ob.InvalidArgumentError, match="the shape of 'x' is not known. Give a value of it in feeds"):
+        ob.value_and_grad(rows_of_numbers(), wrt=["x"], reduction="sum")

@@ -20,6 +20,7 @@ _MICROSOFT: dict[str, Expansion] = {
     "FusedConv": matmul.fused_conv,
     "FusedGemm": matmul.fused_gemm,
     "FusedMatMul": matmul.fused_mat_mul,
+    "GatherBlockQuantized": quantized.gather_block_quantized,
     "Gelu": activations.gelu,
     "GemmFastGelu": activations.gemm_fast_gelu,
     "LayerNormalization": normalization.layer_normalization,

@@ -57,6 +57,20 @@ def grouped(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array], Array]:
     return delta
 
 
+def transposed_kernel(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+    """Every number of ΔW by itself."""
+
+    def delta(a: Array, b: Array) -> Array:
+        result, own = np.zeros(w), w[0] // groups
+        for place in np.ndindex(*w):
+            i, o, *rest = place
+            for r in range(RANK):
+                result[place] += a[(i, r, *rest)] * b[i // own * w[1] + o, r].item()
+        return result
+
+    return delta
+
+
 def matrix(a: Array, b: Array) -> Array:
     return a @ b
 
@@ -103,6 +117,59 @@ CASES = [
         "depthwise conv", "y = Conv <group = 3> (x, w)", (1, 3, 6, 6), {"w": f32(6, 1, 3, 3)}, grouped(3, (6, 1, 3, 3))
     ),
     Case(
+        "transposed conv",
+        "y = ConvTranspose <strides = [3, 1], pads = [1, 0, 2, 1], dilations = [1, 2], output_padding = [2, 0]> (x, w, c)",
+        (2, 3, 4, 5),
+        {"w": f32(3, 4, 3, 2), "c": f32(4)},
+        transposed_kernel(1, (3, 4, 3, 2)),
+    ),
+    Case(
+        "transposed conv of two groups, one axis",
+        'y = ConvTranspose <group = 2, auto_pad = "SAME_UPPER", strides = [2]> (x, w)',
+        (2, 6, 5),
+        {"w": f32(6, 2, 3)},
+        transposed_kernel(2, (6, 2, 3)),
+    ),
+    Case(
+        "depthwise transposed conv to a shape, three axes",
+        "y = ConvTranspose <group = 3, strides = [2, 2, 1], output_shape = [5, 6, 4]> (x, w)",
+        (1, 3, 2, 3, 4),
+        {"w": f32(3, 1, 3, 2, 1)},
+        transposed_kernel(3, (3, 1, 3, 2, 1)),
+    ),
+    Case("table", "i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), {"w": f32(5, 4)}, matrix),
+    Case(
+        "transposed table and one index",
+        "s = Squeeze(x) i = Cast <to = 6> (s) t = Transpose(w) y = Gather <axis = -2> (t, i)",
+        (1,),
+        {"w": f32(4, 5)},
+        transposed,
+    ),
+    Case(
+        "weights of a lstm",
+        "y, h, s = LSTM <hidden_size = 3> (x, w, v)",
+        (4, 2, 5),
+        {"w": f32(1, 12, 5), "v": f32(1, 12, 3)},
+        left,
+    ),
+    Case(
+        "recurrent weights of a gru, both directions",
+        'y, h = GRU <hidden_size = 3, direction = "bidirectional"> (x, v, w)',
+        (4, 2, 5),
+        {"v": f32(2, 9, 5), "w": f32(2, 9, 3)},
+        left,
+    ),
+    Case("matrices of experts", "y = MatMul(x, w)", (2, 3, 5), {"w": f32(2, 5, 4)}, matrix),
+    Case("matrices of experts and a vector", "y = MatMul(x, w)", (5,), {"w": f32(2, 5, 4)}, matrix),
+    Case("matrices of experts from the left", "y = MatMul(w, x)", (2, 5, 3), {"w": f32(2, 4, 5)}, left),
+    Case(
+        "attention of onnxruntime",
+        "y = com.microsoft.Attention <num_heads = 2> (x, w, c)",
+        (2, 3, 4),
+        {"w": f32(4, 12), "c": f32(12)},
+        matrix,
+    ),
+    Case(
         "in a function",
         "y = own.linear(x, w)",
         (3, 5),
@@ -137,8 +204,35 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
     )
     nibbles = np.stack([packed["q"] & 15, packed["q"] >> 4], -1).reshape(4, 2, 16).astype(np.float32)
     unpacked = ((nibbles - 8) * packed["s"].reshape(4, 2, 1)).reshape(4, 32).T.copy()
+    rows = Case(
+        "",
+        "i = Cast <to = 7> (x) y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16> (q, i, s)",
+        (3, 4),
+        {"q": packed["q"].reshape(4, 16), "s": packed["s"].reshape(4, 2)},
+        None,
+    )
     half = rng().standard_normal((5, 4)).astype(np.float16)
     cast = Case("", "f = Cast <to = 1> (q) y = MatMul(x, f)", (3, 5), {"q": half}, None)
+
+    experts = Case(
+        "",
+        "d = DequantizeLinear <axis = 2> (q, s, z) y = MatMul(x, d)",
+        (2, 3, 5),
+        {**dq.tensors, "q": np.stack([numbers] * 2)},
+        None,
+    )
+    per_row = {**dq.tensors, "q": numbers.T.copy()}
+    table = Case(
+        "", "i = Cast <to = 7> (x) d = DequantizeLinear <axis = 0> (q, s, z) y = Gather(d, i)", (3, 4), per_row, None
+    )
+    kernels = rng().integers(-100, 100, (3, 4, 3)).astype(np.int8)
+    transposed_conv = Case(
+        "",
+        "d = DequantizeLinear <axis = 1> (q, s, z) y = ConvTranspose <strides = [2]> (x, d)",
+        (1, 3, 6),
+        {**dq.tensors, "q": kernels},
+        None,
+    )
 
     def twin(nodes: str, x: tuple[int, ...], w: Array) -> ModelProto:
         return Case("", nodes, x, {"w": np.ascontiguousarray(w, np.float32)}, None).model()
@@ -152,7 +246,27 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
             twin("y = Conv(x, w)", (1, 3, 6, 6), per_channel * steps[:, None, None, None]),
             grouped(1, (4, 3, 3, 3)),
         ),
+        "QDQ table": (
+            table.model(),
+            twin("i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), ((numbers - zeros.astype(np.float32)) * steps).T),
+            matrix,
+        ),
+        "QDQ transposed conv": (
+            transposed_conv.model(),
+            twin(
+                "y = ConvTranspose <strides = [2]> (x, w)",
+                (1, 3, 6),
+                (kernels - zeros.astype(np.float32)[:, None]) * steps[:, None],
+            ),
+            transposed_kernel(1, (3, 4, 3)),
+        ),
+        "QDQ experts": (
+            experts.model(),
+            twin(linear, (2, 3, 5), np.stack([(numbers - zeros.astype(np.float32)) * steps] * 2)),
+            matrix,
+        ),
         "MatMulNBits": (bits.model(), twin(linear, (2, 32), unpacked), matrix),
+        "packed table": (rows.model(), twin("i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), unpacked.T), matrix),
         "stored in float16": (cast.model(), twin(linear, (3, 5), half.astype(np.float32)), matrix),
     }
 

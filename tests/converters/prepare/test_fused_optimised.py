@@ -241,6 +241,12 @@ def test_scales_and_tables_of_rotations_are_not_trained_unless_named() -> None:
     model = one_node("MatMulNBits", feeds, constants=["w", "s", "z", "b"], K=32, N=6, block_size=16)
     assert set(ob.training_graph(model, loss="mse").parameters) == {"b"}
     assert set(ob.training_graph(model, loss="mse", trainable=["s", "b"]).parameters) == {"s", "b"}
+    feeds = {"q": arrays["w"].reshape(6, 16), "ids": np.int64([[0, 1]]), "s": np.ones((6, 2), np.float32)}
+    model = one_node("GatherBlockQuantized", feeds, constants=["q", "s"], block_size=16)
+    model.graph.node.append(helper.make_node("Mul", ["y0", "k"], ["y"]))
+    model.graph.output[0].name = "y"
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal(32).astype(np.float32), "k"))
+    assert set(ob.training_graph(model, loss="mse").parameters) == {"k"}
     tables = {name: RNG.standard_normal((7, 2)).astype(np.float32) for name in ("cos", "sin")}
     feeds = {"x": np.ones((1, 3, 8), np.float32), "ids": np.int64([[0, 1, 2]]), **tables}
     model = one_node("RotaryEmbedding", feeds, constants=["cos", "sin"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.fused_checks import check_fused, one_node
+from tests.support.fused_checks import check_fused, compare, expanded, forward_session, one_node, run
 
 RNG = np.random.default_rng(3)
 
@@ -65,6 +66,51 @@ def test_what_mat_mul_n_bits_refuses(more, sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=f"com.microsoft::MatMulNBits .*{sentence}") as error:
         ob.backward(model, wrt=["a"])
     assert "'node'" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize(("bits", "width", "size"), [(4, 40, 16), (4, 32, 32), (8, 24, 16), (2, 40, 32)])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_gather_block_quantized(
+    dtype: type, points: bool, bits: int, width: int, size: int, shape: tuple[int, ...]
+) -> None:
+    blocks = -(-width // size)
+    feeds: dict[str, np.ndarray | None] = {
+        "q": RNG.integers(0, 256, (5, width * bits // 8)).astype(np.uint8),
+        "ids": RNG.integers(-5, 5, shape),
+        "scales": RNG.uniform(0.05, 0.2, (5, blocks)).astype(dtype),
+        "points": RNG.integers(0, 256, (5, -(-blocks * bits // 8))).astype(np.uint8) if points else None,
+    }
+    constants = ["q", "points"] if points else ["q"]
+    tolerance = 1e-6 if dtype == np.float32 else 1e-2
+    settings = {"bits": bits, "block_size": size, "constants": constants, "tolerance": tolerance}
+    check_fused("GatherBlockQuantized", feeds, ["scales"] if dtype == np.float32 else [], **settings)
+
+
+@pytest.mark.parametrize("kind", ["INT4", "UINT4"])
+@pytest.mark.parametrize("points", [False, True])
+def test_gather_block_quantized_of_four_bits(kind: str, points: bool) -> None:
+    low = -8 if kind == "INT4" else 0
+    element = getattr(TensorProto, kind)
+    lengths = {"q": (5, 40), "z": (5, 3)} if points else {"q": (5, 40)}
+    model = one_node("GatherBlockQuantized", {"ids": np.int64([[0, 4], [-2, 4]])}, opset=21, block_size=16)
+    model.graph.node[0].input[:] = ["q", "ids", "s", *list(lengths)[1:]]
+    for name, dims in lengths.items():
+        values = RNG.integers(low, low + 16, dims).reshape(-1)
+        model.graph.initializer.append(helper.make_tensor(name, element, dims, values))
+    model.graph.initializer.append(numpy_helper.from_array(RNG.uniform(0.1, 1, (5, 3)).astype(np.float32), "s"))
+    feeds = {"ids": np.int64([[0, 4], [-2, 4]])}
+    compare(run(forward_session(model), feeds), run(forward_session(expanded(model)), feeds), 1e-6)
+
+
+@pytest.mark.parametrize(("more", "sentence"), [({"gather_axis": 1}, "gather_axis=0"), ({"bits": 3}, "got 3")])
+def test_what_gather_block_quantized_refuses(more: dict[str, int], sentence: str) -> None:
+    feeds = {"q": np.zeros((5, 8), np.uint8), "ids": np.int64([1]), "scales": np.ones((5, 1), np.float32)}
+    model = one_node("GatherBlockQuantized", feeds, constants=["q"], block_size=16, **more)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y0", TensorProto.FLOAT, None))
+    with pytest.raises(UnsupportedError, match=f"com.microsoft::GatherBlockQuantized .*{sentence}"):
+        ob.backward(model, wrt=["scales"])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

@@ -125,7 +125,7 @@ CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
     ),
     "a weight that is limited from below": (
         "m = Max(v, eps) a = MatMul(x, w) y = MatMul(a, m)",
-        {"v": W.T, "eps": 1e-3},
+        {"v": 2 * W.T, "eps": 1e-3},
         {"eps": "limit of Max"},
     ),
     "scales of a Resize": (
@@ -184,7 +184,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "the bias of a sparse autoencoder": (
         "c = Sub(x, b) a = MatMul(c, w) r = Relu(a) d = MatMul(r, v) y = Add(d, b)",
-        {"b": [0.3, 0.1, -0.2, 0.7], "v": W.T},
+        {"b": [0.3, 0.1, -0.2, 0.7], "v": 2 * W.T},
     ),
     "centres of radial functions": (
         "u = Unsqueeze(x, one) d = Sub(u, centres) e = Mul(d, d) s = ReduceSum<keepdims=0>(e, two) y = MatMul(s, v)",

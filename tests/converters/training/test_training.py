@@ -297,7 +297,18 @@ def test_nothing_to_train_names_what_the_model_is_made_of() -> None:
 REFUSED = {
     "unknown trainable": ({"loss": "mse", "trainable": ["w11"]}, r"trainable: .*got 'w11'\. Did you mean 'w1'"),
     "unknown frozen": ({"loss": "mse", "frozen": ["gian"]}, r"frozen: .*got 'gian'\. Did you mean 'gain'"),
-    "a graph input": ({"loss": "mse", "trainable": ["x"]}, r"trainable: expected the name of an initializer, got 'x'"),
+    "a graph input": (
+        {"loss": "mse", "trainable": ["x"], "optimizer": "sgd"},
+        r"trainable: 'x' is an input of the model, which no step renews. wrt_inputs=\['x'\] gives the gradient by it",
+    ),
+    "a graph input beside a weight": ({"loss": "mse", "trainable": ["w1", "x"]}, r"wrt_inputs=\['x'\] gives"),
+    "wrt_inputs: a weight": ({"loss": "mse", "wrt_inputs": ["w1"]}, "wrt_inputs: expected the name of an input .*'w1'"),
+    "wrt_inputs: a string": ({"loss": "mse", "wrt_inputs": "x"}, r"wrt_inputs: expected a list.*\['x'\]"),
+    "wrt_inputs: twice": ({"loss": "mse", "wrt_inputs": ["x", "x"]}, "wrt_inputs: 'x' is given twice"),
+    "unknown stop": (
+        {"loss": "mse", "stop": ["w11"]},
+        r"stop: expected the name of a value or node of the graph, got 'w11'",
+    ),
     "in both lists": ({"loss": "mse", "trainable": ["w1", "b1"], "frozen": ["b1"]}, "'b1' in both lists"),
     "given twice": ({"loss": "mse", "trainable": ["w1", "w1"]}, "trainable: 'w1' is given twice"),
     "a string": ({"loss": "mse", "trainable": "w1"}, r"trainable: expected a list.*\['w1'\]"),

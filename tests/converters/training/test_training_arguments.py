@@ -80,7 +80,7 @@ def test_loss_that_is_a_callable() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda op, outputs: op.Mul(outputs["y"], outputs["y"]), "must have one element"),
+        (lambda op, outputs: op.Mul(outputs["y"], outputs["y"]), "expected one element"),
         (lambda *_: 3, "must return a value of the graph, got 3"),
     ],
 )

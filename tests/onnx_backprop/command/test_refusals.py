@@ -61,7 +61,10 @@ BAD_INPUT = {
     "external data gone": ("convert external.onnx -o out.onnx", r"external\.onnx cannot be read: .*gone\.data"),
     "unknown operator": ("convert unknown_op.onnx -o out.onnx", r"does not pass onnx\.checker: .*Convolve"),
     "unknown wrt": ("convert small.onnx -o out.onnx --wrt gian", r"error: --wrt: .*got 'gian'\. Did you mean 'gain'"),
-    "unknown of": ("convert small.onnx -o out.onnx --of z", r"of: expected the name of a graph output, got 'z'"),
+    "unknown of": (
+        "convert small.onnx -o out.onnx --of z",
+        r"of: expected the name of a graph output, or of a value inside the graph, got 'z'",
+    ),
     "integer wrt": ("convert ints.onnx -o out.onnx --wrt n", r"wrt: 'n' has type INT64"),
     "unknown trainable": (
         "convert small.onnx -o out.onnx --loss mse --trainable wieght",
@@ -82,7 +85,12 @@ BAD_INPUT = {
     "output is a folder": ("convert small.onnx -o folder.onnx --force", r"cannot write folder\.onnx: it is a folder"),
     "output is a device": (f"convert small.onnx -o {os.devnull} --force", r"not a regular file"),
     "output exists": ("convert small.onnx -o there.onnx", r"there\.onnx exists\. .*--force"),
-    "wrt beside a loss": ("convert small.onnx -o out.onnx --loss mse --wrt x", r"--wrt: .*--loss"),
+    "of beside a loss": ("convert small.onnx -o out.onnx --loss mse --of y", r"--of: .*--loss"),
+    "a weight in wrt beside a loss": (
+        "convert small.onnx -o out.onnx --loss mse --wrt gain",
+        r"--wrt: expected the name of an input of the model, got 'gain'",
+    ),
+    "unknown stop": ("convert small.onnx -o out.onnx --stop gian", r"--stop: .*got 'gian'. Did you mean 'gain'"),
     "frozen without a loss": ("convert small.onnx -o out.onnx --frozen gain", r"--frozen: go with --loss"),
     "verbose and quiet": ("convert small.onnx -o out.onnx --verbose --quiet", r"--verbose and --quiet"),
     "no output": ("convert small.onnx", r"required: -o/--output"),

@@ -1,0 +1,263 @@
+"""Files of torch.export whose optimizer merged, dropped and computed parameters: what a training finds again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.converters.prepare.origins import module_of, origin_of
+from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+SCOPES = "pkg.torch.onnx.name_scopes"
+W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) ** 3
+X = np.linspace(-1, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+def exported(
+    body: str,
+    tensors: Mapping[str, np.ndarray],
+    parameters: str,
+    *,
+    buffers: str = "",
+    folded: Mapping[str, list[str]] | None = None,
+    modules: Mapping[str, str] | None = None,
+    x: str = "float[N,3] x",
+) -> ModelProto:
+    """A file as torch writes it. modules: the module of the node that makes a value. folded: what a tensor comes from."""
+    body = re.sub(r"(?<=[a-z])\.(?=[a-z])", "__", body)  # which the parser takes for a name
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => (float y) {{ {body} }}')
+    for node in model.graph.node:
+        assign(node.input, [name.replace("__", ".") for name in node.input])
+    model.producer_name = "pytorch"
+    kinds = dict.fromkeys(parameters.split(), "PARAMETER") | dict.fromkeys(buffers.split(), "BUFFER")
+    lines = [f"p_{name.replace('.', '_')}: {kind} target='{name}'" for name, kind in kinds.items()]
+    text = "\n# inputs\n" + "\n".join(lines) + "\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n"
+    model.graph.metadata_props.add(key=SIGNATURE, value=text)
+    for name, array in tensors.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+        said = {KIND: kinds[name]} if name in kinds else {}
+        if folded and name in folded:
+            said = {FOLDED: str(folded[name])}
+        value = model.graph.value_info.add(name=name)
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        for key, text in said.items():
+            value.metadata_props.add(key=key, value=text)
+    for node in model.graph.node:
+        module = (modules or {}).get(node.output[0])
+        if module is not None:
+            node.metadata_props.add(key=SCOPES, value=str(["", module, node.op_type.lower()] if module else ["", "op"]))
+    return model
+
+
+def names_of(graph: ob.TrainingGraph) -> dict[str, np.ndarray]:
+    """Each parameter under its name in the module."""
+    names = {row.name: row.module or row.name for row in graph.rows()}
+    return {names[name]: value for name, value in graph.initial_values().items()}
+
+
+def test_equal_biases_of_two_modules_are_two_parameters() -> None:
+    """Each gets the gradient that it has by itself: that of the sum, of one tensor, would be another."""
+    ones = np.full(4, 0.5, np.float32)
+    body = "a = Gemm(x, a.weight, a.bias) b = Gemm(x, b.weight, a.bias) c = Mul(b, b) y = Add(a, c)"
+    tensors = {"a.weight": W, "b.weight": W + 1, "a.bias": ones}
+    file = exported(body, tensors, "a.weight a.bias b.weight b.bias", modules={"a": "a", "b": "b"}, x="float[N,3] x")
+    graph = ob.training_graph(file, loss="mse")
+    assert sorted(names_of(graph)) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+    outputs = ob.session(graph.model).run(
+        [graph.parameters[name] for name in ("a.bias", "b.bias")],
+        {"x": X, "target": np.zeros((2, 4), np.float32), **graph.initial_values()},
+    )
+    a, b = X @ W + ones, X @ (W + 1) + ones
+    dy = 2 * (a + b * b) / 8
+    np.testing.assert_allclose(np.asarray(outputs[0]), dy.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(outputs[1]), (dy * 2 * b).sum(0), rtol=1e-5)
+
+
+def test_a_constant_that_was_merged_with_a_parameter_is_none() -> None:
+    """alpha is zeros, and so is the bias that stands for none in a normalisation."""
+    body = "a = InstanceNormalization(x, ones, alpha) b = Mul(a, alpha) c = Add(b, x) y = Conv(c, c.weight)"
+    tensors = {"ones": np.ones(2, np.float32), "alpha": np.zeros(2, np.float32), "c.weight": W.reshape(3, 2, 2)}
+    file = exported(body, tensors, "alpha c.weight", modules={"a": "norm", "b": ""}, x="float[N,2,5] x")
+    # Mul broadcasts along the last axis
+    file.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 2
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"^14 of the 18 numbers .*'alpha/constant' \(2, constant"):
+        graph = ob.training_graph(file, loss="mse")
+    assert sorted(names_of(graph)) == ["alpha", "c.weight"]
+    assert graph.left_out == {"ones": "constant of the module", "alpha/constant": "constant of the module"}
+    reads = [node.input[2] for node in graph.model.graph.node if node.op_type == "InstanceNormalization"]
+    assert reads == ["alpha/constant"]
+
+
+@pytest.mark.parametrize(
+    ("body", "weight", "length", "x"),
+    [
+        ("y = Gemm<transB=1>(x, m.weight)", W.T, 4, "float[N,3] x"),
+        ("y = Gemm(x, m.weight)", W, 4, "float[N,3] x"),
+        ("y = Conv(x, m.weight)", W.reshape(4, 3, 1), 4, "float[N,3,5] x"),
+        ("y = Conv<group=3>(x, m.weight)", W.reshape(6, 1, 2), 6, "float[N,3,5] x"),
+        ("y = ConvTranspose<group=3>(x, m.weight)", W.reshape(3, 2, 2), 6, "float[N,3,5] x"),
+    ],
+)
+def test_a_bias_of_zeros_is_there_again(body: str, weight: np.ndarray, length: int, x: str) -> None:
+    file = exported(body, {"m.weight": weight}, "m.weight m.bias", modules={"y": "m"}, x=x)
+    graph = ob.training_graph(file, loss="mse", optimizer="sgd")
+    assert names_of(graph).keys() == {"m.weight", "m.bias"}
+    assert names_of(graph)["m.bias"].shape == (length,)
+    trainer = ob.Trainer(graph, learning_rate=0.1)
+    data = np.ones((2, 3) if "N,3]" in x else (2, 3, 5), np.float32)
+    trainer.step(x=data, target=np.zeros_like(ob.session(file).run(None, {"x": data})[0]))
+    assert np.abs(trainer.parameters()["m.bias"]).min() > 0
+
+
+def test_a_product_whose_module_has_no_bias_gets_none() -> None:
+    file = exported("y = Gemm(x, m.weight)", {"m.weight": W}, "m.weight", modules={"y": "m"})
+    assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
+
+
+def test_what_was_transposed_is_the_parameter() -> None:
+    file = exported("y = MatMul(x, val_1)", {"val_1": W}, "fc.weight", folded={"val_1": ["fc.weight"]})
+    graph = ob.training_graph(file, loss="mse", frozen=[])
+    assert list(graph.parameters) == ["val_1"]
+    assert list(names_of(graph)) == ["fc.weight"]
+    with pytest.raises(ob.InvalidArgumentError, match="trainable: frozen leaves nothing|no float initializer"):
+        ob.training_graph(file, loss="mse", frozen=["fc.*"])
+
+
+def test_a_transposed_copy_of_a_parameter_is_tied_to_it() -> None:
+    """An embedding and the head that a module ties: both uses give to one gradient."""
+    table = W.T.copy()  # (4, 3)
+    file = exported(
+        "e = Gather(emb.weight, ids) a = Add(e, x) y = MatMul(a, val_1)",
+        {"emb.weight": table, "val_1": W, "ids": np.array([1, 3])},
+        "emb.weight",
+        folded={"val_1": ["emb.weight"]},
+        x="float[2,3] x",
+    )
+    graph = ob.training_graph(file, loss="mse")
+    assert list(graph.parameters) == ["emb.weight"]
+    feeds = {"x": X, "target": np.ones((2, 4), np.float32), **graph.initial_values()}
+    (gradient,) = ob.session(graph.model).run([graph.parameters["emb.weight"]], feeds)
+    a = table[[1, 3]] + X
+    dy = 2 * (a @ table.T - 1) / 8
+    expected = dy.T @ a
+    expected[[1, 3]] += dy @ table
+    np.testing.assert_allclose(np.asarray(gradient), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_an_exporter_repeated_is_one_row() -> None:
+    """A class token that a fixed batch repeats: one parameter, whose gradient is the sum over the batch."""
+    token = np.float32([[0.3, -0.4, 0.9]])
+    file = exported(
+        "a = Add(x, expand) y = MatMul(a, fc.weight)",
+        {"expand": np.repeat(token, 2, axis=0), "fc.weight": W},
+        "token fc.weight",
+        folded={"expand": ["token", "val_3"]},
+        x="float[2,3] x",
+    )
+    graph = ob.training_graph(file, loss="mse")
+    assert names_of(graph)["token"].shape == (1, 3)
+    feeds = {"x": X, "target": np.ones((2, 4), np.float32), **graph.initial_values()}
+    (gradient,) = ob.session(graph.model).run([graph.parameters["token"]], feeds)
+    dy = 2 * ((X + token) @ W - 1) / 8
+    np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sources", "array"),
+    [(["g", "v"], W), (["v", "u"], W), (["v", "val_2"], np.zeros_like(W)), (["v", "val_2"], np.vstack([W[:1], W[:2]]))],
+)
+def test_what_was_computed_from_several_is_doubtful(sources: list[str], array: np.ndarray) -> None:
+    file = exported("y = MatMul(x, val_1)", {"val_1": array}, "g v", buffers="u", folded={"val_1": sources})
+    with pytest.warns(ob.OnnxBackpropWarning) as told:
+        graph = ob.training_graph(file, loss="mse")
+    assert list(graph.parameters) == ["val_1"]
+    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    assert "'v'" in sentence
+    assert "val_1" in sentence
+    assert "val_1" in graph.settings["doubtful"]
+    assert "? the exporter has computed it" in graph.summary()
+
+
+def test_parameters_that_are_not_in_the_file_are_named() -> None:
+    file = exported(
+        "y = Conv(x, c.weight)", {"c.weight": W.reshape(4, 3, 1)}, "c.weight bn.weight bn.bias", x="float[N,3,5] x"
+    )
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"no tensor for .*: 'bn\.weight', 'bn\.bias'\. .*ob\.torch\.export"
+    ):
+        graph = ob.training_graph(file, loss="mse")
+    assert list(graph.parameters) == ["c.weight"]
+    assert "'bn.weight', 'bn.bias'" in str(ob.explain_gradients(file))
+
+
+def test_buffers_and_constants_are_not_trained() -> None:
+    body = (
+        "a = MatMul(x, m.weight) b = Mul(a, gate) c = Pow(b, p) d = Add(c, table) e = Mul(d, half) y = Add(e, frozen)"
+    )
+    tensors = {"m.weight": W, "gate": np.float32(0), "p": np.float32(3), "table": W[0], "half": np.float32([0.5])}
+    file = exported(body, {**tensors, "frozen": W[1]}, "m.weight gate p frozen", buffers="table")
+    value = next(value for value in file.graph.value_info if value.name == "frozen")
+    value.metadata_props.add(key="onnx_backprop.requires_grad", value="False")
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"^14 of the 23 numbers .*'table' \(4, buffer of the module\)"):
+        graph = ob.training_graph(file, loss="mse", optimizer="sgd")
+    assert set(graph.parameters) == {"m.weight", "gate", "p"}
+    kinds = ("buffer of the module", "constant of the module", "requires no gradient")
+    assert graph.left_out == dict(zip(("table", "half", "frozen"), kinds, strict=True))
+    again = ob.TrainingGraph.load(graph.model)
+    assert again.summary() == graph.summary()
+    assert set(ob.training_graph(file, loss="mse", trainable=["table", "gate"]).parameters) == {"table", "gate"}
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "module"),
+    [
+        ("/layer1/layer1.0/conv1/Conv", None, "layer1.0.conv1"),
+        ("/enc/enc.0/Gemm", None, "enc.0"),
+        ("/bert/encoder/layer.0/attention/self/query/MatMul", None, "bert.encoder.layer.0.attention.self.query"),
+        ("/MatMul", None, ""),
+        ("Gemm_12", None, ""),
+        ("", None, ""),
+        ("node_linear", ["", "enc", "enc.0", "linear"], "enc.0"),
+        ("node_linear", ["", "linear"], ""),
+        ("/other/MatMul", [], "other"),
+    ],
+)
+def test_the_module_of_a_node(name: str, scopes: list[str] | None, module: str) -> None:
+    node = onnx.helper.make_node("MatMul", ["a", "b"], ["c"], name=name)
+    if scopes:
+        node.metadata_props.add(key=SCOPES, value=str(scopes))
+    assert module_of(node) == module
+
+
+def test_hostile_metadata() -> None:
+    file = exported("y = MatMul(x, w)", {"w": W}, "w")
+    for text in ("[[[", "{}", "['a'", json.dumps("x")):
+        other = ModelProto()
+        other.CopyFrom(file)
+        other.graph.node[0].metadata_props.add(key=SCOPES, value=text)
+        other.graph.value_info[0].metadata_props.add(key=FOLDED, value=text)
+        other.graph.metadata_props.add(key="onnx_backprop.missing", value=text)
+        other.graph.metadata_props.add(key="onnx_backprop.separated", value=text)
+        assert list(ob.training_graph(other, loss="mse").parameters) == ["w"]
+    assert origin_of(file.graph.initializer[0]).kind == ""  # the caller's model is not changed
+
+
+@pytest.mark.parametrize("name", ["exp", "mul_1", "softplus", "sigmoid_2"])
+def test_what_was_computed_from_one_parameter_is_doubtful(name: str) -> None:
+    """A scale that a module stores the logarithm of: trained as it stands, it is another parameter."""
+    file = exported(f"y = MatMul(x, {name})", {name: W}, "log", folded={name: ["log"]})
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=rf"trained are 'log' \({name}\) \(the exporter has computed it from 'log'\)"
+    ):
+        graph = ob.training_graph(file, loss="mse")
+    assert list(graph.parameters) == [name]

@@ -1,0 +1,181 @@
+"""`register_gradient`: operators of a domain of one's own, run by onnx's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+import onnx_backprop as ob
+from onnx_backprop.converters.prepare.declared import LIKE_INPUT
+from onnx_backprop.converters.reverse import registry
+from tests.support.numeric import central_differences
+
+RNG = np.random.default_rng(23)
+X, W = RNG.standard_normal((2, 3)), RNG.standard_normal((3, 4))
+
+
+class Cube(OpRun):
+    op_domain = "my.ops"
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x**3,)
+
+
+class Blend(OpRun):
+    op_domain = "my.ops"
+
+    def _run(self, a: np.ndarray, b: np.ndarray, alpha: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+        return alpha * a + b, a * b
+
+
+@pytest.fixture(autouse=True)
+def own_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers ends with it."""
+    for table in ("RULES", "FLOWING_INPUTS", "ZERO_INPUTS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    before = dict(LIKE_INPUT)
+    yield
+    LIKE_INPUT.clear()
+    LIKE_INPUT.update(before)
+
+
+def model_of(body: str, outputs: str = "double[2, 4] y", inputs: str = "double[2, 3] x") -> ModelProto:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "my.ops": 1]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(W, "w"))
+    return model
+
+
+def run(model: ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    evaluator = ReferenceEvaluator(model, new_ops=[Cube, Blend, *ob.reference_ops()])
+    given = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in evaluator.input_names}
+    names = [str(name) for name in evaluator.output_names]
+    return dict(zip(names, map(np.asarray, evaluator.run(None, given | feeds)), strict=True))
+
+
+def cube(**options: Any) -> None:
+    @ob.register_gradient("my.ops::Cube", **options)
+    def rule(op: Any, node: Any, dy: Any) -> Any:
+        x = node.input(0)
+        return op.Mul(dy, op.Mul(op.Mul(x, x), 3))
+
+
+INSIDE = "a = MatMul(x, w) c = my.ops.Cube(a) y = Sin(c)"
+
+
+@pytest.mark.parametrize("elementwise", [False, True])
+@pytest.mark.parametrize("body", [INSIDE, INSIDE.replace("Sin(c)", "Mul(c, c)")])
+def test_gradients_and_tangents(body: str, elementwise: bool) -> None:
+    cube(elementwise=elementwise)
+    dy, v = RNG.standard_normal((2, 4)), RNG.standard_normal((3, 4))
+    model = model_of(body)
+
+    def loss(w: np.ndarray) -> float:
+        c = (X @ w) ** 3
+        return float((dy * (np.sin(c) if "Sin" in body else c * c)).sum())
+
+    expected = central_differences(loss, W)
+    got = run(ob.backward(model, wrt=["w"]), x=X, y_grad=dy)["w_grad"]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    tangent = run(ob.jvp(model, wrt=["w"]), x=X, w_tangent=v)["y_tangent"]
+    np.testing.assert_allclose((tangent * dy).sum(), (expected * v).sum(), rtol=1e-5)
+    assert ("my.ops", "Cube", 0) in ob.supported_ops()
+    assert ob.explain_gradients(model, wrt=["w"]).ok
+
+
+def test_second_derivatives() -> None:
+    cube(elementwise=True)
+    model = model_of("a = MatMul(x, w) c = my.ops.Cube(a) y = ReduceSum<keepdims = 0>(c)", "double y")
+    v = RNG.standard_normal((3, 4))
+    got = run(ob.hvp(model, wrt=["w"]), x=X, w_direction=v)["w_hvp"]
+    np.testing.assert_allclose(got, X.T @ (6 * (X @ W) * (X @ v)), rtol=1e-6)
+
+
+def test_shapes_and_types_without_a_schema() -> None:
+    """Nothing is declared behind the node: it has the type of its input, and its shape where that is said."""
+    body = "a = MatMul(x, w) c = my.ops.Cube(a) y = MatMul(c, v)"
+    model = model_of(body, "double[n, m] y")
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal((4, 2)), "v"))
+    cube()
+    with pytest.raises(ob.OnnxBackpropError, match="rank"):
+        ob.backward(model, wrt=["w"], of=["y"])
+    cube(elementwise=True)  # in the place of the first
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd")
+    assert list(graph.parameters) == ["w", "v"]
+    declared = {v.name: v.type.tensor_type for v in graph.model.graph.value_info}["c"]
+    assert (declared.elem_type, [d.dim_value for d in declared.shape.dim]) == (11, [2, 4])
+
+
+def test_several_inputs_and_outputs() -> None:
+    @ob.register_gradient("my.ops::Blend", all_outputs=True)
+    def blend(op: Any, node: Any, dys: Any) -> Any:
+        a, b = node.input(0), node.input(1)
+        first, second = dys
+        return op.Add(op.Mul(first, node.float("alpha", 0.5)), op.Mul(second, b)), op.Add(first, op.Mul(second, a))
+
+    model = model_of("a = MatMul(x, w) b = Sin(a) p, q = my.ops.Blend<alpha = 0.25>(a, b) y = Mul(p, q)")
+
+    def loss(w: np.ndarray) -> float:
+        a = X @ w
+        return float(((0.25 * a + np.sin(a)) * a * np.sin(a)).sum())
+
+    got = run(ob.backward(model, wrt=["w"]), x=X, y_grad=np.ones((2, 4)))["w_grad"]
+    np.testing.assert_allclose(got, central_differences(loss, W), rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_and_broadcasting() -> None:
+    @ob.register_gradient("my.ops::Blend", broadcasts=True, inputs=[1])
+    def blend(op: Any, node: Any, dy: Any) -> Any:
+        return None, op.Mul(dy, 2)
+
+    text = '<ir_version: 10, opset_import: ["": 18, "my.ops": 1]> g (double[2, 4] x, double[4] b) => (double[2, 4] y) { y = my.ops.Blend(x, b) }'
+    made = ob.backward(parser.parse_model(text), wrt=["b"])
+    dy = RNG.standard_normal((2, 4))
+    np.testing.assert_allclose(run(made, x=dy, b=dy[0], y_grad=dy)["b_grad"], 2 * dy.sum(0))
+    with pytest.raises(ob.InvalidArgumentError, match="no gradient flows to that input"):
+        ob.backward(parser.parse_model(text), wrt=["x"])
+
+
+def test_without_a_rule_the_refusal_names_it() -> None:
+    with pytest.raises(
+        ob.UnsupportedOpError, match=r"my.ops::Cube \(not an .*'c'[\s\S]*register_gradient\('domain::Name'"
+    ):
+        ob.backward(model_of(INSIDE), wrt=["w"])
+
+
+def test_what_a_rule_does_wrong_is_said() -> None:
+    answers = {
+        "raised ValueError: .* It emits nodes with op": lambda _op, _node, dy: dy * 2,
+        "raised KeyError: 'gone'": lambda _op, _node, _dy: {}["gone"],
+        "returned array": lambda _op, _node, _dy: np.ones(3),
+        "returned \\(": lambda _op, _node, dy: (dy, dy),
+    }
+    for message, function in answers.items():
+        ob.register_gradient("my.ops::Cube")(function)
+        with pytest.raises(ob.UnsupportedError, match=f"Cube 'c': its gradient rule <lambda> {message}"):
+            ob.backward(model_of(INSIDE), wrt=["w"])
+
+
+@pytest.mark.parametrize(
+    "name", ["Cube", "::Cube", "ai.onnx::Relu", "onnx_backprop::ReLUBackward", "com.microsoft::Gelu", "my.ops::", 3]
+)
+def test_other_domains_are_refused(name: Any) -> None:
+    with pytest.raises(ob.InvalidArgumentError, match="operator: "):
+        ob.register_gradient(name)
+
+
+def test_the_answer_stands_on_a_node_of_its_domain() -> None:
+    @ob.register_gradient("my.ops::Cube", elementwise=True)
+    def rule(op: Any, node: Any, dy: Any) -> Any:
+        return op.emit("CubeGrad", [node.input(0), dy], {"order": 3}, domain="my.ops")[0]
+
+    made = ob.backward(model_of(INSIDE), wrt=["w"])
+    (node,) = [node for node in made.graph.node if node.op_type == "CubeGrad"]
+    assert (node.domain, helper.get_attribute_value(node.attribute[0])) == ("my.ops", 3)
