@@ -130,7 +130,8 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(SINGLE, "the exporter has computed it")
     if node is None or array is None:
         return _Verdict(doubt="the exporter has computed it")
-    transposed = (node.op_type == "MatMul" and array.ndim > 1) or node.op_type in ("GRU", "LSTM", "RNN")
+    linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
+    transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     reshaped = structure.is_vector(value) and array.ndim > 1 and node.op_type in ("Add", "Mul")
     # a parameter that is read as it stands keeps its name
     return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")

@@ -5,6 +5,7 @@ for each input, "p_fc_weight: PARAMETER target='fc.weight'", and keeps it when i
 of each initializer that is left into the metadata of its value_info.
 """
 
+import json
 import re
 from typing import NamedTuple
 
@@ -50,3 +51,16 @@ def signature(model: ModelProto | ir.Model) -> list[Entry]:
             name, kind, target = match.groups(default="")
             entries.append(Entry(kind, target, name, shapes.get(target)))
     return entries
+
+
+def tied_names(model: ModelProto) -> list[str]:
+    """The further names of tied parameters that are one initializer of the file."""
+    texts = [p.value for value in model.graph.value_info for p in value.metadata_props if p.key == ALIASES]
+    names: list[str] = []
+    for text in texts:
+        try:
+            entries = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        names += [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+    return names

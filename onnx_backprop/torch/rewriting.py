@@ -45,9 +45,8 @@ def mark(graph: ir.Graph, parameters: Sequence[tuple[str, Any]]) -> None:
             continue
         if name not in graph.initializers:
             tensor = ir.tensor(array(parameter), name=name)
-            value = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
-            )
+            shape = ir.Shape([int(n) for n in parameter.shape])
+            value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
             value.metadata_props[KIND] = PARAMETER
             graph.register_initializer(value)
         if not parameter.requires_grad:

@@ -17,7 +17,7 @@ NOT_RUN = {
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/migrating.md": ["needs onnxruntime-training"],
-    "docs/pytorch.md": ["needs PyTorch"],
+    "docs/pytorch.md": ["needs PyTorch", "needs PyTorch"],
     "docs/tutorial.md": ["needs PyTorch"],
 }
 CODE = {page: found for page in PAGES if (found := [block for block in blocks(page) if block.language])}

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from onnx import ModelProto, StringStringEntryProto, numpy_helper, parser
+from onnx import ModelProto, StringStringEntryProto, helper, numpy_helper, parser
 
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
-from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE, Entry, signature
+from onnx_backprop.converters.prepare.origins import MISSING, restored
+from onnx_backprop.converters.prepare.torch_metadata import ALIASES, SIGNATURE, Entry, signature, tied_names
 
 TEXT = """
 # inputs
@@ -46,3 +47,17 @@ def _model(text: str) -> ModelProto:
 def test_a_signature_is_read(load, text, entries):
     model = _model(text)
     assert signature(model if load is ModelProto else load(model)) == entries
+
+
+def test_other_names_of_tied_parameters_are_read_and_are_not_missing() -> None:
+    model = _model(TEXT.replace("'0.bias'", "'head.weight'"))
+    (tensor,) = model.graph.initializer
+    value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+    value.metadata_props.add(key=ALIASES, value='["head.weight", 3]')
+    model.graph.value_info.append(value)
+    assert tied_names(model) == ["head.weight"]
+    assert restored(to_ir(prepare(model)).graph, MISSING) == []
+    value.metadata_props[0].value = "[1"
+    model.graph.value_info[0].CopyFrom(value)
+    assert tied_names(model) == []
+    assert restored(to_ir(prepare(model)).graph, MISSING) == ["head.weight"]

@@ -198,3 +198,17 @@ def test_statistics_that_are_computed_are_no_state(training_mode: bool) -> None:
     np.testing.assert_allclose(np.asarray(ob.session(plain).run(None, {"x": x})[0]), y, rtol=1e-4, atol=1e-4)
     onnx.checker.check_model(plain, full_check=True)
     assert ob.check_gradients(model).ok
+
+
+def test_an_inference_node_with_computed_statistics_stays_one() -> None:
+    """Of the squares, not of the variance: in training mode it would compute something else."""
+    model = parser.parse_model(
+        HEADER + "<float[3] s = {1, 2, 3}, float[3] b = {0, 1, 0}, int64[2] axes = {0, 2}> {"
+        "m = ReduceMean<keepdims=0>(x, axes) q = Mul(x, x) v = ReduceMean<keepdims=0>(q, axes) t = Add(v, v) "
+        "y = BatchNormalization(x, s, b, m, t) }"
+    )
+    with pytest.warns(ob.OnnxBackpropWarning, match="nothing to switch"):
+        graph = ob.training_graph(model, loss="mse", optimizer="sgd", training_mode=True)
+    v = _values(model)
+    y = _normalised(X, X.mean((0, 2)), 2 * (X**2).mean((0, 2)), v["s"], v["b"])
+    assert _loss(graph) == pytest.approx(float((y**2).mean()), rel=1e-5)

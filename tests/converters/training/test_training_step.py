@@ -90,13 +90,13 @@ def test_shared_statistics_are_renewed_one_after_the_other() -> None:
     np.testing.assert_allclose(result["v_new"], 0.5 * (0.5 + 0.5 * x.var(axis=0)) + 0.5, rtol=1e-4)
 
 
-def test_computed_statistics_are_refused() -> None:
+def test_statistics_that_are_inputs_are_refused() -> None:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]>
         own (float[N, 2] x, float[2] m) => (float[N, 2] y) <float[2] s = {1.0, 1.0}, float[2] v = {1.0, 1.0}>
         { [norm] y, m1, v1 = BatchNormalization<training_mode = 1>(x, s, s, m, v) }
     """)
-    with pytest.raises(ob.UnsupportedError, match="BatchNormalization .norm.: its running statistics are inputs"):
+    with pytest.raises(ob.UnsupportedError, match="BatchNormalization 'norm': its running statistics are inputs"):
         ob.training_graph(model, loss="mse", optimizer="sgd")
 
 

@@ -67,6 +67,13 @@ def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture
     assert said.index("training: adamw") < said.index("steps: 180 in")
 
 
+@pytest.mark.parametrize("option", [(), ("--no-frozen-statistics",)], ids=["kept", "renewed"])
+def test_frozen_statistics(folder: Path, option: tuple[str, ...]) -> None:
+    assert train(folder, "--frozen", "scale", "b1", *option) == 0
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(folder / "out.onnx").graph.initializer}
+    assert np.array_equal(stored["mean"], np.zeros(16)) == (not option)
+
+
 def test_on_a_terminal_of_80_columns(folder: Path) -> None:
     """No line is longer, no word is broken, and every wait says what for."""
     options = ["--data", "data.npz", "--evaluation", "data.npz", "--loss", "softmax_cross_entropy", "--epochs", "2"]
