@@ -336,8 +336,12 @@ class Recorder(torch.overrides.TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """dropout(softmax(q·kᵀ·scale + mask))·v; without dropout, torch's own function."""
-        if not dropout_p or self.plain:
+        """dropout(softmax(q·kᵀ·scale + mask))·v; torch's own function, if there is no dropout and no mask is trained.
+
+        Of a mask that is trained, as a bias by position, torch decomposes it into another layout than it captured.
+        """
+        learned = attn_mask is not None and attn_mask.requires_grad
+        if self.plain or not (dropout_p or learned):
             more = {"scale": scale, "enable_gqa": enable_gqa}
             return _ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **more)
         if enable_gqa:
@@ -349,4 +353,5 @@ class Recorder(torch.overrides.TorchFunctionMode):
             weights = weights.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             weights = weights + attn_mask
-        return torch.dropout(torch.softmax(weights, -1), dropout_p, active) @ value
+        weights = torch.softmax(weights, -1)
+        return (torch.dropout(weights, dropout_p, active) if dropout_p else weights) @ value

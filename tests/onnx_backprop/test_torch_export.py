@@ -78,6 +78,18 @@ def encoder() -> tuple[Any, tuple[Any, ...]]:
     return nn.TransformerEncoder(layer, 2), (torch.randn(3, 5, 8),)
 
 
+def position_bias() -> tuple[Any, tuple[Any, ...]]:
+    """As in T5: what attention adds is trained."""
+
+    def forward(m: Any, x: Any) -> Any:
+        q, k, v = (part.view(2, 4, 2, 3).transpose(1, 2) for part in m.qkv(x).chunk(3, -1))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=m.bias.weight.T.reshape(2, 4, 4)[None])
+        return m.out(y.transpose(1, 2).contiguous().view(2, 4, 6))
+
+    net = Net(forward, qkv=nn.Linear(6, 18), out=nn.Linear(6, 6), bias=nn.Embedding(16, 2))
+    return net, (torch.randn(2, 4, 6),)
+
+
 def recurrent(kind: Any, **more: Any) -> tuple[Any, tuple[Any, ...]]:
     return Net(lambda m, x: m.head(m.net(x)[0]), net=kind(4, 5, 2, **more), head=nn.Linear(5, 2)), (
         torch.randn(6, 3, 4),
@@ -170,6 +182,7 @@ BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "conv net": conv_net,
     "a BatchNorm in eval()": partly_frozen,
     "transformer": encoder,
+    "a bias by position": position_bias,
     "LSTM": lambda: recurrent(nn.LSTM),
     "GRU": lambda: recurrent(nn.GRU),
     "RNN": lambda: recurrent(nn.RNN),
