@@ -154,8 +154,10 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
     """What metadata of `torch.export` says; nothing for a file without it."""
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in proto.graph.value_info}
-    if not targets and not any(KIND in values.get(name, ()) for name in names):
-        return {}
+    if not any(KIND in values.get(name, ()) for name in names):  # another tool has dropped them, or there were none
+        if not targets:
+            return {}
+        values = {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 
 
