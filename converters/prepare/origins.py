@@ -157,7 +157,7 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
     if not any(KIND in values.get(name, ()) for name in names):  # another tool has dropped them, or there were none
         if not targets:
             return {}
-        values = {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
+        values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 
 
