@@ -124,10 +124,8 @@ def version_of(node: ir.Node, opsets: dict[str, int]) -> int | None:
 
 def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     """The rule that serves a node, or None."""
-    version = version_of(node, opsets)
-    rule = RULES.get((node.domain, node.op_type, ANY_VERSION))
-    if version is not None:
-        rule = RULES.get((node.domain, node.op_type, version), rule)
+    version = version_of(node, opsets) or opsets[node.domain]  # of a domain without schemas, what the model imports
+    rule = RULES.get((node.domain, node.op_type, version), RULES.get((node.domain, node.op_type, ANY_VERSION)))
     return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
 
 
