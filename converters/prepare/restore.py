@@ -141,19 +141,23 @@ class _Restorer:
             origin = self.found.get(tensor.name, Origin())
             if len(self.uses[tensor.name]) < 2 or not origin.name or origin.kind == CONSTANT:
                 continue
+            uniform = _is_constant(tensor)
             places: defaultdict[str | None, list[tuple[NodeProto, int]]] = defaultdict(list)
             for node, index in self.uses[tensor.name]:
-                places[self._name_at(node, index, origin.name)].append((node, index))
+                places[self._name_at(node, index, origin.name, uniform=uniform)].append((node, index))
             foreign = places.pop(None, [])
-            if foreign and places and _is_constant(tensor):
+            if foreign and places and uniform:
                 self._copy(tensor, f"{tensor.name}/constant", Origin(CONSTANT), foreign)
             for name, uses in places.items():
                 if name is not None and name != origin.name:
                     kind = self.missing.pop(name)
                     self._copy(tensor, name, Origin(kind, name), uses)
 
-    def _name_at(self, node: NodeProto, index: int, name: str) -> str | None:
-        """The name of the tensor that a node of the module reads where it reads `name` here; None if it has none."""
+    def _name_at(self, node: NodeProto, index: int, name: str, *, uniform: bool) -> str | None:
+        """The name of the tensor that a node of the module reads where it reads `name` here; None if it has none.
+
+        uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
+        """
         module, place = module_of(node), _PLACES.get(node.op_type, {}).get(index, "")
         for expected in (f"{module}.{place}" if place else "", self._sibling(node, index)):
             if expected == name or expected in self.missing:
@@ -162,7 +166,7 @@ class _Restorer:
             return name
         inside = [other for other in self.missing if owner(other) == module]
         alike = [other for other in inside if other.rpartition(".")[2] == name.rpartition(".")[2]]
-        candidates = alike or inside
+        candidates = alike or (inside if uniform else [])
         return candidates[0] if len(candidates) == 1 else None
 
     def _sibling(self, node: NodeProto, index: int) -> str:

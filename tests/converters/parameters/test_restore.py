@@ -313,3 +313,15 @@ def test_normalisations_that_share_ones_and_zeros_have_their_own() -> None:
     assert set(graph.parameters) == {"n.weight", "n.bias", "l.weight", "l.bias", "w"}
     reads = {node.input[2] for node in graph.model.graph.node if node.op_type == "LayerNormalization"}
     assert reads == {"n.bias", "l.bias"}
+
+
+def test_a_tensor_of_its_own_numbers_is_no_other_of_the_module() -> None:
+    """The buffer of a module inside, which nothing reads any more, was not merged with a weight that it reads twice."""
+    file = exported(
+        "a = MatMul(x, p.w) b = MatMul(x, p.w) y = Mul(a, b)",
+        {"p.w": W},
+        "p.w",
+        buffers="p.n.u",
+        modules={"a": "p.n", "b": "p.n"},
+    )
+    assert list(ob.training_graph(file, loss="mse").parameters) == ["p.w"]
