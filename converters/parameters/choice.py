@@ -20,7 +20,8 @@ from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, SINGLE,
 from onnx_backprop.converters.prepare.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
-_KINDS = {BUFFER: "buffer of the module", CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
+_KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
@@ -113,7 +114,7 @@ def _of_a_name(
     if what in (values.POSITIONS, values.SLOPES):
         return _Verdict(what, "its numbers are those of a table, and the file calls it neither parameter nor buffer")
     if not leaf.isdisjoint(_BUFFER_WORDS):
-        return _Verdict("buffer, by its name", "the file calls it neither parameter nor buffer")
+        return _Verdict(BUFFERS[1], "the file calls it neither parameter nor buffer")
     reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
     return _Verdict(doubt=reader)
 
@@ -129,7 +130,8 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(SINGLE, "the exporter has computed it")
     if node is None or array is None:
         return _Verdict(doubt="the exporter has computed it")
-    transposed = (node.op_type == "MatMul" and array.ndim > 1) or node.op_type in ("GRU", "LSTM", "RNN")
+    linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
+    transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     reshaped = structure.is_vector(value) and array.ndim > 1 and node.op_type in ("Add", "Mul")
     # a parameter that is read as it stands keeps its name
     return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
-from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, origin_of, restored
+from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
 from onnx_backprop.converters.prepare.torch_metadata import TIES
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 
@@ -38,6 +38,7 @@ def warn_of(
     told = [
         doubts(choice, frozen),
         missing(graph),
+        detached(graph),
         separated(graph, trained),
         *(equal_weights(trained) if share and TIES not in graph.metadata_props else []),
     ]
@@ -72,6 +73,18 @@ def missing(graph: ir.Graph) -> str:
         f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
         "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
         "keeps them, as does torch.onnx.export(…, optimize=False)"
+    )
+
+
+def detached(graph: ir.Graph) -> str:
+    """The nodes where gradients pass that the module stops."""
+    names = [str(name) for name in restored(graph, DETACHED)]
+    if not names:
+        return ""
+    return (
+        f"the exporter has left out a detach() in front of {_listed(map(repr, names))}, and the file does not say of "
+        "which input: gradients pass there that the module stops. stop=[…] stops them at a value; ob.torch.export "
+        "keeps detach()"
     )
 
 

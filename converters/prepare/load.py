@@ -12,6 +12,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.prepare.accept import put_in_order
 from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
+from onnx_backprop.converters.prepare.detached import restore_detached
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
@@ -19,7 +20,7 @@ from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
-from onnx_backprop.converters.prepare.origins import MISSING, SEPARATED, attach, origins
+from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, attach, origins
 from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
 from onnx_backprop.converters.prepare.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
@@ -48,6 +49,7 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     found = origins(proto, weights.tensors)
     unfold(proto, found, weights.tensors)
     changes = {MISSING: restore(proto, found), SEPARATED: separate_named(proto, found, weights.tensors)}
+    changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)

@@ -29,6 +29,7 @@ _ORIGIN, _MODULE, _PARTS = (
     "onnx_backprop.folded_from",
 )  # a tensor's metadata
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
+DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
@@ -114,7 +115,7 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING, names of parameters, or under SEPARATED, pairs of names."""
+    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED, pairs of names."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:
@@ -153,18 +154,23 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
     """What metadata of `torch.export` says; nothing for a file without it."""
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in proto.graph.value_info}
-    if not targets and not any(KIND in values.get(name, ()) for name in names):
-        return {}
+    if not any(KIND in values.get(name, ()) for name in names):  # another tool has dropped them, or there were none
+        if not targets:
+            return {}
+        values = {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 
 
 def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
     """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
-    kind = said.get(KIND) or targets.get(name) or targets.get(name.removesuffix("_bias"), "")
+    kind = said.get(KIND, "")
     if kind == PARAMETER:
         return Origin(FROZEN if said.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
     if kind:
         return Origin(kind if kind == BUFFER else CONSTANT, name)
+    before = next((source for source in (name, name.removesuffix("_bias")) if source in targets), "")
+    if before:  # the optimizer has put another tensor in its place, as of a convolution and a BatchNormalization
+        return Origin(PARAMETER if targets[before] == PARAMETER else BUFFER, name, (before,))
     computed_from = _listed(said.get(_FOLDED_FROM, ""))
     sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
     parameters = [target for target, kind in sources.items() if kind == PARAMETER]
@@ -197,11 +203,11 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
             continue
         node, index = readers[name][0]
         module = module_of(node)
-        if not module:
-            continue
         leaf = {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
         bias = _bias_behind(node, readers, scripted) if node.op_type == "MatMul" else ""
-        guess = bias[: -len("bias")] + "weight" if bias.endswith("bias") else f"{module}.{leaf}"
+        guess = bias[: -len("bias")] + "weight" if owner(bias) and bias.endswith("bias") else f"{module}.{leaf}"
+        if guess.startswith("."):
+            continue
         if guess in taken:
             guess = f"{module}.{name}"
         taken.add(guess)
@@ -218,7 +224,8 @@ def _bias_behind(
         return ""
     add, index = after[0]
     other = scripted.get(add.input[1 - index], Origin())
-    return other.name if other.kind == NAMED and owner(other.name) in (module_of(node), "") else ""
+    fits = owner(other.name) == module_of(node) or not module_of(node)
+    return other.name if other.kind == NAMED and fits else ""
 
 
 def _listed(text: str) -> list[str]:

@@ -119,14 +119,8 @@ def _once(array: np.ndarray) -> np.ndarray | None:
 
 
 def _repeats(array: np.ndarray) -> bool:
-    """Whether two slices along some axis of a tensor of several axes are equal, or all its numbers are."""
-    if sum(length > 1 for length in array.shape) < 2:
-        return False
-    return any(
-        len(np.unique(np.moveaxis(array, axis, 0).reshape(length, -1), axis=0)) < length
-        for axis, length in enumerate(array.shape)
-        if length > 1
-    )
+    """Whether a tensor of several axes has equal numbers, as one that was taken from a table by indices."""
+    return sum(length > 1 for length in array.shape) > 1 and len(np.unique(array)) < array.size
 
 
 class _Restorer:
@@ -160,23 +154,25 @@ class _Restorer:
 
     def _name_at(self, node: NodeProto, index: int, name: str) -> str | None:
         """The name of the tensor that a node of the module reads where it reads `name` here; None if it has none."""
-        module = module_of(node)
-        place = _PLACES.get(node.op_type, {}).get(index, "")
-        expected = [self._sibling(node, index), f"{module}.{place}", f"{module}.{name.rpartition('.')[2]}"]
-        if name in expected[:2] or module == owner(name):
-            return next((other for other in expected[:2] if other in self.missing), name)
+        module, place = module_of(node), _PLACES.get(node.op_type, {}).get(index, "")
+        for expected in (f"{module}.{place}" if place else "", self._sibling(node, index)):
+            if expected == name or expected in self.missing:
+                return expected
+        if module == owner(name):
+            return name
         inside = [other for other in self.missing if owner(other) == module]
-        candidates = [other for other in expected if other in self.missing] or inside * (len(inside) == 1)
-        return candidates[0] if candidates else None
+        alike = [other for other in inside if other.rpartition(".")[2] == name.rpartition(".")[2]]
+        candidates = alike or inside
+        return candidates[0] if len(candidates) == 1 else None
 
     def _sibling(self, node: NodeProto, index: int) -> str:
-        """The name of the bias beside the weight that a product or a normalisation reads."""
+        """The name of the bias beside the weight that a product reads."""
         if node.domain not in DEFAULT_DOMAINS:
             return ""
         if node.op_type == "Add":
             product = self.producers.get(node.input[1 - index])
             return "" if product is None or product.op_type != "MatMul" else self._bias_name(product)
-        return self._bias_name(node) if index == 2 and node.op_type in (*_BIASED, *_PLACES) else ""
+        return self._bias_name(node) if index == 2 and node.op_type in _BIASED else ""
 
     def _bias_name(self, node: NodeProto) -> str:
         weight = self.found.get(node.input[1], Origin()).name

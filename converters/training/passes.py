@@ -15,12 +15,15 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
-from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.parameters.choice import BUFFERS, choose
+from onnx_backprop.converters.parameters.layout import Layout, layout_of
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.origins import FROZEN, NAMED, origin_of
 from onnx_backprop.converters.prepare.statistics import STATISTICS
+from onnx_backprop.converters.prepare.torch_metadata import BUFFER
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
@@ -36,11 +39,21 @@ _VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Variables:
-    """A model that is prepared; its parameters, and the running statistics of its BatchNormalizations."""
+    """A model that is prepared; its parameters, the running statistics of its BatchNormalizations, and buffers.
+
+    layouts: where each of them lies in the module that was exported.
+    """
 
     model: ModelProto
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
+    buffers: tuple[str, ...]
+    layouts: dict[str, Layout]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.parameters, *self.statistics, *self.buffers)
 
 
 @dataclass(frozen=True)
@@ -119,14 +132,21 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     choice = choose(graph, [value for value in floats if value in path.active])
     trained = [value for value in floats if value in path.active and value not in choice.left_out]
     warn_of(graph, choice, trained, stacklevel=4)
-    parameters = [str(value.name) for value in trained]
+    parameters = [*trained, *(value for value in floats if origin_of(value).kind == FROZEN)]
     normalizations = [node for node in graph if node.domain == "" and node.op_type == "BatchNormalization"]
     read = [value for node in normalizations for place in STATISTICS if (value := node.inputs[place]) is not None]
-    statistics = [str(value.name) for value in dict.fromkeys(read) if value.is_initializer()]
-    together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in parameters}
+    statistics = [value for value in dict.fromkeys(read) if value.is_initializer()]
+    rest = [value for value in floats if value not in (*trained, *statistics)]
+    unread = [value for value in rest if value not in path.active and origin_of(value).kind == BUFFER]
+    named = [value for value, what in choice.left_out.items() if what in BUFFERS or origin_of(value).kind == NAMED]
+    buffers = [*(value for value in rest if value in named), *unread]
+    names = {str(value.name) for value in parameters}
+    together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in names}
     if together:
         warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=4)
-    return Variables(infer_large(to_proto(ir_model)), tuple(parameters), tuple(statistics))
+    groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
+    layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
+    return Variables(infer_large(to_proto(ir_model)), *groups, layouts=layouts)
 
 
 def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
@@ -147,7 +167,7 @@ def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collec
     are in either that read a statistic among `kept`. Errors: as `backward`.
     """
     ir_model = to_ir(found.model)
-    inputs = {*found.parameters, *found.statistics}
+    inputs = set(found.names)
     graph = ir_model.graph
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)

@@ -322,14 +322,8 @@ def _choose(
 def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[str]:
     """The initializers that a caller wants left as they are: those that are frozen, and those not chosen."""
     names = aliases(graph.initializers.values())
-    every = {alias for known in names.values() for alias in known}
-
-    def chosen(argument: str, patterns: Patterns) -> set[str]:
-        found = set(select(argument, patterns, every))
-        return {name for name, known in names.items() if found.intersection(known)}
-
-    held = chosen("frozen", frozen) if frozen else set[str]()
-    return held if trainable is None else held | (set(names) - chosen("trainable", trainable))
+    held = set(select("frozen", frozen, names)) if frozen else set[str]()
+    return held | (set(names) - set(select("trainable", trainable, names)) if trainable else set())
 
 
 def _add_loss(

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import unique
+from onnx_backprop.converters.prepare.origins import FROZEN, origin_of
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
@@ -32,6 +33,7 @@ except ImportError as e:
     ) from e
 
 OrtValue = onnxruntime.OrtValue
+COUNT = "num_batches_tracked"  # of a BatchNorm of PyTorch
 Tensors = Mapping[str, Any]
 
 
@@ -73,9 +75,11 @@ class Module(torch.nn.Module):
     A call takes the model's inputs, in their order or by their names, as tensors of the model's types on the CPU, and
     returns its output, or a tuple of several. Float inputs get a gradient where they require one.
 
-    Parameters, as of `training_graph` by default, and running statistics, which are buffers, have the names of the
-    tensors in the file, dots in which are modules inside this one, as in PyTorch; where that cannot be, as for "a" and
-    "a.b", slashes take the place of dots. What `requires_grad_(False)` freezes has no gradient computed.
+    Parameters are those of `training_graph` by default; running statistics and other buffers are buffers. Their names
+    and shapes are those of the module that was exported, where the file says them, whose `state_dict()` loads into this
+    one: a weight that the exporter has transposed is a view of it. Other tensors have their names in the file. Dots are
+    modules inside this one, as in PyTorch; where that cannot be, as for "a" and "a.b", slashes take the place of dots.
+    What `requires_grad_(False)` freezes has no gradient computed.
 
     In training mode Dropout draws from PyTorch's generator, and BatchNormalization takes the statistics of the batch
     and renews its running ones as ONNX defines it, by the biased variance. In inference mode (`eval()`) they do not,
@@ -92,23 +96,37 @@ class Module(torch.nn.Module):
         self._kernels = None if kernels == "numba" and not native_kernels_work() else kernels
         self._options = session_options
         stored = {tensor.name: tensor for tensor in found.model.graph.initializer}
-        own = {*found.parameters, *found.statistics}
         names = tuple(v.name for v in found.model.graph.input if v.name not in stored)
         self._inputs = Inputs(TrainingGraph(found.model, "", names, None, {}))
         self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in found.model.graph.input}
         self._places: dict[str, tuple[Any, str]] = {}
         self._forget()
-        for name, value in stored.items():
-            if name in own:
-                self._types[name] = _dtype(value.data_type)
-                array = numpy_helper.to_array(value)
-                known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
-                tensor = torch.from_numpy(known).to(self._types[name])
-                self._places[name] = self._register(name, tensor, trained=name in found.parameters)
+        self._layouts = found.layouts
+        for name in found.names:
+            value, layout = stored[name], found.layouts[name]
+            self._types[name] = _dtype(value.data_type)
+            array = numpy_helper.to_array(value)
+            known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
+            tensor = torch.from_numpy(known).to(self._types[name])
+            tensor = tensor.t() if layout.transposed else tensor.reshape(-1) if layout.flat else tensor
+            owner, leaf = self._register(layout.name, tensor, trained=name in found.parameters)
+            self._places[name] = owner, leaf
+            if leaf == "running_mean" and not hasattr(owner, COUNT):
+                owner.register_buffer(COUNT, torch.tensor(0))  # which no file has, and a state_dict does
+            if origin_of(value).kind == FROZEN:
+                getattr(owner, leaf).requires_grad_(False)
 
     def _forget(self) -> None:
         self._compiled: dict[tuple[bool, frozenset[str], tuple[str, ...]], _Run] = {}
         self._lock = threading.Lock()
+
+    def _stored(self, name: str) -> Any:
+        """A tensor of this module as the file has it, in the same memory."""
+        owner, leaf = self._places[name]
+        tensor, layout = getattr(owner, leaf), self._layouts[name]
+        if not isinstance(tensor, torch.Tensor) or not (layout.transposed or layout.flat):
+            return tensor
+        return tensor.t() if layout.transposed else tensor.reshape(layout.shape)
 
     def _register(self, name: str, tensor: Any, *, trained: bool) -> tuple[Any, str]:
         """Where a tensor lies: the module that has it, and its name there."""
@@ -131,7 +149,7 @@ class Module(torch.nn.Module):
         what onnxruntime does not run.
         """
         given = self._given(inputs, named)
-        tensors = given | {name: getattr(owner, leaf) for name, (owner, leaf) in self._places.items()}
+        tensors = given | {name: self._stored(name) for name in self._places}
         for name in self._places:
             self._check(name, tensors[name])
         wrt = tuple(name for name, tensor in tensors.items() if tensor.requires_grad) if torch.is_grad_enabled() else ()
@@ -188,7 +206,7 @@ class Module(torch.nn.Module):
 
         Inputs, outputs, names and metadata are those of the model that came.
         """
-        values = {name: getattr(owner, leaf).detach() for name, (owner, leaf) in self._places.items()}
+        values = {name: self._stored(name).detach() for name in self._places}
         arrays = {name: OrtValue.from_dlpack(value.contiguous()).numpy() for name, value in values.items()}
         save_model(inference(self._model, arrays), path)
 

@@ -73,7 +73,8 @@ class _Case:
         except WrongError as e:
             return WRONG, str(e)
         except ob.OnnxBackpropError as e:
-            return REFUSED, str(e)
+            unknown = self.stage == "patterns" and " matches no " in str(e)  # it says so: the file has no such name
+            return WARNED if unknown else REFUSED, str(e)
         except Exception as e:  # noqa: BLE001 - whatever it is, it is the verdict
             return WRONG, f"{type(e).__name__}: {e}; {traceback.format_exc().splitlines()[-3].strip()}"
 

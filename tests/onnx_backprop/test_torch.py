@@ -379,3 +379,60 @@ def test_the_example_of_the_docstring(tmp_path: Path, monkeypatch: pytest.Monkey
     (code,) = examples(inspect.getdoc(ob.torch.module) or "")
     exec(code, names)
     assert Path("trained.onnx").is_file()
+
+
+class Gated(torch.nn.Module):
+    """A Linear whose weight exporters transpose, a GroupNorm whose scale they reshape, a gate, a buffer, statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh())
+        self.norm, self.batch = torch.nn.GroupNorm(2, 6), torch.nn.BatchNorm1d(6)
+        self.gate = torch.nn.Parameter(torch.tensor([0.5]))
+        self.register_buffer("blur", torch.tensor([0.25, 0.5, 0.25]).repeat(6, 1, 1))
+
+    def forward(self, x: Any) -> Any:
+        h = self.norm(self.encoder(x).transpose(1, 2))
+        smooth = torch.nn.functional.conv1d(h, self.blur, padding=1, groups=6)
+        return self.gate * smooth + self.batch(h)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript", "ours"])
+@pytest.mark.filterwarnings("ignore:the file does not say for sure")  # TorchScript, of the gate
+@pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")
+def test_parameters_and_buffers_are_those_of_the_module(exporter: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, other = Gated().eval(), Gated().eval()
+    for one in (module, other):
+        for parameter in one.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(3, 5, 4)
+    path: Any = tmp_path / "gated.onnx"
+    if exporter == "ours":
+        path = ob.torch.export(module, (x,))
+    else:
+        more = {"dynamo": True, "optimize": True} if exporter == "dynamo" else {"dynamo": False, "opset_version": 17}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(module, (x,), str(path), input_names=["x"], **more)
+    network = ob.torch.module(path).eval()
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    assert shapes == {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert {name for name, _ in network.named_buffers()} == {name for name, _ in module.named_buffers()}
+    close(network(x), module(x), 1e-5)
+    network.load_state_dict(other.state_dict())
+    close(network(x), other(x), 1e-5)
+    for one in (network, other):
+        one(x).square().sum().backward()
+    expected = dict(other.named_parameters())
+    for name, parameter in network.named_parameters():
+        close(parameter.grad, expected[name].grad, 1e-4)
+    optimizers = [torch.optim.AdamW(one.parameters(), 0.01) for one in (network, other)]
+    for optimizer in optimizers:
+        optimizer.step()
+    close(network(x), other(x), 1e-5)
+    other.load_state_dict(network.state_dict())
+    network.export(tmp_path / "again.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
+    close(torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]), other(x), 1e-5)
+    close(copy.deepcopy(network)(x), network(x))

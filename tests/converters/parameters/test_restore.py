@@ -261,3 +261,55 @@ def test_what_was_computed_from_one_parameter_is_doubtful(name: str) -> None:
     ):
         graph = ob.training_graph(file, loss="mse")
     assert list(graph.parameters) == [name]
+
+
+def with_operations(model: ModelProto, said: Mapping[str, str]) -> ModelProto:
+    """said: the arguments of torch's operation that each value comes from."""
+    for node in model.graph.node:
+        if node.output[0] in said:
+            text = f"%{node.output[0]} : [num_users=1] = call_function[target=f](args = ({said[node.output[0]]}), kwargs = {{}})"
+            node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=text)
+    return model
+
+
+def test_a_detach_that_torch_left_out_stops_again() -> None:
+    """y = h · stop(h): the gradient by the weight is that of h with the other factor constant."""
+    file = exported("h = MatMul(x, m.weight) y = Mul(h, h)", {"m.weight": W}, "m.weight")
+    file = with_operations(file, {"y": "%h, %detach_1", "h": "%x, %p_m_weight"})
+    feeds = {"x": X, "y_grad": np.ones((2, 4), np.float32)}
+    converted = ob.backward(file)
+    named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
+    np.testing.assert_allclose(np.asarray(named["m.weight_grad"]), X.T @ (X @ W), rtol=1e-5)
+    assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
+
+
+@pytest.mark.parametrize("arguments", ["%a, %detach", "%detach", "[%h, %detach], 1", "%h, %detach, 2.0"])
+def test_a_detach_whose_place_is_not_said_is_told(arguments: str) -> None:
+    file = with_operations(exported("h = MatMul(x, w) y = Mul(h, h)", {"w": W}, "w"), {"y": arguments})
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'.* stop=\["):
+        ob.backward(file)
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'"):
+        ob.training_graph(file, loss="mse")
+
+
+def test_a_tensor_that_the_optimizer_has_changed_is_doubtful() -> None:
+    """torch writes a kind for each parameter; what has the name of one and no kind was put in its place."""
+    tensors = {"c.weight": W.reshape(4, 3, 1), "c.bias": W[0]}
+    file = exported("y = Conv(x, c.weight, c.bias)", tensors, "c.weight c.bias", x="float[N,3,5] x")
+    del file.graph.value_info[0].metadata_props[:]
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"trained are 'c\.weight' \(the exporter has computed it from 'c\.weight'\)"
+    ):
+        assert list(ob.training_graph(file, loss="mse").parameters) == ["c.weight", "c.bias"]
+    del file.graph.value_info[1].metadata_props[:]  # another tool has dropped all of them: the signature says enough
+    assert list(ob.training_graph(file, loss="mse").parameters) == ["c.weight", "c.bias"]
+
+
+def test_normalisations_that_share_ones_and_zeros_have_their_own() -> None:
+    body = "a = LayerNormalization(x, n.weight, n.bias) b = LayerNormalization(a, n.weight, n.bias) y = MatMul(b, w)"
+    tensors = {"n.weight": np.ones(3, np.float32), "n.bias": np.zeros(3, np.float32), "w": W}
+    file = exported(body, tensors, "n.weight n.bias l.weight l.bias w", modules={"a": "n", "b": "l"})
+    graph = ob.training_graph(file, loss="mse")
+    assert set(graph.parameters) == {"n.weight", "n.bias", "l.weight", "l.bias", "w"}
+    reads = {node.input[2] for node in graph.model.graph.node if node.op_type == "LayerNormalization"}
+    assert reads == {"n.bias", "l.bias"}
