@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
+from onnx_backprop.converters.prepare.torch_metadata import TIES
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
@@ -39,7 +40,7 @@ def warn_of(
         missing(graph),
         detached(graph),
         separated(graph, trained),
-        *(equal_weights(trained) if share else []),
+        *(equal_weights(trained) if share and TIES not in graph.metadata_props else []),
     ]
     if share:
         told.append(share_of(graph, choice.left_out, trained, frozen))

@@ -17,6 +17,7 @@ KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata of a value:
 PARAMETER, BUFFER, CONSTANT = "PARAMETER", "BUFFER", "CONSTANT_TENSOR"
 REQUIRES_GRAD = "onnx_backprop.requires_grad"  # metadata of a value: "False" for a parameter that is not to be trained
 ALIASES = "onnx_backprop.aliases"  # metadata of a value: further names of a tied parameter, a JSON list
+TIES = "onnx_backprop.ties"  # metadata of the main graph: "stated" if each tensor of the module is one initializer
 STOP = "onnx_backprop.stop"  # metadata of an Identity: passes no gradient
 _INPUT = re.compile(r"^(\S+): ([A-Z_]+)(?: target='(.*)')?(?: persistent=(?:True|False))?$")
 

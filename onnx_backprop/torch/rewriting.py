@@ -12,13 +12,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import unique, used_names
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD
+from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD, TIES
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.torch.modules import torch
 
 
 def tie(graph: ir.Graph, tensors: Sequence[tuple[str, Any]]) -> None:
-    """Make one initializer of what is one tensor of the module under several names."""
+    """Make one initializer of what is one tensor of the module under several names, and say that this is so."""
+    graph.metadata_props[TIES] = "stated"
     names: dict[int, list[str]] = {}
     for name, tensor in tensors:
         names.setdefault(id(tensor), []).append(name)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto, StringStringEntryProto, helper, numpy_helper, parser
 
+import onnx_backprop as ob
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.origins import MISSING, restored
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, SIGNATURE, Entry, signature, tied_names
+from onnx_backprop.converters.prepare.torch_metadata import ALIASES, SIGNATURE, TIES, Entry, signature, tied_names
 
 TEXT = """
 # inputs
@@ -61,3 +62,16 @@ def test_other_names_of_tied_parameters_are_read_and_are_not_missing() -> None:
     model.graph.value_info[0].CopyFrom(value)
     assert tied_names(model) == []
     assert restored(to_ir(prepare(model)).graph, MISSING) == ["head.weight"]
+
+
+def test_equal_tensors_of_a_file_that_states_its_ties_are_not_tied() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[1,16] x) => (float[1,16] y) '
+        "{ a = MatMul(x, v) y = MatMul(a, w) }"
+    )
+    values = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(values, name) for name in "vw")
+    with pytest.warns(ob.OnnxBackpropWarning, match="'v' and 'w' hold the same numbers"):
+        ob.training_graph(model, loss="mse")
+    model.graph.metadata_props.append(StringStringEntryProto(key=TIES, value="stated"))
+    assert set(ob.training_graph(model, loss="mse").parameters) == {"v", "w"}
