@@ -131,10 +131,25 @@ def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inli
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
+    _expose_statistics(ir_model.graph)
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     result = use_kernels(proto, kernels)
     return inlined(result) if inline else result
+
+
+def _expose_statistics(graph: ir.Graph) -> None:
+    """Make running statistics that a BatchNormalization in training mode renews inputs with their values as defaults.
+
+    onnxruntime keeps one of equal constants, as the zeros of a fresh mean and of a fresh bias, and renews a constant
+    mean in place before it reads the bias: its outputs are wrong. Of inputs it does neither.
+    """
+    for node in graph:
+        mode = node.attributes.get("training_mode")
+        if node.domain == "" and node.op_type == "BatchNormalization" and mode is not None and mode.as_int():
+            for value in node.inputs[3:5]:
+                if value is not None and value.is_initializer() and not value.is_graph_input():
+                    graph.inputs.append(value)
 
 
 class Differentiation:

@@ -116,3 +116,31 @@ def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
     assert second == third
     once = _model("y = BatchNormalization(x, ones, zeros, mean, var)")
     assert _statistics(once) == [("mean", "var")]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
+def test_fresh_statistics_in_training_mode_are_not_written_over_equal_weights(shape: tuple[int, ...]) -> None:
+    """onnxruntime renews a constant mean in place, and a bias of the same zeros with it, before it reads the bias."""
+    dims = ",".join(map(str, shape))
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g (float[{dims}] x) => (float[{dims}] z) '
+        "<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}> "
+        "{ a = Mul(x, w) y, rm, rv = BatchNormalization<training_mode=1>(a, s, b, m, v) z = Mul(y, y) }"
+    )
+    rng = np.random.default_rng(0)
+    w = rng.uniform(0.5, 2, shape[1:]).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    x, dz = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    axes = (0, *range(2, len(shape)))
+    a = (x * w).astype(np.float64)
+    y = (a - a.mean(axes, keepdims=True)) / np.sqrt(a.var(axes, keepdims=True) + 1e-5)
+    dy = 2 * y * dz
+    centred = dy - dy.mean(axes, keepdims=True) - y * (dy * y).mean(axes, keepdims=True)
+    expected = (centred / np.sqrt(a.var(axes, keepdims=True) + 1e-5) * x).sum(0)
+    for kernels in ("onnx", None):
+        session = ob.session(ob.vjp(model, wrt=["w"]), kernels=kernels)
+        outputs = dict(
+            zip([o.name for o in session.get_outputs()], session.run(None, {"x": x, "z_grad": dz}), strict=True)
+        )
+        np.testing.assert_allclose(np.asarray(outputs["z"]), y * y, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(outputs["w_grad"]), expected, rtol=1e-3, atol=1e-4)
