@@ -136,9 +136,11 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:
     """What a Constant node holds, whichever attribute says it; None for a sparse tensor, texts and other nodes."""
-    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS or not node.attribute:
         return None
     attribute = node.attribute[0]
+    if attribute.ref_attr_name:  # in a function, whose caller says it
+        return None
     if attribute.name == "value":
         return attribute.t
     dtype = _CONSTANT_TYPES.get(attribute.name)

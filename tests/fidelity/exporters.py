@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 TORCHSCRIPT, DYNAMO, OURS = "torchscript", "dynamo", "ob.torch.export"
 
@@ -34,8 +36,19 @@ def export(exporter: str, module: Any, inputs: tuple[np.ndarray, ...], mode: str
             torch.onnx.export(module, arguments, str(path), dynamo=True, external_data=False)
         else:
             training: dict[str, Any] = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
+            before = {name: buffer.numpy().copy() for name, buffer in module.named_buffers()}
             torch.onnx.export(module, arguments, str(path), dynamo=False, **(training if mode == "train" else {}))
+            _put_back(path, before)
     return str(path)
+
+
+def _put_back(path: Path, buffers: dict[str, np.ndarray]) -> None:
+    """Write the running statistics of before: TorchScript's exporter renews them in the run that it traces."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith(("running_mean", "running_var")) and tensor.name in buffers:
+            tensor.CopyFrom(numpy_helper.from_array(buffers[tensor.name], tensor.name))
+    onnx.save(model, path)
 
 
 @contextlib.contextmanager
