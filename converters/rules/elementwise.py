@@ -86,10 +86,14 @@ def extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def clip(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = min(max(x, lo), hi)  =>  dx = dy where lo <= x <= hi; dlo = Σ dy where Y is lo, dhi = Σ dy where Y is hi.
 
-    Edge: at x = lo and x = hi the gradient is x's. Where lo > hi, Y is hi everywhere.
+    Edge: at x = lo and x = hi the gradient is x's; with the limits 0 and 6, which exporters write ReLU6 as, it is 0
+    there, as that of Relu at 0. Where lo > hi, Y is hi everywhere.
     """
     x, y, low, high = node.input(0), node.output(), node.optional(1), node.optional(2)
     dx, dlow, dhigh = dy, None, None
+    limits = [value.item() for n in (1, 2) if (value := node.constant(n)) is not None and value.size == 1]
+    if limits == [0, 6] and not node.wants(1) and not node.wants(2):
+        return op.Where(op.And(op.Greater(x, low or 0), op.Less(x, high or 6)), dy, 0), None, None
     if low is not None:
         below = op.Less(x, low)
         dx, dlow = op.Where(below, 0, dx), op.Where(below, dy, 0)

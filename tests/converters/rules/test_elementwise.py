@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
 from tests.support.adjoint import run
@@ -86,3 +87,20 @@ def test_cast_like_takes_the_type_alone_of_its_second_input() -> None:
     feeds = {"i": np.int64([1, -2, 3]), "x": np.float32([0.5, 1, 2]), "y_grad": np.ones(3, np.float32)}
     _, dx = run(ob.session(ob.backward(model_of(text), wrt=["x"])), feeds)
     np.testing.assert_array_equal(dx, feeds["i"].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0, 6, [0, 0, 1, 0, 0]), (-1, 6, [1, 1, 1, 1, 0]), (0, 5, [0, 1, 1, 0, 0])]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_clip_at_its_limits(low: float, high: float, expected: list[float], dtype: type) -> None:
+    """ReLU6, which exporters write as Clip from 0 to 6, has no gradient at its limits; torch.clamp has."""
+    name = "float" if dtype == np.float32 else "float16"
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g ({name}[5] x) => ({name}[5] y) {{ y = Clip(x, low, high) }}'
+    )
+    for tensor, value in (("low", low), ("high", high)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), tensor))
+    x = np.array([-0.5, 0, 3, 6, 7], dtype)
+    (dx,) = ob.session(ob.backward(model, wrt=["x"])).run(["x_grad"], {"x": x, "y_grad": np.ones(5, dtype)})
+    np.testing.assert_array_equal(np.asarray(dx), expected)
