@@ -28,6 +28,7 @@ _WORDS = re.compile(r"[A-Za-z][a-z]*")
 _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "embed", "embedding", "embeddings", "token"}
 _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
+_WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
 _BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
 _BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
 _BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
@@ -96,6 +97,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
             absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
         )
     what = _by_numbers(value, array, uses, context)
+    if what not in (None, SINGLE) and not _words(str(value.name)).isdisjoint(_WEIGHT_WORDS):
+        return _Verdict(doubt=f"its numbers are those of a {what}")
     if what is None and origin.kind == FOLDED:
         return _of_exporter(value, array, uses)
     return _Verdict(what or "")
@@ -107,13 +110,15 @@ def _of_a_name(
     """A parameter or a buffer under its name in the module."""
     what = _by_numbers(value, array, uses, context)
     leaf = _words(name.rpartition(".")[2])
-    if what is not None and what != SINGLE and what not in (values.POSITIONS, values.SLOPES):
-        return _Verdict(what)
-    if not leaf.isdisjoint(_SURE_WORDS) and leaf.isdisjoint(_BUFFER_WORDS) and defined is None:
-        return _Verdict()
-    if what in (values.POSITIONS, values.SLOPES):
-        return _Verdict(what, "its numbers are those of a table, and the file calls it neither parameter nor buffer")
-    if not leaf.isdisjoint(_BUFFER_WORDS):
+    what = None if what == SINGLE else what
+    buffer = not leaf.isdisjoint(_BUFFER_WORDS)
+    if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
+        return _Verdict(doubt="" if what is None else f"its numbers are those of a {what}")
+    if defined is not None and not leaf.isdisjoint(_CONSTANT_WORDS):
+        return _Verdict(defined)
+    if what is not None:
+        return _Verdict(what, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
+    if buffer:
         return _Verdict(BUFFERS[1], "the file calls it neither parameter nor buffer")
     reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
     return _Verdict(doubt=reader)
@@ -186,7 +191,8 @@ def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
 
 def _named_as_constant(value: ir.Value) -> bool:
     """Whether a name is that of a constant, as `zeros` or `/gn/Constant_1_output_0`."""
-    return not _words(re.split(r"[./]", str(value.name))[-1]).isdisjoint(_CONSTANT_WORDS)
+    leaf = re.split(r"[./]", str(value.name))[-1]
+    return not leaf.startswith("const_fold") and not _words(leaf).isdisjoint(_CONSTANT_WORDS)  # tf2onnx: any weight
 
 
 def _words(name: str) -> set[str]:

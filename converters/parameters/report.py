@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
@@ -18,6 +19,7 @@ from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
 _LEAST = 8  # numbers of two matrices that are not equal by chance
+_NUMBER = re.compile(r"\d+")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
 
@@ -96,7 +98,7 @@ def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     if not pairs:
         return ""
     return (
-        f"the file has one tensor for each of these pairs, whose numbers are all equal: {_listed(map(_pair, pairs))}. "
+        f"the file has one tensor for each of these pairs, which are equal at first: {_listed(map(_pair, pairs))}. "
         f"They are trained apart. If the module has one parameter for both, tie=[{pairs[0]!r}] keeps them equal"
     )
 
@@ -122,7 +124,8 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
     for value in matrices:
         if value.const_value is not None and size(value) >= _LEAST:
             alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
-    pairs = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
+    every = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
+    pairs = [(a, b) for a, b in every if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # copies of a layer
     return [
         f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "
         f"both, tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"

@@ -5,6 +5,7 @@ A runtime may take such an Identity out, since the mark counts at conversion alo
 """
 
 import re
+from collections.abc import Collection, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
@@ -17,14 +18,14 @@ from onnx_backprop.converters.prepare.graphs import (
     used_names,
     without_imports,
 )
+from onnx_backprop.converters.prepare.origins import FX, arguments_of
 from onnx_backprop.opset.core.lazy import ir
 
 STOP = "onnx_backprop.stop"  # in an Identity's metadata, with any value
 _DETACH = {("org.chainer", "detach"), ("org.pytorch.aten", "detach"), ("aten", "detach")}
 _ATEN = {("org.pytorch.aten", "ATen"), ("aten", "ATen")}  # which say in an attribute what they are
-_FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it was, with its arguments
-_ARGUMENTS = re.compile(r"\(args = \((.*)\), kwargs = ")
-_DETACHED = re.compile(r"%detach(_\d+)?")
+_NUMBER = re.compile(r"_\d+$")
+_DETACHED = re.compile(r"detach(_\d+)?")
 _NAMES = ("detach", "aten_detach", "aten::detach")  # of functions of exporters, and of what an ATen node is
 
 
@@ -61,31 +62,60 @@ def mark_detached(proto: ModelProto) -> None:
 def restore_detached(proto: ModelProto) -> list[str]:
     """Put back the stops that `torch.export` left out, in place; the nodes of which the file does not say which input.
 
-    torch takes detach away, and what read it still says so: `args = (%a, %detach_1)`, a being the node's first input.
+    torch takes detach away, and the operation that read it still says so: `%mul : … (args = (%a, %detach_1), …)` of a
+    node that reads a and the detached value. An operation may have become several nodes, and a node may stand for two
+    operations that differ by a detach alone: it is read under the name of the other too.
     """
     nodes = list(proto.graph.node)
-    said = {id(node): next((e.value for e in node.metadata_props if e.key == _FX), "") for node in nodes}
+    said = [next((e.value for e in node.metadata_props if e.key == FX), "") for node in nodes]
+    constants = {t.name for t in proto.graph.initializer}
+    constants |= {name for node in nodes if node.op_type == "Constant" for name in node.output}
     names = used_names(proto.graph)
-    restored: set[str] = set()
-    for node in nodes:
-        match = _ARGUMENTS.search(said[id(node)]) if "%detach" in said[id(node)] else None
-        arguments = [text.strip() for text in match[1].split(",") if text.strip()] if match else []
-        inputs = [name.replace(".", "_") for name in node.input]
-        pairs = list(zip(arguments, inputs, strict=False))
-        if len(arguments) != len(inputs) or not all(
-            _DETACHED.fullmatch(text) or text.removeprefix("%").removeprefix("p_") == name for text, name in pairs
-        ):
+    present = {name for node in nodes for name in node.output}
+    unsaid: list[str] = []
+    for text in dict.fromkeys(text for text in said if "%detach" in text):
+        group = [node for node, other in zip(nodes, said, strict=True) if other == text]
+        places = _stopped(group, constants)
+        results = {name for node in group for name in node.output}
+        others = [node for node, other in zip(nodes, said, strict=True) if other not in ("", text)]
+        readers = [node for node in others if results.intersection(node.input)]
+        named = text[1:].partition(" ")[0]
+        if not places or any(_reads_another(node, named, present) for node in readers):
+            unsaid.append(called(group[-1]))
             continue
-        for index, (text, _) in enumerate(pairs):
-            if _DETACHED.fullmatch(text) and not is_stop(node):
-                stopped = unique(f"{node.input[index]}/detached", names)
-                stop = helper.make_node("Identity", [node.input[index]], [stopped], stopped)
-                stop.metadata_props.add(key=STOP, value="detach")
-                node.input[index] = stopped
-                proto.graph.node.insert(next(n for n, one in enumerate(proto.graph.node) if one is node), stop)
-        restored.add(said[id(node)])
-    rest = [node for node in nodes if _DETACHED.search(said[id(node)]) and said[id(node)] not in restored]
-    return list(dict.fromkeys(called(node) for node in rest))
+        for node, index in places:
+            stop = helper.make_node("Identity", [node.input[index]], [unique(f"{node.input[index]}/detached", names)])
+            stop.name = stop.output[0]
+            stop.metadata_props.add(key=STOP, value="detach")
+            node.input[index] = stop.output[0]
+            proto.graph.node.insert(next(n for n, one in enumerate(proto.graph.node) if one is node), stop)
+    return unsaid
+
+
+def _reads_another(node: NodeProto, name: str, present: Collection[str]) -> bool:
+    """Whether a node that reads the result `tanh` was to read that of another such operation, as `tanh_1`."""
+    arguments = arguments_of(node)
+    kind = _NUMBER.sub("", name)
+    others = [other for other in arguments if other != name and other not in present]
+    return name not in arguments or any(_NUMBER.sub("", other) == kind for other in others)
+
+
+def _stopped(group: Sequence[NodeProto], constants: Collection[str]) -> list[tuple[NodeProto, int]]:
+    """Where the nodes of one operation read a detached value, each with the input; empty if that is not clear."""
+    results = {name for node in group for name in node.output}
+    reads = [(node, n) for node in group for n, name in enumerate(node.input) if name and name not in constants]
+    reads = [(node, n) for node, n in reads if node.input[n] not in results]
+    arguments = [name for name in arguments_of(group[0]) if not name.startswith(("p_", "b_", "c_"))]
+    live = {name for name in arguments if not _DETACHED.fullmatch(name)}
+    values = {node.input[n] for node, n in reads}
+    if live <= values and len(values - live) == len(set(arguments) - live):
+        return [(node, n) for node, n in reads if node.input[n] not in live]
+    if len(group) > 1 or len(reads) != len(arguments):
+        return []
+    pairs = [(place, name, place[0].input[place[1]]) for place, name in zip(reads, arguments, strict=True)]
+    if any(name in live and name != value for _, name, value in pairs):
+        return []
+    return [place for place, name, _ in pairs if name not in live]
 
 
 def _is_detach(node: NodeProto) -> bool:

@@ -32,8 +32,10 @@ MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the m
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
+FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
+_ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
-_LITERAL = re.compile(r"(.*[/_])?[Cc]onstant(_\d+)?(_output_\d+)?")
+_LITERAL = re.compile(r"(.*/)?Constant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
 # what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
 _REARRANGED = re.compile(
@@ -58,6 +60,7 @@ class Origin(NamedTuple):
     kind: str = ""
     name: str = ""
     parts: tuple[str, ...] = ()
+    moved: bool = False  # whether the exporter has moved numbers alone; not written down
 
 
 def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Origin]:
@@ -74,7 +77,8 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
         return {name: Origin(CONSTANT) for name in constants} | stated | known
     if proto.producer_name != "pytorch":
         return known
-    scripted = {name: Origin(CONSTANT) for name in constants} | {name: _by_name(name) for name in names}
+    literal = {name: _by_name(name) if _COMPUTED.fullmatch(name) else Origin(CONSTANT) for name in constants}
+    scripted = literal | {name: _by_name(name) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
 
@@ -140,6 +144,13 @@ def module_of(node: NodeProto | ir.Node) -> str:
     return path
 
 
+def arguments_of(node: NodeProto) -> list[str]:
+    """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
+    said = next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+    match = _ARGUMENTS.search(said)
+    return _VALUES.findall(match[1]) if match else []
+
+
 def is_rearranged(name: str) -> bool:
     """Whether torch's optimizer has moved the numbers of a tensor alone, by the name that it has given it."""
     return _REARRANGED.fullmatch(name) is not None
@@ -177,8 +188,10 @@ def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> O
     if parameters:
         if name.partition("_")[0] == "detach":
             return Origin(CONSTANT)
-        only = len(computed_from) == 1 and is_rearranged(name)
-        return Origin(PARAMETER, parameters[0] if len(parameters) == 1 else "", () if only else tuple(sources))
+        moved = all(is_rearranged(step) for step in (name, *computed_from) if step not in targets)
+        only = len(computed_from) == 1 and moved
+        whole = parameters[0] if len(parameters) == 1 else ""
+        return Origin(PARAMETER, whole, () if only else tuple(sources), moved)
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

@@ -9,14 +9,15 @@ computes what depends on parameters alone, and says from which.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import NAMED, Origin, is_rearranged, module_of, owner
+from onnx_backprop.converters.prepare.origins import FOLDED, NAMED, Origin, arguments_of, module_of, owner
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -27,6 +28,7 @@ _PLACES = {
     "LayerNormalization": {1: "weight", 2: "bias"},
     "RMSNormalization": {1: "weight"},
 }
+_INDEX = re.compile(r"\d+")
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
@@ -35,7 +37,9 @@ def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
 
     found: what is known of each initializer; what is new is added to it.
     """
-    kinds = {entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER)}
+    kinds = {
+        entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER) and entry.target
+    }
     present = {origin.name for origin in found.values()}.union(*(origin.parts for origin in found.values()))
     present.update(tied_names(proto))
     missing = {name: kind for name, kind in kinds.items() if name not in present}
@@ -49,61 +53,81 @@ def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
 def separate_named(
     proto: ModelProto, found: dict[str, Origin], large: Mapping[str, TensorProto]
 ) -> list[tuple[str, str]]:
-    """Give uniform tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
+    """Give tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
 
-    Tensors whose numbers differ are left as they are: those of one module that are equal are one parameter.
+    Of these are uniform ones, and those of layers that differ by their number alone, which are copies of one layer. Two
+    names of other tensors are one parameter, as an embedding and a head.
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
     outputs = {value.name for value in proto.graph.output}
     pairs: list[tuple[str, str]] = []
     for node in list(proto.graph.node):
         tensor = stored.get(node.input[0]) if (node.domain, node.op_type) == ("", "Identity") else None
-        if tensor is None or found.get(tensor.name, Origin()).kind != NAMED or node.output[0] in outputs:
+        kind = found.get(tensor.name, Origin()).kind if tensor is not None else ""
+        if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
             continue
-        if not _is_constant(tensor):
+        name = node.output[0] if kind == NAMED else _read_as(proto, node.output[0])
+        before = tensor.name if kind == NAMED else _read_as(proto, tensor.name)
+        siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
+        if not (siblings or (kind == NAMED and _is_constant(tensor))):
             continue
         new = copied(tensor)
         new.name = node.output[0]
         proto.graph.initializer.append(new)
         proto.graph.node.remove(node)
-        found[new.name] = Origin(NAMED, new.name)
+        found[new.name] = Origin(kind, name if kind == NAMED else f"{name}.weight" if name else "")
         pairs.append((tensor.name, new.name))
     return pairs
+
+
+def _read_as(proto: ModelProto, name: str) -> str:
+    """The module of the first node that reads a tensor of the exporter's."""
+    readers = (node for node in proto.graph.node if name in node.input and node.op_type != "Identity")
+    return next(map(module_of, readers), "")
 
 
 def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorProto]) -> None:
     """Put the parameter itself in the place of what the exporter computed from it alone, in place.
 
-    A transposed copy of a parameter that the file has too becomes its Transpose, and what repeats a parameter along
-    some axes, as Expand does, its Expand. What is one of these or a rearrangement has no parts any more.
+    A transposed or reshaped copy of a parameter that the file has too becomes its Transpose or Reshape, and what
+    repeats a parameter along some axes its Expand. What is one of these or another rearrangement of a parameter that is
+    read nowhere else has no parts any more.
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
     names = used_names(proto.graph)
+    copies = Counter(origin.name for name, origin in found.items() if origin.kind == PARAMETER and name in stored)
     for name, origin in list(found.items()):
         tensor = stored.get(name)
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
             continue
         original, array = stored.get(origin.name), numpy_helper.to_array(tensor)
-        if original is not None and array.ndim == 2 and np.array_equal(numpy_helper.to_array(original).T, array):
-            new, nodes = None, [helper.make_node("Transpose", [original.name], [name], f"{name}/tied", perm=[1, 0])]
-        elif origin.parts and is_rearranged(name) and (once := _once(array)) is not None:
+        whole = None if original is None else numpy_helper.to_array(original)
+        lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
+        new = None
+        if whole is not None and origin.moved and array.ndim == 2 and np.array_equal(whole.T, array):
+            node = helper.make_node("Transpose", [origin.name], [name], f"{name}/tied", perm=[1, 0])
+        elif whole is not None and origin.moved and np.array_equal(whole.ravel(), array.ravel()):
+            node = helper.make_node("Reshape", [origin.name, lengths.name], [name], f"{name}/tied")
+        elif whole is None and origin.parts and origin.moved and (once := _once(array)) is not None:
             new = numpy_helper.from_array(once, unique(origin.name, names))
-            lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
-            proto.graph.initializer.append(lengths)
-            nodes = [helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")]
+            node = helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")
         else:
-            if len(origin.parts) == 1 and is_rearranged(name) and not _repeats(array):
+            alone = whole is None and copies[origin.name] == 1
+            if not alone:
+                found[name] = origin._replace(parts=origin.parts or (origin.name,))
+            elif len(origin.parts) == 1 and origin.moved and not _repeats(array):
                 found[name] = Origin(PARAMETER, origin.name)
             continue
-        if large.pop(name, None) is not None:
-            assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+        if node.op_type != "Transpose":
+            proto.graph.initializer.append(lengths)
+        large.pop(name, None)
+        assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
         assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
         if new is not None:
             proto.graph.initializer.append(new)
             found[new.name] = Origin(PARAMETER, origin.name)
         del found[name]
-        for node in nodes:
-            proto.graph.node.insert(0, node)
+        proto.graph.node.insert(0, node)
 
 
 def _once(array: np.ndarray) -> np.ndarray | None:
@@ -129,6 +153,7 @@ class _Restorer:
     def __init__(self, proto: ModelProto, found: dict[str, Origin], missing: dict[str, str]) -> None:
         self.graph, self.found, self.missing = proto.graph, found, missing
         self.names = used_names(proto.graph)
+        self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
         self.producers = {name: node for node in self.graph.node for name in node.output if name}
         self.uses: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
         for node in self.graph.node:
@@ -158,6 +183,11 @@ class _Restorer:
 
         uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
         """
+        read = [self.targets[argument] for argument in arguments_of(node) if argument in self.targets]
+        if name in read:
+            return name
+        if len(lost := [other for other in read if other in self.missing]) == 1:
+            return lost[0]
         module, place = module_of(node), _PLACES.get(node.op_type, {}).get(index, "")
         for expected in (f"{module}.{place}" if place else "", self._sibling(node, index)):
             if expected == name or expected in self.missing:

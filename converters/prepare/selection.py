@@ -86,8 +86,14 @@ def select(
 
 def written_out(patterns: Patterns, names: Aliases) -> set[str]:
     """The tensors that patterns name in full, by their own name or that in the module."""
-    pool = _by_alias(names)
-    return {pool[p][0] for p in patterns if isinstance(p, str) and len(pool.get(p, ())) == 1}
+    written = {pattern for pattern in patterns if isinstance(pattern, str)}
+    return {name for name, others in names.items() if name in written or _in_module(others) in written}
+
+
+def _in_module(others: Collection[str]) -> str:
+    """The name of a tensor in the module, which is behind its own if that is another, and before those of modules."""
+    own, *rest = others
+    return rest[0] if rest and rest[0] != owner(own) else own
 
 
 def is_pattern(text: str | re.Pattern[str]) -> bool:
@@ -96,13 +102,13 @@ def is_pattern(text: str | re.Pattern[str]) -> bool:
 
 
 def _by_alias(names: Iterable[str] | Aliases) -> dict[str, list[str]]:
-    """Each alias and the names of what has it; a name of its own comes before an alias of another."""
+    """Each alias and the names of what has it: a tensor may have the name of a module in which others are."""
     if not isinstance(names, Mapping):
         return {name: [name] for name in names}
     result: dict[str, list[str]] = {name: [name] for name in names}
     for name, others in names.items():
         for alias in others:
-            if alias not in names:
+            if alias != name:
                 result.setdefault(alias, []).append(name)
     return result
 

@@ -41,8 +41,12 @@ def element_type(value: ir.Value) -> ir.DataType:
 
 
 def constant_value(value: ir.Value | None) -> np.ndarray | None:
-    """The array of an initializer or Constant node; None when a run may feed something else."""
+    """The array of an initializer or Constant node, cast or not; None when a run may feed something else."""
     if value is None or value.is_graph_input():
         return None
+    node = value.producer()
+    if node is not None and node.domain == "" and node.op_type in ("Cast", "CastLike") and value.dtype is not None:
+        before = constant_value(node.inputs[0])
+        return None if before is None else before.astype(value.dtype.numpy())
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
