@@ -113,6 +113,8 @@ def _of_a_name(
     what = None if what == SINGLE else what
     buffer = not leaf.isdisjoint(_BUFFER_WORDS)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
+        if what is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
+            return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
         return _Verdict(doubt="" if what is None else f"its numbers are those of a {what}")
     if defined is not None and not leaf.isdisjoint(_CONSTANT_WORDS):
         return _Verdict(defined)
@@ -137,7 +139,8 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(doubt="the exporter has computed it")
     linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
-    reshaped = structure.is_vector(value) and array.ndim > 1 and node.op_type in ("Add", "Mul")
+    column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
+    reshaped = column and node.op_type in ("Add", "Mul")
     # a parameter that is read as it stands keeps its name
     return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")
 

@@ -69,21 +69,23 @@ def separate_named(
         name = node.output[0] if kind == NAMED else _read_as(proto, node.output[0])
         before = tensor.name if kind == NAMED else _read_as(proto, tensor.name)
         siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
-        if not (siblings or (kind == NAMED and _is_constant(tensor))):
+        if not (siblings or (name != before and _is_constant(tensor))):
             continue
         new = copied(tensor)
         new.name = node.output[0]
         proto.graph.initializer.append(new)
         proto.graph.node.remove(node)
-        found[new.name] = Origin(kind, name if kind == NAMED else f"{name}.weight" if name else "")
+        found[new.name] = Origin(kind, name)
         pairs.append((tensor.name, new.name))
     return pairs
 
 
 def _read_as(proto: ModelProto, name: str) -> str:
-    """The module of the first node that reads a tensor of the exporter's."""
+    """The name in the module of a tensor of the exporter's, from the first node that reads it; "" if unknown."""
     readers = (node for node in proto.graph.node if name in node.input and node.op_type != "Identity")
-    return next(map(module_of, readers), "")
+    node = next(readers, None)
+    module = "" if node is None else module_of(node)
+    return f"{module}.{'bias' if node is not None and node.op_type == 'Add' else 'weight'}" if module else ""
 
 
 def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorProto]) -> None:
