@@ -46,6 +46,7 @@ _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
 NOTHING: Mapping[str, Sequence[Any]] = {}
+_OUTPUT = re.compile(r"/.*_output_\d+")
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -77,7 +78,8 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
         return {name: Origin(CONSTANT) for name in constants} | stated | known
     if proto.producer_name != "pytorch":
         return known
-    literal = {name: _by_name(name) if _COMPUTED.fullmatch(name) else Origin(CONSTANT) for name in constants}
+    # another tool may have written what it computed of a node as a Constant, under the name of the node's output
+    literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
     scripted = literal | {name: _by_name(name) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
