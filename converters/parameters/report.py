@@ -37,7 +37,7 @@ def warn_of(
 
     frozen: what the caller has left out. share: whether it is said that a small part of the file is trained.
     """
-    told = [
+    sentences = [
         doubts(choice, frozen),
         missing(graph),
         detached(graph),
@@ -45,8 +45,8 @@ def warn_of(
         *(equal_weights(trained) if share and TIES not in graph.metadata_props else []),
     ]
     if share:
-        told.append(share_of(graph, choice.left_out, trained, frozen))
-    for sentence in filter(None, told):
+        sentences.append(share_of(graph, choice.left_out, trained, frozen))
+    for sentence in filter(None, sentences):
         warnings.warn(sentence, OnnxBackpropWarning, stacklevel=stacklevel + 1)
 
 
