@@ -5,12 +5,15 @@ for each input, "p_fc_weight: PARAMETER target='fc.weight'", and keeps it when i
 of each initializer that is left into the metadata of its value_info.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from typing import NamedTuple
 
-import onnx_ir as ir
 from onnx import ModelProto
+
+from onnx_backprop.opset.core.lazy import ir
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"  # metadata of the main graph
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata of a value: one of the kinds below, or USER_INPUT

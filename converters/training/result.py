@@ -6,22 +6,22 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters import pages
+from onnx_backprop.converters.parameters import table
+from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row, counted
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
+from onnx_backprop.converters.prepare.origins import origin_of
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
-
-if TYPE_CHECKING:
-    from onnx_backprop.converters.parameters.table import Row
 
 _SHOWN = 4  # nodes that the summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
@@ -171,15 +171,11 @@ class TrainingGraph:
 
         most: rows to show, None for all.
         """
-        from onnx_backprop.converters.parameters import table  # for which onnx_ir is imported
-
         return "\n".join((*table.lines(self.rows(), most=most), *self.totals()))
 
     def rows(self) -> list[Row]:
         """What is trained, frozen, renewed by a step and left out, in this order."""
         from onnx_backprop.converters.parameters.structure import NEVER_TRAINED  # for which onnx_ir is imported
-        from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row
-        from onnx_backprop.converters.prepare.origins import origin_of
 
         tensors, doubtful = self._tensors, self.settings.get("doubtful") or {}
         states = dict.fromkeys(self.parameters, TRAINED) | dict.fromkeys(self.frozen, FROZEN)
@@ -197,7 +193,6 @@ class TrainingGraph:
     def totals(self) -> list[str]:
         """The lines of the summary below its table."""
         from onnx_backprop.converters.parameters.structure import NEVER_TRAINED  # for which onnx_ir is imported
-        from onnx_backprop.converters.parameters.table import counted
 
         numbers = counted(self.rows())
         lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; numbers: {numbers}"]
@@ -226,8 +221,6 @@ class TrainingGraph:
     def __repr__(self) -> str:
         """What it is, in one line."""
         given = self.settings.get("optimizer")
-        from onnx_backprop.converters.parameters.table import counted  # for which onnx_ir is imported
-
         numbers = counted(self.rows())
         optimizer = f", {given['name']}" if isinstance(given, dict) and "name" in given else ""
         return (
@@ -238,8 +231,6 @@ class TrainingGraph:
 
     def html(self) -> str:
         """The summary as a part of a page."""
-        from onnx_backprop.converters.parameters import table  # for which onnx_ir is imported
-
         told = "".join(f"<p>{pages.text(line)}</p>" for line in self.totals())
         return told + table.page(self.rows())
 
