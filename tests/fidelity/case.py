@@ -11,7 +11,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.fidelity.subject import Subject
 RIGHT, WARNED, WRONG, REFUSED = "right", "warned", "wrong", "refused"
 NOT_EXPORTED, NOT_WRITTEN = "not exported", "not in the file"
 MODES = ("eval", "train")
+_TOLD = ("left out a detach()", "changes its buffers")  # of another way than the module's, with the names
 
 
 class WrongError(Exception):
@@ -63,7 +65,8 @@ class _Case:
         inputs = self.subject.batch(0)
         try:
             module = self.subject.module().train(self.mode == "train")
-            self.model = export(self.exporter, module, inputs, self.mode, self.folder / "model.onnx")
+            with self._listening():
+                self.model = export(self.exporter, module, inputs, self.mode, self.folder / "model.onnx")
         except Exception as e:  # noqa: BLE001 - whatever an exporter says
             if self.exporter != OURS:
                 return NOT_EXPORTED, _first_line(e)
@@ -71,9 +74,7 @@ class _Case:
         try:
             return self._stages()
         except WrongError as e:
-            told = self.stage != "set" and any(
-                "left out a detach()" in text for text in self.said
-            )  # which names the node
+            told = self.stage != "set" and any(words in text for text in self.said for words in _TOLD)
             return WARNED if told else WRONG, str(e)
         except ob.OnnxBackpropError as e:
             unknown = self.stage == "patterns" and " matches no " in str(e)  # it says so: the file has no such name
@@ -104,8 +105,7 @@ class _Case:
 
     def _graph(self, optimizer: Any, frozen: Sequence[str] = ()) -> Any:
         patterns = [*frozen, *(self.subject.frozen if self.exporter != OURS else ())]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with self._listening():
             graph = ob.training_graph(
                 self.model,
                 loss=self.subject.loss,
@@ -113,9 +113,15 @@ class _Case:
                 training_mode=self.mode == "train" and self.exporter != OURS,  # ours has the mode of each module
                 **({"frozen": patterns} if patterns else {}),
             )
+        return graph
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
         said = (str(w.message) for w in caught if issubclass(w.category, ob.OnnxBackpropWarning))
         self.said += [text for text in said if text not in self.said]
-        return graph
 
     def _stored(self) -> dict[str, np.ndarray]:
         """The float tensors of the file."""

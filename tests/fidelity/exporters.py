@@ -29,9 +29,9 @@ def export(exporter: str, module: Any, inputs: tuple[np.ndarray, ...], mode: str
     """What `training_graph` takes: the path, or what `ob.torch.export` returns."""
     torch = import_module("torch")
     arguments = tuple(map(torch.from_numpy, inputs))
+    if exporter == OURS:  # whose warnings count
+        return import_module("onnx_backprop.torch").export(module, arguments)
     with _quiet():
-        if exporter == OURS:
-            return import_module("onnx_backprop.torch").export(module, arguments)
         if exporter == DYNAMO:
             torch.onnx.export(module, arguments, str(path), dynamo=True, external_data=False)
         else:
