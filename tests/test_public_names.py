@@ -151,6 +151,9 @@ def test_supported_ops_exist() -> None:
     table = ob.supported_ops()
     assert table == sorted(set(table))
     for domain, op_type, since_version in table:
+        if since_version == 0:  # of a rule that another test has registered
+            assert domain not in ("", ob.DOMAIN)
+            continue
         assert onnx.defs.get_schema(op_type, since_version, domain).since_version == since_version
     assert ("", "Conv", 22) in table
     assert table[0]._fields == ("domain", "op_type", "since_version")

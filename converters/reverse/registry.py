@@ -140,7 +140,10 @@ def served_versions(op_type: str, domain: str = "") -> list[int]:
 
 
 class SupportedOp(NamedTuple):
-    """One operator version with a gradient rule; the domain "" is ONNX's own."""
+    """One operator version with a gradient rule; the domain "" is ONNX's own.
+
+    since_version is 0 for an operator of a user's own domain, which `register_gradient` has given one in all versions.
+    """
 
     domain: str
     op_type: str
