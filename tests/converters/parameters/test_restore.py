@@ -426,7 +426,7 @@ def test_a_stop_is_no_merged_tensor() -> None:
     ("name", "array", "trained"),
     [
         ("dw.weight", np.eye(4, dtype=np.float32), True),
-        ("pe", np.sin(np.arange(12)[:, None] * 10.0 ** -np.arange(4.0)).astype(np.float32)[:3] * 0 + 1, False),
+        ("pe", np.ones((3, 4), np.float32), False),
         ("model.time_constant", np.float32([0.3, 0.2, 0.1, 0.7]), True),
         ("logits_bias", np.zeros((1, 4), np.float32), True),
     ],
