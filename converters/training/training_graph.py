@@ -43,6 +43,7 @@ from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
+from onnx_backprop.converters.training.sums import stage_sums
 from onnx_backprop.opset.core.errors import (
     InvalidArgumentError,
     InvalidModelError,
@@ -224,6 +225,7 @@ def training_graph(
     expected = None
     if budget is not None:
         expected = fit_memory(ir_model, forward, backward, gradients, budget, lengths or {})
+    stage_sums(graph, made)
     proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,

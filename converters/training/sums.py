@@ -1,0 +1,153 @@
+"""Sums over all elements of a tensor in stages: rows of at most 1024 elements in float32, the rows in float64.
+
+onnxruntime adds float32 numbers up one after the other: the mean of 2²⁵ squares is 4e-3 off, and a cross entropy with
+class weights 5e-3. In stages the relative error of a sum of positive numbers stays below 1e-6, and the time is that of
+one pass over the tensor as before.
+"""
+
+from collections.abc import Collection
+from math import prod
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import constant_value, dims
+
+STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
+_LONGEST, _SHORTEST = 1024, 16  # elements of a row
+# what adds up the results of the rows; behind it, what is left to do
+_ROWS = {"ReduceSum": "ReduceSum", "ReduceMean": "ReduceMean", "ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
+_ROWS["ReduceL2"] = "ReduceSum"
+_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum") -> ir.Value:
+    """One of ReduceSum, ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare over all elements: 0-D, of the type of x.
+
+    A tensor that is known to have at most 1024 elements, and one of float64, is reduced at once. Rows are as long as
+    the lengths known at conversion allow; where that is less than 16 elements, all of x is reduced in float64.
+    """
+    if not _worth_stages(x):
+        return op.emit(reduce, [x], {"keepdims": 0})[0]
+    dtype, row = x.dtype, _row(x)
+    assert dtype is not None
+    last = reduce
+    if row >= _SHORTEST and dtype == ir.DataType.FLOAT:
+        rows = op.Reshape(x, [-1, row])
+        x = op.emit("ReduceSumSquare" if reduce == "ReduceL2" else reduce, [rows, [1]], {"keepdims": 0})[0]
+        last = _ROWS[reduce]
+    total = op.emit(last, [op.Cast(x, to=ir.DataType.DOUBLE)], {"keepdims": 0})[0]
+    if reduce == "ReduceL2" and last != reduce:
+        total = op.Sqrt(total)
+    result = op.Cast(total, to=dtype)
+    result.shape = ir.Shape([])
+    return result
+
+
+def stage_sums(graph: ir.Graph, kept: Collection[str]) -> None:
+    """Put sums in stages in the place of full reductions, in the graph and the branches of its If nodes.
+
+    Cross entropies that are reduced to a mean or a sum count too. kept: names of values whose nodes stay as they are.
+    The values keep their names; the last node of the stages has the name of the node that it stands for, and the
+    metadata `STAGED`. Backward nodes are to be there already: stages have a longer gradient than one reduction.
+    """
+    used = used_names(graph)
+    graphs = [graph]
+    while graphs:
+        inner = graphs.pop()
+        for node in list(inner):
+            if node.domain:
+                continue
+            if node.op_type == "If":
+                graphs += [attribute.as_graph() for attribute in node.attributes.values()]
+            elif node.outputs[0].name not in kept:
+                _stage(inner, node, used)
+
+
+def _stage(graph: ir.Graph, node: ir.Node, used: set[str]) -> None:
+    op = Builder(used)
+    op.prefix = str(node.name or node.outputs[0].name)
+    old = node.outputs[0]
+    if node.op_type in _ROWS and _is_full(node) and _worth_stages(_first(node)):
+        new = staged(op, _first(node), node.op_type)
+        if node.attributes.get_int("keepdims", 1):
+            new = op.Reshape(new, [1] * len(dims(_first(node)) or ()))
+    elif node.op_type == "SoftmaxCrossEntropyLoss" and node.attributes.get_string("reduction", "mean") != "none":
+        new = _cross_entropy(op, node)
+    else:
+        return
+    name, last = str(old.name), op.nodes[-1]
+    new.type, new.shape = old.type, old.shape
+    graph.insert_before(node, op.nodes)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    last.metadata_props[STAGED] = node.op_type
+    last.name, new.name = node.name, name
+
+
+def _cross_entropy(op: Builder, node: ir.Node) -> ir.Value:
+    """Σ_n l_n, or Σ_n l_n / Σ_n w_n, of the losses l and the weights w of all positions; w = 0 where one is ignored."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    mean = attributes.pop("reduction", "mean") == "mean"
+    scores, labels, weights = (*node.inputs, None)[:3]
+    assert scores is not None
+    assert labels is not None
+    results = op.emit(
+        node.op_type, list(node.inputs), attributes | {"reduction": "none"}, outputs=max(len(node.outputs), 1)
+    )
+    each = results[0]
+    each.shape = labels.shape
+    if len(node.outputs) > 1:
+        name = node.outputs[1].name
+        results[1].type, results[1].shape = node.outputs[1].type, node.outputs[1].shape
+        node.outputs[1].replace_all_uses_with(results[1], replace_graph_outputs=True)
+        node.outputs[1].name, results[1].name = None, name
+    ignored = node.attributes.get_int("ignore_index", None)
+    if not mean or (weights is None and ignored is None):
+        return staged(op, each, "ReduceMean" if mean else "ReduceSum")
+    left_out = None if ignored is None else op.Equal(labels, ignored)
+    if weights is None:
+        count: ir.Value = op.Where(left_out, op.scalar(0, each), op.scalar(1, each))
+    else:
+        count = op.Gather(weights, labels if left_out is None else op.Where(left_out, 0, labels), axis=0)
+        count = count if left_out is None else op.Where(left_out, 0, count)
+    count.shape = labels.shape
+    return op.Div(staged(op, each), staged(op, count))
+
+
+def _first(node: ir.Node) -> ir.Value:
+    x = node.inputs[0]
+    assert x is not None
+    return x
+
+
+def _is_full(node: ir.Node) -> bool:
+    """Whether a reduction goes over all axes, by what is known."""
+    axes, shape = node.inputs[1] if len(node.inputs) > 1 else None, dims(_first(node))
+    if node.attributes.get_int("keepdims", 1) and shape is None:
+        return False
+    if axes is None:
+        return not node.attributes.get_int("noop_with_empty_axes", 0)
+    named = constant_value(axes)
+    if named is None:
+        return False
+    if not named.size:
+        return not node.attributes.get_int("noop_with_empty_axes", 0)
+    return shape is not None and {int(axis) % len(shape) for axis in named.flat} == set(range(len(shape)))
+
+
+def _worth_stages(x: ir.Value) -> bool:
+    shape = dims(x)
+    small = shape is not None and all(isinstance(d, int) for d in shape) and _known_product(x) <= _LONGEST
+    return x.dtype in _NARROW and not small
+
+
+def _known_product(x: ir.Value) -> int:
+    return prod(d for d in dims(x) or () if isinstance(d, int))
+
+
+def _row(x: ir.Value) -> int:
+    """The longest row, of at most 1024 elements, that the number of elements is a multiple of."""
+    known = _known_product(x)
+    return next(row for row in range(_LONGEST, 0, -1) if known % row == 0) if known else 1
