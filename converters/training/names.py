@@ -7,3 +7,5 @@ LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"  # in names of nodes, between a target and its prediction
 SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"
+NLL_LOSS = "nll"
+CLASSES_LAST = "If the classes are on the last axis, give the loss axis=-1"  # what to do about labels of another shape

@@ -28,7 +28,9 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
-from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
+from onnx_backprop.converters.training.losses.compose import AnyLoss, LossSum, check_loss, emit_loss
 from onnx_backprop.converters.training.modes import (
     draw_masks,
     keep_statistics,
@@ -51,6 +53,7 @@ from onnx_backprop.opset.core.errors import (
     OnnxBackpropWarning,
 )
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.core.shapes import describe
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
 
@@ -95,6 +98,9 @@ def training_graph(
             "huber": mean of d²/2 where |d| <= 1, else |d| - 1/2, d = y - t;
             "bce_with_logits": mean(max(y, 0) - y·t + log(1 + exp(-|y|)));
             "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions, classes along axis 1;
+            "bce" and "nll": the same of probabilities; "smooth_l1", "focal", "dice", "tversky", "kl_div",
+            "cosine_embedding", "ctc"; a sum of losses, as 0.7 * losses.Dice("mask") + losses.MSE("depth"), or a dict of
+            outputs and losses;
             or a callable `loss(op, outputs)` that emits nodes with op, a `LossBuilder` (`op.Sub(a, b)`,
             `op.input("t", like)`), from the model's outputs by name, and returns a value of one element.
         trainable: initializers to differentiate by: names, globs (`layer1.*`) or regular expressions (`re:…`).
@@ -110,7 +116,8 @@ def training_graph(
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
-        prediction: the output that the loss reads. Default: the only float output.
+        prediction: the output that the loss reads, or a value inside the model, as the logits before a softmax.
+            Default: the only float output.
         training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
             an inference model is then fine-tuned with its running statistics as constants.
         frozen_statistics: put a BatchNormalization into inference mode, whatever `training_mode` is, where `frozen` or
@@ -156,7 +163,7 @@ def training_graph(
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)
-    chosen = check_loss(loss)
+    chosen = check_loss(loss, LOSSES)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
     original, ir_model = prepared(model, stop=stop, free=free)
@@ -174,7 +181,7 @@ def training_graph(
     inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
     half = check_precision(precision, ir_model.graph)
     made = used_names(ir_model.graph)
-    ir_model, loss_name, targets = _add_loss(ir_model, chosen, prediction)
+    ir_model, loss_name, targets, labels = _add_loss(ir_model, chosen, prediction)
     graph = ir_model.graph
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
@@ -241,6 +248,7 @@ def training_graph(
             "loss": _settings(chosen),
             "optimizer": _settings(updater),
             "loss_inputs": targets,
+            **({"labels": labels} if labels else {}),
             "training_mode": training_mode,
             "precision": precision,
             **({"doubtful": choice.doubtful} if choice.doubtful else {}),
@@ -329,20 +337,23 @@ def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[
 
 
 def _add_loss(
-    ir_model: ir.Model, loss: Loss | LossFunction | None, prediction: str | None
-) -> tuple[ir.Model, str, list[str]]:
-    """Emit the loss and make it the first output; the model, the name of the loss and those of its new inputs."""
+    ir_model: ir.Model, loss: Loss | LossSum | LossFunction | None, prediction: str | None
+) -> tuple[ir.Model, str, list[str], dict[str, Any]]:
+    """Emit the loss and make it the first output; the model, the loss, its new inputs, and which hold what labels."""
     graph = ir_model.graph
     if loss is None:
         y = _prediction(graph, prediction)
         require_one_element(y)
-        graph.outputs.remove(y)
+        if y in graph.outputs:
+            graph.outputs.remove(y)
         graph.outputs.insert(0, y)
-        return ir_model, str(y.name), []
-    op = LossBuilder(used_names(graph))
-    if isinstance(loss, Loss):
-        op.prefix = loss.name
-        value = loss.emit(op, _prediction(graph, prediction))
+        return ir_model, str(y.name), [], {}
+    op = LossBuilder(used_names(graph), {str(x.name): x for x in graph.inputs if not x.is_initializer()})
+    ready = isinstance(loss, Loss | LossSum)
+    if ready:
+        value = emit_loss(
+            op, loss, lambda name: _prediction(graph, name or prediction), partial(_called, op, graph=graph)
+        )
     else:
         op.prefix = getattr(loss, "__name__", "loss").strip("<>")
         value = _called(op, loss, graph)
@@ -351,19 +362,27 @@ def _add_loss(
     graph.outputs.insert(0, value)
     ir_model = _typed(ir_model)
     value = ir_model.graph.outputs[0]
-    if not isinstance(loss, Loss):
-        if (shape := dims(value)) is None or any(d != 1 for d in shape):
-            raise InvalidArgumentError(
-                f"loss: the callable returned a value of the shape {describe(shape)}, expected one element. Reduce it, "
-                "as op.ReduceMean(value, keepdims=0) does"
-            )
-        if not is_float(value):
-            raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
-    return ir_model, str(value.name), [str(v.name) for v in op.inputs]
+    if not ready:
+        require_scalar(value)
+    return ir_model, str(value.name), [str(v.name) for v in op.inputs], op.labels
+
+
+class _Outputs(dict[str, ir.Value]):
+    """The outputs of the model by name; values inside it too, if they are asked for."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        super().__init__((str(output.name), output) for output in graph.outputs)
+        self._graph = graph
+
+    def __missing__(self, name: str) -> ir.Value:
+        found = next((v for node in self._graph for v in node.outputs if v.name == name and v.name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
 
 
 def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
-    outputs = {str(output.name): output for output in graph.outputs}
+    outputs = _Outputs(graph)
     try:
         value = loss(op, outputs)
     except OnnxBackpropError:
@@ -449,6 +468,8 @@ def _settings(chosen: object) -> Any:
         return {"name": getattr(chosen, "name", type(chosen).__name__), **named}
     if chosen is None or isinstance(chosen, str | bool | int | float):
         return chosen
+    if isinstance(chosen, np.generic):
+        return chosen.item()
     if isinstance(chosen, np.ndarray):
         return chosen.tolist()
     if isinstance(chosen, Sequence):
@@ -457,10 +478,12 @@ def _settings(chosen: object) -> Any:
 
 
 def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
-    """The output that the loss reads, or that is the loss; of ZipMap's maps, the tensor that it makes them of."""
+    """The value that the loss reads, or that is the loss; of ZipMap's maps, the tensor that it makes them of."""
     outputs = {str(value.name): _before_maps(value) for value in graph.outputs}
     if name is not None:
-        (value,) = pick([name], outputs, argument="prediction", what="a graph output")
+        inside = {str(v.name): v for node in graph for v in node.outputs if v.name}
+        known = outputs if name in outputs else inside | outputs
+        (value,) = pick([name], known, argument="prediction", what="a graph output, or of a value inside the graph")
         if not is_float(value):
             raise InvalidArgumentError(
                 f"prediction: {name!r} has type {type_name(value)}; losses exist for floats only"
@@ -483,6 +506,17 @@ def _before_maps(output: ir.Value) -> ir.Value:
     node = output.producer()
     tensor = node.inputs[0] if node is not None and node.op_type == "ZipMap" else None
     return output if tensor is None else tensor
+
+
+def require_scalar(value: ir.Value) -> None:
+    """Raise InvalidArgumentError unless what a callable returned is one float."""
+    if (shape := dims(value)) is None or any(d != 1 for d in shape):
+        raise InvalidArgumentError(
+            f"loss: the callable returned a value of the shape {describe(shape)}, expected one element. Reduce it, "
+            "as op.ReduceMean(value, keepdims=0) does"
+        )
+    if not is_float(value):
+        raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
 
 
 def require_one_element(value: ir.Value) -> None:
