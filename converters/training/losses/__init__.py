@@ -4,7 +4,7 @@
     loss = SoftmaxCrossEntropy(weight=[1, 3], ignore_index=-100, label_smoothing=0.1)
     loss = 0.7 * Dice("mask") + MSE("depth")  # of several outputs; or {"mask": "dice", "depth": "mse"}
     loss = lambda op, outputs: op.ReduceMean(op.Abs(op.Sub(outputs["y"], op.input("t", outputs["y"]))), keepdims=0)
-    loss = lambda op, outputs: op.Add(MSE()(op, outputs["y"]), op.Mul(0.1, …))  # a ready one among one's own nodes
+    loss = lambda op, outputs: op.Sqrt(MSE()(op, outputs["y"]))  # a ready one among one's own nodes
 
 float16 and bfloat16 predictions are cast to float32 first: one rounding back to the model's type, at the gradient
 of the prediction, and a mean over more than 65504 elements stays finite. Sums over many elements are exact to 1e-6.

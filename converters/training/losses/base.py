@@ -104,7 +104,7 @@ class Composable:
 
         return self if isinstance(other, int) and other == 0 else added(other, self)
 
-    def __mul__(self: Composable, factor: float) -> Any:
+    def __mul__(self, factor: float) -> Any:
         """The loss times a number."""
         from onnx_backprop.converters.training.losses.compose import scaled
 

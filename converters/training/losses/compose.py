@@ -42,7 +42,7 @@ def added(one: Any, other: Any) -> Any:
     return LossSum((*_terms(one), *_terms(other)))
 
 
-def scaled(loss: Composable, factor: float) -> Any:
+def scaled(loss: Any, factor: float) -> Any:
     """A loss times a number; NotImplemented for something else."""
     if isinstance(factor, bool) or not isinstance(factor, int | float | np.integer | np.floating):
         return NotImplemented

@@ -1,6 +1,6 @@
 """Losses of distributions and of embeddings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -96,7 +96,7 @@ class CosineEmbedding(Loss):
     """
 
     name: ClassVar[str] = "cosine_embedding"
-    other: str | None = None
+    other: str | None = field(default=None, kw_only=False)
     margin: float = 0.0
 
     def __post_init__(self) -> None:
