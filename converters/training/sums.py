@@ -1,8 +1,8 @@
-"""Sums over all elements of a tensor in stages: rows of at most 1024 elements in float32, the rows in float64.
+"""Sums over all elements of a tensor in stages: short rows in float32, the rows in float64.
 
 onnxruntime adds float32 numbers up one after the other: the mean of 2²⁵ squares is 4e-3 off, and a cross entropy with
-class weights 5e-3. In stages the relative error of a sum of positive numbers stays below 1e-6, and the time is that of
-one pass over the tensor as before.
+class weights 5e-3. In stages the relative error of a sum of positive numbers stays below 1e-6, that of equal ones too,
+whose roundings all go the same way.
 """
 
 from collections.abc import Collection
@@ -12,35 +12,40 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.known import constant_value, dims
+from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
+from onnx_backprop.converters.rules.common import cast
 
 STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
-_LONGEST, _SHORTEST = 1024, 16  # elements of a row
+_AT_ONCE = 1024  # elements
+_SHORTEST = 8  # elements of a row
+# Of the longest rows. ReduceSum and ReduceMean add several elements of a row at a time, the others one after the other.
+_LONGEST = {"ReduceSum": 256, "ReduceMean": 256, "ReduceL1": 64, "ReduceL2": 64, "ReduceSumSquare": 64}
 # what adds up the results of the rows; behind it, what is left to do
 _ROWS = {"ReduceSum": "ReduceSum", "ReduceMean": "ReduceMean", "ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
 _ROWS["ReduceL2"] = "ReduceSum"
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum") -> ir.Value:
+def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum", dtype: ir.DataType | None = None) -> ir.Value:
     """One of ReduceSum, ReduceMean, ReduceL1, ReduceL2, ReduceSumSquare over all elements: 0-D, of the type of x.
 
+    dtype: of the result, where it is another one.
+
     A tensor that is known to have at most 1024 elements, and one of float64, is reduced at once. Rows are as long as
-    the lengths known at conversion allow; where that is less than 16 elements, all of x is reduced in float64.
+    the lengths known at conversion allow; where that is less than 8 elements, all of x is reduced in float64.
     """
+    dtype = element_type(x) if dtype is None else dtype
     if not _worth_stages(x):
-        return op.emit(reduce, [x], {"keepdims": 0})[0]
-    dtype, row = x.dtype, _row(x)
-    assert dtype is not None
-    last = reduce
-    if row >= _SHORTEST and dtype == ir.DataType.FLOAT:
+        return cast(op, op.emit(reduce, [x], {"keepdims": 0})[0], dtype)
+    row, last = _row(x, _LONGEST[reduce]), reduce
+    if row >= _SHORTEST and x.dtype == ir.DataType.FLOAT:
         rows = op.Reshape(x, [-1, row])
         x = op.emit("ReduceSumSquare" if reduce == "ReduceL2" else reduce, [rows, [1]], {"keepdims": 0})[0]
         last = _ROWS[reduce]
     total = op.emit(last, [op.Cast(x, to=ir.DataType.DOUBLE)], {"keepdims": 0})[0]
     if reduce == "ReduceL2" and last != reduce:
         total = op.Sqrt(total)
-    result = op.Cast(total, to=dtype)
+    result = cast(op, total, dtype)
     result.shape = ir.Shape([])
     return result
 
@@ -139,7 +144,7 @@ def _is_full(node: ir.Node) -> bool:
 
 def _worth_stages(x: ir.Value) -> bool:
     shape = dims(x)
-    small = shape is not None and all(isinstance(d, int) for d in shape) and _known_product(x) <= _LONGEST
+    small = shape is not None and all(isinstance(d, int) for d in shape) and _known_product(x) <= _AT_ONCE
     return x.dtype in _NARROW and not small
 
 
@@ -147,7 +152,7 @@ def _known_product(x: ir.Value) -> int:
     return prod(d for d in dims(x) or () if isinstance(d, int))
 
 
-def _row(x: ir.Value) -> int:
-    """The longest row, of at most 1024 elements, that the number of elements is a multiple of."""
+def _row(x: ir.Value, longest: int) -> int:
+    """The longest row, up to `longest` elements, that the number of elements is a multiple of."""
     known = _known_product(x)
-    return next(row for row in range(_LONGEST, 0, -1) if known % row == 0) if known else 1
+    return next(row for row in range(longest, 0, -1) if known % row == 0) if known else 1
