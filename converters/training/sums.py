@@ -50,10 +50,11 @@ def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum", dtype: ir.DataTy
     return result
 
 
-def stage_sums(graph: ir.Graph, kept: Collection[str]) -> None:
+def stage_sums(graph: ir.Graph, kept: Collection[str], losses: Collection[str] = ()) -> None:
     """Put sums in stages in the place of full reductions, in the graph and the branches of its If nodes.
 
     Cross entropies that are reduced to a mean or a sum count too. kept: names of values whose nodes stay as they are.
+    losses: names of values of the loss, where sums over some axes of unknown or many elements count too.
     The values keep their names; the last node of the stages has the name of the node that it stands for, and the
     metadata `STAGED`. Backward nodes are to be there already: stages have a longer gradient than one reduction.
     """
@@ -67,10 +68,10 @@ def stage_sums(graph: ir.Graph, kept: Collection[str]) -> None:
             if node.op_type == "If":
                 graphs += [attribute.as_graph() for attribute in node.attributes.values()]
             elif node.outputs[0].name not in kept:
-                _stage(inner, node, used)
+                _stage(inner, node, used, some_axes=node.outputs[0].name in losses)
 
 
-def _stage(graph: ir.Graph, node: ir.Node, used: set[str]) -> None:
+def _stage(graph: ir.Graph, node: ir.Node, used: set[str], *, some_axes: bool) -> None:
     op = Builder(used)
     op.prefix = str(node.name or node.outputs[0].name)
     old = node.outputs[0]
@@ -80,6 +81,10 @@ def _stage(graph: ir.Graph, node: ir.Node, used: set[str]) -> None:
             new = op.Reshape(new, [1] * len(dims(_first(node)) or ()))
     elif node.op_type == "SoftmaxCrossEntropyLoss" and node.attributes.get_string("reduction", "mean") != "none":
         new = _cross_entropy(op, node)
+    elif some_axes and node.op_type in ("ReduceSum", "ReduceMean") and _is_long(node):
+        wide = op.Cast(_first(node), to=ir.DataType.DOUBLE)
+        keepdims = node.attributes.get_int("keepdims", 1)
+        new = op.Cast(op.emit(node.op_type, [wide, node.inputs[1]], {"keepdims": keepdims})[0], to=_first(node).dtype)
     else:
         return
     name, last = str(old.name), op.nodes[-1]
@@ -140,6 +145,16 @@ def _is_full(node: ir.Node) -> bool:
     if not named.size:
         return not node.attributes.get_int("noop_with_empty_axes", 0)
     return shape is not None and {int(axis) % len(shape) for axis in named.flat} == set(range(len(shape)))
+
+
+def _is_long(node: ir.Node) -> bool:
+    """Whether a reduction of float32 over axes that are known may sum more elements than are summed at once."""
+    x, axes = _first(node), constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
+    shape = dims(x)
+    if shape is None or axes is None or x.dtype not in _NARROW:
+        return False
+    lengths = [shape[int(axis)] for axis in axes.flat]
+    return any(not isinstance(d, int) for d in lengths) or prod(d for d in lengths if isinstance(d, int)) > _AT_ONCE
 
 
 def _worth_stages(x: ir.Value) -> bool:

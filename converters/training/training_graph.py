@@ -232,7 +232,7 @@ def training_graph(
     expected = None
     if budget is not None:
         expected = fit_memory(ir_model, forward, backward, gradients, budget, lengths or {})
-    stage_sums(graph, made)
+    stage_sums(graph, made, of_loss)
     proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,
