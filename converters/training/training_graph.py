@@ -166,7 +166,7 @@ def training_graph(
     chosen = check_loss(loss, LOSSES)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original, ir_model = prepared(model, stop=stop, free=free)
+    original, ir_model = prepared(model, stop=stop, free=free, prediction=None if prediction is None else [prediction])
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     share(ir_model.graph, tie)
     if untie:

@@ -116,7 +116,7 @@ def generate_artifacts(
     if loss_input_names is not None and len(loss_input_names) != 1:
         raise ArtifactError(
             f"loss_input_names: expected one name, got {list(loss_input_names)}. A loss of several outputs is a "
-            "callable: loss=lambda op, outputs: …"
+            "sum, 0.7 * losses.Dice('mask') + losses.MSE('depth'), or a callable"
         )
     if precision == "fp16":
         raise ArtifactError(

@@ -171,12 +171,14 @@ class Inputs:
                 if isinstance(dim, str):
                     known, where = lengths.setdefault(dim, (length, name))
                     if length != known:
-                        raise InvalidArgumentError(f"{said}, but {dim} is {known} in {where!r}. Make them equal{hint}")
+                        raise InvalidArgumentError(
+                            f"{said}, but {dim} is {known} in {where!r}{hint or '. Make them equal'}"
+                        )
                 elif dim is not None and length != dim:
                     advice = f"Give axis {axis} the length {dim}, not {length}"
                     if axis == 0 and name not in self._targets:
                         advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
-                    raise InvalidArgumentError(f"{said}. {advice}{hint}")
+                    raise InvalidArgumentError(f"{said}{hint or f'. {advice}'}")
 
     def _fits_classes_last(self, name: str, got: tuple[int, ...]) -> bool:
         """Whether labels have the shape of a prediction with its classes last, which the loss does not expect."""

@@ -81,7 +81,7 @@ def emit_loss(
     """Emit a ready loss or a sum of losses. find: the value that a name stands for; call: a callable's value."""
     terms = _terms(loss)
     read = [[find(name) for name in term.reads()] if isinstance(term, Loss) else [] for _, term in terms]
-    op.single = len({str(values[0].name) for values in read if values}) == 1
+    op.single = all(read) and len({str(values[0].name) for values in read}) == 1
     results: list[ir.Value] = []
     for (factor, term), values in zip(terms, read, strict=True):
         if isinstance(term, Loss):
@@ -115,7 +115,7 @@ def _warn_of_squashed(loss: Loss, y: ir.Value) -> None:
         f"loss: {loss.name} takes logits, and {y.name!r} is the output of a {node.op_type}: it would be applied twice. "
         f"Read the logits: prediction={node.inputs[0].name!r}, or take a loss of probabilities, losses.{instead}()",
         OnnxBackpropWarning,
-        stacklevel=2,
+        stacklevel=5,  # who called training_graph
     )
 
 
