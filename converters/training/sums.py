@@ -14,8 +14,8 @@ from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
 from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.names import STAGED
 
-STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
 _AT_ONCE = 1024  # elements
 _SHORTEST = 8  # elements of a row
 # Of the longest rows. ReduceSum and ReduceMean add several elements of a row at a time, the others one after the other.

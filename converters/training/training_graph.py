@@ -357,6 +357,7 @@ def _add_loss(
     else:
         op.prefix = getattr(loss, "__name__", "loss").strip("<>")
         value = _called(op, loss, graph)
+    value.name = op.unique("loss")
     graph.extend(op.nodes)
     graph.inputs.extend(op.inputs)
     graph.outputs.insert(0, value)
@@ -396,7 +397,6 @@ def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
         raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")
     if value.producer() not in op.nodes:
         value = op.Identity(value)
-    value.name = op.unique("loss")
     return value
 
 

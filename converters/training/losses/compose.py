@@ -99,7 +99,6 @@ def emit_loss(
     total = results[0]
     for value in results[1:]:
         total = op.typed(op.Add(total, value), total)
-    total.name = op.unique("loss")
     return total
 
 
