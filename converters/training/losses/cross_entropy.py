@@ -14,7 +14,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, checked, known_rank, scalar, symbolic, wide
 from onnx_backprop.converters.training.losses.binary import log
-from onnx_backprop.converters.training.names import CLASSES_LAST, NLL_LOSS, SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.converters.training.names import CLASSES_LAST, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import Dim, Dims, describe
 
@@ -165,7 +165,7 @@ class NLL(ClassLoss):
     Shapes: those of SoftmaxCrossEntropy.
     """
 
-    name: ClassVar[str] = NLL_LOSS
+    name: ClassVar[str] = "nll"
     log_probabilities: bool = False
 
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
