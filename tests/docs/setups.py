@@ -78,9 +78,9 @@ def losses() -> Names:
     net = """
         <ir_version: 10, opset_import: ["": 18]>
         net (float[batch, 3, 8, 8] x) => (float[batch, 3, 8, 8] mask, float[batch, 3] scores, float[batch, 1, 8, 8] depth) {
-            h = Conv <pads = [1, 1, 1, 1]> (x, w0) mask_logits = Conv (h, w1) mask = Sigmoid (mask_logits)
+            h = Conv <pads = [3, 3, 3, 3]> (x, w0) mask_logits = Conv (h, w1) mask = Sigmoid (mask_logits)
             depth = Conv (h, w2) pooled = GlobalAveragePool (h) flat = Flatten (pooled) scores = Gemm (flat, w3) }"""
-    shapes = {"w0": (8, 3, 3, 3), "w1": (3, 8, 1, 1), "w2": (1, 8, 1, 1), "w3": (8, 3)}
+    shapes = {"w0": (8, 3, 7, 7), "w1": (3, 8, 1, 1), "w2": (1, 8, 1, 1), "w3": (8, 3)}
     onnx.save(_filled(parser.parse_model(net), shapes), "net.onnx")
     classifier = """
         <ir_version: 10, opset_import: ["": 18]>
