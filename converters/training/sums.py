@@ -20,9 +20,6 @@ _AT_ONCE = 1024  # elements
 _SHORTEST = 8  # elements of a row
 # Of the longest rows. ReduceSum and ReduceMean add several elements of a row at a time, the others one after the other.
 _LONGEST = {"ReduceSum": 256, "ReduceMean": 256, "ReduceL1": 64, "ReduceL2": 64, "ReduceSumSquare": 64}
-# what adds up the results of the rows; behind it, what is left to do
-_ROWS = {"ReduceSum": "ReduceSum", "ReduceMean": "ReduceMean", "ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
-_ROWS["ReduceL2"] = "ReduceSum"
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -37,13 +34,15 @@ def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum", dtype: ir.DataTy
     dtype = element_type(x) if dtype is None else dtype
     if not _worth_stages(x):
         return cast(op, op.emit(reduce, [x], {"keepdims": 0})[0], dtype)
-    row, last = _row(x, _LONGEST[reduce]), reduce
+    row, mean = _row(x, _LONGEST[reduce]), reduce == "ReduceMean"
+    each = "ReduceSumSquare" if reduce == "ReduceL2" else reduce
     if row >= _SHORTEST and x.dtype == ir.DataType.FLOAT:
-        rows = op.Reshape(x, [-1, row])
-        x = op.emit("ReduceSumSquare" if reduce == "ReduceL2" else reduce, [rows, [1]], {"keepdims": 0})[0]
-        last = _ROWS[reduce]
-    total = op.emit(last, [op.Cast(x, to=ir.DataType.DOUBLE)], {"keepdims": 0})[0]
-    if reduce == "ReduceL2" and last != reduce:
+        x, each = op.emit(each, [op.Reshape(x, [-1, row]), [1]], {"keepdims": 0})[0], "ReduceSum"
+    wide = op.Cast(x, to=ir.DataType.DOUBLE)
+    if each == "ReduceL1":  # which onnxruntime has no kernel of for float64 in older versions
+        wide, each = op.Abs(wide), "ReduceSum"
+    total = op.emit("ReduceMean" if mean else each, [wide], {"keepdims": 0})[0]
+    if reduce == "ReduceL2":
         total = op.Sqrt(total)
     result = cast(op, total, dtype)
     result.shape = ir.Shape([])
@@ -75,7 +74,7 @@ def _stage(graph: ir.Graph, node: ir.Node, used: set[str], *, some_axes: bool) -
     op = Builder(used)
     op.prefix = str(node.name or node.outputs[0].name)
     old = node.outputs[0]
-    if node.op_type in _ROWS and _is_full(node) and _worth_stages(_first(node)):
+    if node.op_type in _LONGEST and _is_full(node) and _worth_stages(_first(node)):
         new = staged(op, _first(node), node.op_type)
         if node.attributes.get_int("keepdims", 1):
             new = op.Reshape(new, [1] * len(dims(_first(node)) or ()))

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.losses.base import Composable, Loss, LossBuilder, LossFunction
+from onnx_backprop.converters.training.losses.base import Composable, Loss, LossBuilder, LossFunction, scalar
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
 
@@ -44,7 +44,7 @@ def added(one: Any, other: Any) -> Any:
 
 def scaled(loss: Any, factor: float) -> Any:
     """A loss times a number; NotImplemented for something else."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float | np.integer | np.floating):
+    if isinstance(factor, bool) or not isinstance(factor, int | float | np.number):
         return NotImplemented
     if not np.isfinite(factor):
         raise InvalidArgumentError(f"loss: expected a finite factor, got {factor}")
@@ -92,14 +92,12 @@ def emit_loss(
         else:
             value = call(term)
         op.prefix = "loss"
-        results.append(value if factor == 1 else op.typed(op.Mul(value, op.scalar(factor, value)), value))
+        results.append(value if factor == 1 else op.Mul(value, op.scalar(factor, value)))
     double = any(element_type(value) == ir.DataType.DOUBLE for value in results)
     if double:
         results = [cast(op, value, ir.DataType.DOUBLE) for value in results]
-    total = results[0]
-    for value in results[1:]:
-        total = op.typed(op.Add(total, value), total)
-    return total
+    total = op.accumulate(results)
+    return scalar(total, total) if all(read) else total  # what a callable returns may have any shape
 
 
 def _warn_of_squashed(loss: Loss, y: ir.Value) -> None:

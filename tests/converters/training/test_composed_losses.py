@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ BCE, MSE = losses.BCEWithLogits("mask"), losses.MSE("depth")
     ("loss", "factors"),
     [
         (0.7 * BCE + MSE, (0.7, 1)),
-        (BCE + MSE * np.float32(0.25), (1, 0.25)),
+        (BCE + MSE * np.float64(0.25), (1, 0.25)),
         (2 * (BCE + 0.5 * MSE) / 4, (0.5, 0.25)),
         (sum([BCE, MSE]), (1, 1)),
         ({"mask": "bce_with_logits", "depth": "mse"}, (1, 1)),
@@ -147,6 +147,7 @@ def test_outputs_of_two_types(rng) -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
+        (losses.MSE("mask") + (lambda _, o: o["depth"]), r"the callable returned a value of the shape \(N, 3\)"),
         ({"mask": losses.MSE("depth")}, "'mask': expected a ready loss of this output, got one that reads 'depth'"),
         ({"mask": lambda _, o: o["mask"]}, "'mask': expected a ready loss of this output, got <function"),
         (
@@ -165,11 +166,12 @@ def test_refused(loss: Any, message: str) -> None:
 
 
 def test_no_losses() -> None:
-    for wrong in (lambda: losses.MSE() + 1, lambda: "mse" + losses.MSE(), lambda: losses.MSE() * losses.L1()):
+    one: Any = losses.MSE()
+    for wrong in (lambda: one + 1, lambda: "mse" + one, lambda: one * losses.L1(), lambda: one * True):
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(ob.InvalidArgumentError, match="expected a finite factor, got inf"):
-        np.inf * losses.MSE()  # pyright: ignore[reportUnusedExpression]
+        _ = one * np.inf
 
 
 ARGUMENTS = {
@@ -178,7 +180,7 @@ ARGUMENTS = {
         lambda: losses.KLDivergence(reduction="none"),
         "kl_div: reduction: expected 'batchmean', 'mean' or 'sum'",
     ),
-    "prediction": (lambda: losses.MSE(3), "mse: prediction: expected a name, got 3"),  # pyright: ignore
+    "prediction": (lambda: losses.MSE(cast(Any, 3)), "mse: prediction: expected a name, got 3"),
     "beta": (lambda: losses.SmoothL1(beta=0), "smooth_l1: beta: expected more than 0, got 0"),
     "alpha": (lambda: losses.Focal(alpha=2), "focal: alpha: expected 0 … 1 or None, got 2"),
     "gamma": (lambda: losses.Focal(gamma=0.5), "focal: gamma: expected 0, or 1 or more, got 0.5"),

@@ -137,7 +137,7 @@ OF_CLASSES = [
 @pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
 @pytest.mark.parametrize("name", [name for name in OF_CLASSES if "kl" not in name])
 def test_classes_last(name: str, symbolic: bool) -> None:
-    ours = replace(LOSSES[name].ours, axis=-1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ours = replace(LOSSES[name].ours, axis=-1)
     check_stored(name, ours, "f64", symbolic=symbolic, last=True)
 
 
@@ -145,7 +145,7 @@ def test_classes_last(name: str, symbolic: bool) -> None:
 def test_masks_with_their_classes_last(name: str) -> None:
     case, values = LOSSES[name], stored(LOSS_VALUES)
     y, target, gradient = (np.moveaxis(values[f"{name}/{key}"], 1, -1) for key in ("y", "target", "gradient"))
-    ours = replace(case.ours, axis=-1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ours = replace(case.ours, axis=-1)
     training = ob.training_graph(shifted(list(y.shape), y.shape, np.float64), loss=ours)
     loss, got = map(np.asarray, ob.session(training.model).run(["loss", "p_grad"], {"x": y, "target": target}))
     np.testing.assert_allclose(loss, values[f"{name}/loss"], rtol=1e-12)
