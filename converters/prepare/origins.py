@@ -209,7 +209,7 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
     """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
     readers: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
     for node in proto.graph.node:
-        for index, name in enumerate(node.input):
+        for index, name in enumerate(node.input if node.op_type != "Identity" else ()):  # of equal tensors
             readers[name].append((node, index))
     taken = {origin.name for origin in scripted.values()}
     found: dict[str, Origin] = {}
