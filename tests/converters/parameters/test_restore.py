@@ -413,6 +413,18 @@ def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart
     assert (f"'{kept}' and '{other}'" in said) is apart
 
 
+def test_names_of_transposed_weights_that_torchscript_merged() -> None:
+    """The Identity that stands for the other weight comes first, and is in no module."""
+    kept, other = "onnx::MatMul_7", "onnx::MatMul_9"
+    names = {"other": "Identity_3", "a": "/net/net.0/MatMul", "y": "/net/net.1/MatMul"}
+    file = scripted("other = Identity(kept) a = MatMul(x, kept) y = MatMul(a, other)", {kept: W[:, :3]}, names)
+    for node in file.graph.node:
+        for listed in (node.input, node.output):
+            assign(listed, [{"kept": kept, "other": other}.get(name, name) for name in listed])
+    for pattern, chosen in (("net.0.*", kept), ("net.1.*", other), ("net.1.weight", other)):
+        assert list(ob.training_graph(file, loss="mse", trainable=[pattern]).parameters) == [chosen]
+
+
 def test_a_stop_is_no_merged_tensor() -> None:
     file = scripted(
         "s = Identity(a.bias) h = MatMul(x, w) a = Add(h, a.bias) y = Add(a, s)",
