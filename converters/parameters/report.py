@@ -63,7 +63,7 @@ def doubts(choice: Choice, decided: Collection[str]) -> str:
             if (value in choice.left_out) == left_out:
                 reasons.setdefault(why, []).append(shown(value))
         if any(len(names) > _SHOWN for names in reasons.values()):
-            how = f"explain lists them all; {HOW}"
+            how = f"explain_gradients lists them all; {HOW}"
         if reasons:
             parts.append(f"{verb} {'; '.join(f'{_listed(names)} ({why})' for why, names in reasons.items())}")
     return f"the file does not say for sure which tensors are parameters: {'; '.join(parts)}. {how}"
