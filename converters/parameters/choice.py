@@ -29,6 +29,7 @@ _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "emb
 _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
+_GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
 _BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
 _BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
 _BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
@@ -59,6 +60,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     if len(left_out) == len(verdicts):
         unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
         left_out = {value: what for value, what in left_out.items() if value not in unsaid}
+        verdicts |= dict.fromkeys(unsaid, _Verdict())
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
 
 
@@ -97,11 +99,19 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
             absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
         )
     what = _by_numbers(value, array, uses, context)
-    if what not in (None, SINGLE) and not _words(str(value.name)).isdisjoint(_WEIGHT_WORDS):
-        return _Verdict(doubt=f"its numbers are those of a {what}")
-    if what is None and origin.kind == FOLDED:
-        return _of_exporter(value, array, uses)
-    return _Verdict(what or "")
+    if what is not None:
+        return _against_name(value, what)
+    return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
+
+
+def _against_name(value: ir.Value, what: str) -> _Verdict:
+    """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
+    words = _words(str(value.name))
+    if not words.isdisjoint(_WEIGHT_WORDS):
+        return _Verdict(doubt="it is a single number" if what == SINGLE else f"its numbers are those of a {what}")
+    if what == SINGLE:  # as most constants are
+        return _Verdict(what, "its name is a parameter's" if words & _GATE_WORDS else "")
+    return _Verdict(what, "" if words & (_BUFFER_WORDS | _CONSTANT_WORDS) else f"it looks like a {what}")
 
 
 def _of_a_name(

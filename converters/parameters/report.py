@@ -170,7 +170,7 @@ def _are_equal(a: ir.Value, b: ir.Value) -> bool:
     for other in (second, second.T):
         if first.shape != other.shape or not np.array_equal(first[:1], other[:1]):
             continue
-        if np.ptp(first[:1].astype(np.float32)) and np.array_equal(first, other):
+        if np.array_equal(first, other) and np.ptp(first.astype(np.float32)):
             return True
     return False
 

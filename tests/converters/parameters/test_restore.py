@@ -458,3 +458,78 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
     graph, said = told_of(file)
     assert (name in graph.parameters) is trained
     assert name in said or name == "dw.weight"
+
+
+def test_equal_tokens_that_were_repeated_are_two_of_one_row() -> None:
+    """Class and distillation tokens of zeros: one constant of a fixed batch is left of both."""
+    file = exported(
+        "c = Concat<axis=1>(expand, expand, x) y = MatMul(c, fc.weight)",
+        {"expand": np.zeros((2, 1, 3), np.float32), "fc.weight": W},
+        "e.cls e.dist fc.weight",
+        folded={"expand": ["e.cls", "val_6"]},
+        modules={"c": "e"},
+        x="float[2,4,3] x",
+    )
+    with_operations(file, {"c": "[%expand, %expand_1, %x], 1"})
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"'e\.cls' \(the exporter.*'e\.dist' \(the exporter"):
+        graph = ob.training_graph(file, loss="mse")
+    assert {name: value.shape for name, value in names_of(graph).items() if "fc" not in name} == {
+        "e.cls": (1, 1, 3),
+        "e.dist": (1, 1, 3),
+    }
+
+
+def test_copies_of_a_folded_tensor_are_folded_too() -> None:
+    """Gemma's 1 + weight: neither tensor is the parameter, and both are named."""
+    file = exported(
+        "a = Mul(x, add_4) b = Mul(a, add_4) y = MatMul(b, fc.weight)",
+        {"add_4": np.ones(3, np.float32), "fc.weight": W},
+        "n.weight m.weight fc.weight",
+        folded={"add_4": ["n.weight", "val_3"]},
+        modules={"a": "n", "b": "m"},
+    )
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"from 'n\.weight'\).*from 'm\.weight'\)"):
+        graph = ob.training_graph(file, loss="mse")
+    assert sorted(names_of(graph)) == ["fc.weight", "m.weight", "n.weight"]
+
+
+def test_a_file_all_of_whose_tensors_were_changed() -> None:
+    """A bias-free network whose normalisations are folded: its inputs alone still have a kind."""
+    file = exported("y = Conv(x, c.weight)", {"c.weight": W.reshape(4, 3, 1)}, "c.weight n.weight", x="float[N,3,5] x")
+    del file.graph.value_info[0].metadata_props[:]
+    file.graph.input[0].metadata_props.add(key=KIND, value="USER_INPUT")
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
+        ob.training_graph(file, loss="mse")
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "trained are 'c.weight' (the exporter has computed it" in said
+    assert "no tensor for these parameters of the module: 'n.weight'" in said
+
+
+def test_the_name_of_what_torchscript_merged_is_that_of_its_module() -> None:
+    file = scripted(
+        "onnx__Mul_9 = Identity(onnx__Mul_8) h = MatMul(x, w) a = Mul(h, onnx__Mul_8) y = Mul(a, onnx__Mul_9)",
+        {"w": W, "onnx::Mul_8": np.ones((4, 1), np.float32).T},
+    )
+    for node, name in zip(file.graph.node, ("Identity_0", "/fc/MatMul", "/enc/norm/Mul", "/dec/norm/Mul"), strict=True):
+        node.name = name
+    for node in file.graph.node:
+        for names in (node.input, node.output):
+            assign(names, [name.replace("onnx.", "onnx::") for name in names])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = ob.training_graph(file, loss="mse", frozen=["enc.*"])
+    assert set(graph.parameters) == {"w", "onnx::Mul_9"}
+
+
+def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
+    """Of padding: nothing but the first row was looked at."""
+    table = np.vstack([np.zeros((1, 4), np.float32), W])
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (int64[2] i) => (float y) { a = Gather(emb, i) y = MatMul(a, head) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(table, "emb"))
+    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "head"))
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"'emb' and 'head' hold the same numbers.* tie=\[\('emb', 'head'\)\]"
+    ):
+        ob.training_graph(model, loss="mse")
