@@ -189,6 +189,22 @@ def test_what_was_computed_from_several_is_doubtful(sources: list[str], array: n
     assert "? the exporter has computed it" in graph.summary()
 
 
+@pytest.mark.parametrize(("layers", "more"), [(40, ""), (43, " and 3 more")])
+def test_a_long_list_of_doubtful_tensors_says_where_all_are(layers: int, more: str) -> None:
+    body = "".join(f"h{n + 1} = MatMul(h{n}, val_{n}) " for n in range(layers)).replace("(h0,", "(x,")
+    tensors = {f"val_{n}": np.eye(3, dtype=np.float32) + W[:, :3] * (n + 1) / 99 for n in range(layers)}
+    folded = {name: ["g", "v"] for name in tensors}
+    file = exported(f"{body} y = Identity(h{layers})", tensors, "g v", folded=folded)
+    with pytest.warns(ob.OnnxBackpropWarning) as told:
+        graph = ob.training_graph(file, loss="mse")
+    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    (doubt,) = {row.doubt for row in graph.rows()}
+    assert f"{more} ({doubt})" in sentence
+    assert ("explain_gradients lists them all" in sentence) == bool(more)
+    assert doubt
+    assert all(name in str(ob.explain_gradients(file)) for name in tensors)
+
+
 def test_parameters_that_are_not_in_the_file_are_named() -> None:
     file = exported(
         "y = Conv(x, c.weight)", {"c.weight": W.reshape(4, 3, 1)}, "c.weight bn.weight bn.bias", x="float[N,3,5] x"
