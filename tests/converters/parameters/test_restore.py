@@ -355,6 +355,29 @@ def test_a_tensor_that_the_optimizer_has_changed_is_doubtful() -> None:
     assert list(ob.training_graph(file, loss="mse").parameters) == ["c.weight", "c.bias"]
 
 
+def test_convolutions_that_the_optimizer_merged_are_named_once_for_all() -> None:
+    """A reason for each would fill more than the lines that a message may have, and its middle would be left out."""
+    names = [f"inner.backbone.stages.blocks.main.point_conv.m{n}.weight" for n in range(43)]
+    body = "".join(f"h{n + 1} = Conv(h{n}, {name}, {name}_bias) " for n, name in enumerate(names)).replace(
+        "(h0,", "(x,"
+    )
+    tensors = {}
+    for n, name in enumerate(names):
+        tensors |= {name: W[:, :3].reshape(3, 3, 1) + n, f"{name}_bias": W[0, :3] + n}
+    whole = tensors | {"head.scale": W[:, :1]}
+    file = exported(f"{body} y = Mul(h43, head.scale)", whole, f"{' '.join(names)} head.scale", x="float[N,3,5] x")
+    for value in file.graph.value_info:
+        if value.name in tensors:
+            del value.metadata_props[:]
+    with pytest.warns(ob.OnnxBackpropWarning) as told:
+        graph = ob.training_graph(file, loss="mse")
+    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    assert "…" not in sentence.partition(" frozen=")[0]
+    assert " and 46 more (the exporter has merged a convolution with what follows it" in sentence
+    assert all(repr(name) in sentence for name in list(tensors)[:40])
+    assert {row.doubt for row in graph.rows()} != {""}
+
+
 def test_normalisations_that_share_ones_and_zeros_have_their_own() -> None:
     body = "a = LayerNormalization(x, n.weight, n.bias) b = LayerNormalization(a, n.weight, n.bias) y = MatMul(b, w)"
     tensors = {"n.weight": np.ones(3, np.float32), "n.bias": np.zeros(3, np.float32), "w": W}
