@@ -14,15 +14,12 @@ from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
 from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.names import STAGED
 
-STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
 _AT_ONCE = 1024  # elements
 _SHORTEST = 8  # elements of a row
 # Of the longest rows. ReduceSum and ReduceMean add several elements of a row at a time, the others one after the other.
 _LONGEST = {"ReduceSum": 256, "ReduceMean": 256, "ReduceL1": 64, "ReduceL2": 64, "ReduceSumSquare": 64}
-# what adds up the results of the rows; behind it, what is left to do
-_ROWS = {"ReduceSum": "ReduceSum", "ReduceMean": "ReduceMean", "ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
-_ROWS["ReduceL2"] = "ReduceSum"
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -37,23 +34,26 @@ def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum", dtype: ir.DataTy
     dtype = element_type(x) if dtype is None else dtype
     if not _worth_stages(x):
         return cast(op, op.emit(reduce, [x], {"keepdims": 0})[0], dtype)
-    row, last = _row(x, _LONGEST[reduce]), reduce
+    row, mean = _row(x, _LONGEST[reduce]), reduce == "ReduceMean"
+    each = "ReduceSumSquare" if reduce == "ReduceL2" else reduce
     if row >= _SHORTEST and x.dtype == ir.DataType.FLOAT:
-        rows = op.Reshape(x, [-1, row])
-        x = op.emit("ReduceSumSquare" if reduce == "ReduceL2" else reduce, [rows, [1]], {"keepdims": 0})[0]
-        last = _ROWS[reduce]
-    total = op.emit(last, [op.Cast(x, to=ir.DataType.DOUBLE)], {"keepdims": 0})[0]
-    if reduce == "ReduceL2" and last != reduce:
+        x, each = op.emit(each, [op.Reshape(x, [-1, row]), [1]], {"keepdims": 0})[0], "ReduceSum"
+    wide = op.Cast(x, to=ir.DataType.DOUBLE)
+    if each == "ReduceL1":  # which onnxruntime has no kernel of for float64 in older versions
+        wide, each = op.Abs(wide), "ReduceSum"
+    total = op.emit("ReduceMean" if mean else each, [wide], {"keepdims": 0})[0]
+    if reduce == "ReduceL2":
         total = op.Sqrt(total)
     result = cast(op, total, dtype)
     result.shape = ir.Shape([])
     return result
 
 
-def stage_sums(graph: ir.Graph, kept: Collection[str]) -> None:
+def stage_sums(graph: ir.Graph, kept: Collection[str], losses: Collection[str] = ()) -> None:
     """Put sums in stages in the place of full reductions, in the graph and the branches of its If nodes.
 
     Cross entropies that are reduced to a mean or a sum count too. kept: names of values whose nodes stay as they are.
+    losses: names of values of the loss, where sums over some axes of unknown or many elements count too.
     The values keep their names; the last node of the stages has the name of the node that it stands for, and the
     metadata `STAGED`. Backward nodes are to be there already: stages have a longer gradient than one reduction.
     """
@@ -67,19 +67,23 @@ def stage_sums(graph: ir.Graph, kept: Collection[str]) -> None:
             if node.op_type == "If":
                 graphs += [attribute.as_graph() for attribute in node.attributes.values()]
             elif node.outputs[0].name not in kept:
-                _stage(inner, node, used)
+                _stage(inner, node, used, some_axes=node.outputs[0].name in losses)
 
 
-def _stage(graph: ir.Graph, node: ir.Node, used: set[str]) -> None:
+def _stage(graph: ir.Graph, node: ir.Node, used: set[str], *, some_axes: bool) -> None:
     op = Builder(used)
     op.prefix = str(node.name or node.outputs[0].name)
     old = node.outputs[0]
-    if node.op_type in _ROWS and _is_full(node) and _worth_stages(_first(node)):
+    if node.op_type in _LONGEST and _is_full(node) and _worth_stages(_first(node)):
         new = staged(op, _first(node), node.op_type)
         if node.attributes.get_int("keepdims", 1):
             new = op.Reshape(new, [1] * len(dims(_first(node)) or ()))
     elif node.op_type == "SoftmaxCrossEntropyLoss" and node.attributes.get_string("reduction", "mean") != "none":
         new = _cross_entropy(op, node)
+    elif some_axes and node.op_type in ("ReduceSum", "ReduceMean") and _is_long(node):
+        wide = op.Cast(_first(node), to=ir.DataType.DOUBLE)
+        keepdims = node.attributes.get_int("keepdims", 1)
+        new = op.Cast(op.emit(node.op_type, [wide, node.inputs[1]], {"keepdims": keepdims})[0], to=_first(node).dtype)
     else:
         return
     name, last = str(old.name), op.nodes[-1]
@@ -140,6 +144,16 @@ def _is_full(node: ir.Node) -> bool:
     if not named.size:
         return not node.attributes.get_int("noop_with_empty_axes", 0)
     return shape is not None and {int(axis) % len(shape) for axis in named.flat} == set(range(len(shape)))
+
+
+def _is_long(node: ir.Node) -> bool:
+    """Whether a reduction of float32 over axes that are known may sum more elements than are summed at once."""
+    x, axes = _first(node), constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
+    shape = dims(x)
+    if shape is None or axes is None or x.dtype not in _NARROW:
+        return False
+    lengths = [shape[int(axis)] for axis in axes.flat]
+    return any(not isinstance(d, int) for d in lengths) or prod(d for d in lengths if isinstance(d, int)) > _AT_ONCE
 
 
 def _worth_stages(x: ir.Value) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
-from onnx_backprop.converters.training.sums import STAGED
+from onnx_backprop.converters.training.names import STAGED
 
 _MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
 
