@@ -33,6 +33,7 @@ from onnx_backprop.converters.reverse.differentiate import (
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.faults import avoid_faults
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths
 from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
@@ -132,6 +133,7 @@ def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inli
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
     _expose_statistics(ir_model.graph)
+    avoid_faults(ir_model)
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     result = use_kernels(proto, kernels)

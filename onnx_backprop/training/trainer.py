@@ -14,7 +14,14 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
-from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, RANDOM_STATE, SKIPPED_STEPS
+from onnx_backprop.converters.training.names import (
+    GOOD_STEPS,
+    LEAST_SCALE,
+    LOSS_SCALE,
+    RANDOM_STATE,
+    SKIPPED_STEPS,
+    state_of,
+)
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
@@ -148,8 +155,8 @@ class Trainer:
         self._buffers = Buffers(self.graph, self._session, in_place, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        if RANDOM_STATE in state:
-            state[RANDOM_STATE][0] = seed
+        if random := state_of(self.graph.fill, RANDOM_STATE):
+            state[random][0] = seed
         if self._ranks is not None:
             self._ranks.start(state)
         self._accepted = not_finite(state)
@@ -206,7 +213,7 @@ class Trainer:
         buffers.renew()
         if self._division is not None:
             self._division.exchange(buffers.state)
-        if self.loss_scale == LEAST_SCALE and buffers.state[GOOD_STEPS].numpy() == 0:
+        if self.loss_scale == LEAST_SCALE and self._counter(GOOD_STEPS) == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
@@ -222,12 +229,17 @@ class Trainer:
     @property
     def skipped_steps(self) -> int:
         """How many of the steps have left out their update, since a gradient was not finite; 0 without a loss scale."""
-        return int(self._buffers.state[SKIPPED_STEPS].numpy()) if SKIPPED_STEPS in self.graph.fill else 0
+        return int(self._counter(SKIPPED_STEPS) or 0)
 
     @property
     def loss_scale(self) -> float | None:
         """What the loss of the next step is multiplied by; None where the graph does not scale it."""
-        return float(self._buffers.state[LOSS_SCALE].numpy()) if SKIPPED_STEPS in self.graph.fill else None
+        return self._counter(LOSS_SCALE)
+
+    def _counter(self, name: str) -> float | None:
+        """A number of the loss scale; None where the graph has none."""
+        found = state_of(self.graph.fill, name)
+        return None if found is None else float(self._buffers.state[found].numpy())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
