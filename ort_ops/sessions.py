@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
@@ -25,6 +25,7 @@ from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
+from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
 from onnx_backprop.opset.functions.numba import write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 
@@ -38,10 +39,6 @@ _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 # what onnxruntime says about a model; its errors have no base of their own
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
-
-_HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-# which ends the process on some float16 products behind a Transpose, see converters.reverse.faults
-_TEARS_HALF = "MatmulTransposeFusion"
 
 _registered: WeakSet[SessionOptions] = WeakSet()
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
@@ -87,8 +84,8 @@ def session(
 
     kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
     warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
-    with them. A model in float16 or bfloat16 gets no MatmulTransposeFusion, an optimiser of onnxruntime that ends the
-    process on some of them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
+    with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
+    them, `opset.functions.half`. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
     its sentence; KernelError for "numpy" without onnxruntime-extensions or llvmlite; what `use_kernels` raises.
     """
@@ -111,8 +108,8 @@ def session(
             fuse_updates(model)
             write_out(model)
         source = model.SerializeToString()
-    if isinstance(model, ModelProto) and _holds_half(model):
-        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), _TEARS_HALF]
+    if isinstance(model, ModelProto) and holds_half(model):
+        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:
@@ -122,16 +119,6 @@ def session(
 
         made.twice = ahead.run if ahead.repeatable(model) else None
     return made
-
-
-def _holds_half(model: ModelProto) -> bool:
-    """Whether tensors of a model, or what a Cast makes, are float16 or bfloat16."""
-    graph = model.graph
-    kinds = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
-    kinds |= {tensor.data_type for tensor in graph.initializer}
-    casts = (node for one in (graph, *model.functions) for node in one.node if node.op_type == "Cast")
-    kinds |= {attribute.i for node in casts for attribute in node.attribute if attribute.name == "to"}
-    return not kinds.isdisjoint(_HALF)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

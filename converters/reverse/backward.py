@@ -41,6 +41,7 @@ from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
 
 
@@ -136,6 +137,7 @@ def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bo
     avoid_faults(ir_model)
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
+    note_optimisers(proto)
     result = use_kernels(proto, kernels)
     return inlined(result) if inline else result
 

@@ -1,6 +1,6 @@
 """What onnxruntime's optimisers break, in forms that they leave alone. What is computed stays the same.
 
-MatmulTransposeFusion (1.20 to 1.32) moves a Cast in front of a Transpose, then declines to fuse a Transpose that moves
+MatmulTransposeFusion (from 1.24 on) moves a Cast in front of a Transpose, then declines to fuse a Transpose that moves
 the first axis behind the batch into a MatMul of operands of unlike ranks, and leaves the graph torn: the process ends
 when it loads the model. Every float16 MatMul has such Casts on a processor.
 
@@ -77,7 +77,8 @@ def _batch_transpose(value: ir.Value) -> tuple[ir.Value, list[int]] | None:
 def _rewrite_product(graph: ir.Graph, node: ir.Node, op: Builder, names: set[str]) -> None:
     a, b = node.inputs
     y = node.outputs[0]
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     moved, half = _batch_transpose(a), y.dtype in _HALF
     if half and moved is not None and moved[0].dtype == y.dtype and moved[1][-1] == len(moved[1]) - 1 and _rank(b) == 2:
         node.replace_input_with(0, moved[0])

@@ -13,6 +13,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.opset.functions.half import NOTE
 
 W = (np.random.default_rng(0).standard_normal((16, 16)) / 4).astype(np.float16)
 LOADS = "import sys, onnxruntime; [onnxruntime.InferenceSession(path) for path in sys.argv[1:]]"
@@ -42,6 +43,14 @@ def product(name: str, *, single: bool = False) -> tuple[ModelProto, np.ndarray]
     model.graph.output[0].type.tensor_type.ClearField("shape")
     model.graph.initializer.append(numpy_helper.from_array(W.astype(dtype), "w"))
     return model, (np.random.default_rng(1).standard_normal(shape) / 4).astype(np.float16).astype(dtype)
+
+
+def test_the_file_says_which_optimisers_to_turn_off() -> None:
+    """Those that no form of ours avoids in every version; a file in float32 says nothing."""
+    (said,) = [e.value for e in ob.backward(product("left")[0], wrt=["x"]).metadata_props if e.key == NOTE]
+    assert said.split() == ["FuseFp16InitializerToFp32NodeTransformer", "MatmulTransposeFusion"]
+    single = ob.backward(product("left", single=True)[0], wrt=["x"])
+    assert all(entry.key != NOTE for entry in single.metadata_props)
 
 
 def loads(*paths: Path) -> int:
