@@ -32,7 +32,7 @@ from onnx_backprop.ort_ops import (
     SessionOptions,
     be_lean,
     default_options,
-    native_kernels_work,
+    kernels_on,
     require_operators,
     session,
 )
@@ -122,11 +122,11 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
-        self.kernels = "onnx" if kernels == "numba" and not native_kernels_work() else kernels
         self.communicator = connected(communicator)
         threads = self.communicator.threads
         options = session_options or default_options(python_operators=kernels == "numpy", lean=True, threads=threads)
         options = be_lean(options)
+        self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         in_place: frozenset[str] = frozenset()
