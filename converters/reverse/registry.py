@@ -2,8 +2,8 @@
 
 A rule is `rule(op, node, dy) -> one value or None per forward input`; those at the end may be left out, and for one
 input the value alone will do. It states the versions of the operator it serves, as `OpSchema.since_version`; a version
-nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula. A version
-whose schema says word for word what that of an earlier one says, and takes other types at most, is no changed operator.
+nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula. Where a
+schema says word for word what that of an earlier version says, but for types, the operator is no changed one.
 """
 
 from collections.abc import Callable, Sequence
