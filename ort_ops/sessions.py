@@ -43,7 +43,7 @@ _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile
 _QUIET = {"log_severity_level": 4, "optimized_model_filepath": "", "enable_profiling": False}  # while options are tried
 _TOO_EARLY = (
     "onnxruntime-extensions' library was registered with these session options before the kernels were in it. Call "
-    "onnx_backprop.register_ops(options) in the place of options.register_custom_ops_library(…): it registers the library"
+    "onnx_backprop.register_ops(options) in the place of options.register_custom_ops_library(…), which it does too"
 )
 _registered: WeakSet[SessionOptions] = WeakSet()
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
@@ -110,9 +110,8 @@ def kernels_on(options: SessionOptions, kernels: str | None) -> str | None:
 def _loads(options: SessionOptions, operator: str, kind: str) -> bool:
     """Whether a session on some options has an operator of one input and one output of a type."""
     domain = operator.rpartition(".")[0]
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18, "{domain}": 1]> trial ({kind}[n] x) => ({kind}[] y) {{ y = {operator}(x) }}'
-    )
+    graph = f"trial ({kind}[n] x) => ({kind}[] y) {{ y = {operator}(x) }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "{domain}": 1]> {graph}')
     kept = {name: getattr(options, name) for name in _QUIET}
     try:
         for name, value in _QUIET.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,7 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.ort_ops import (
-    SessionOptions,
-    be_lean,
-    default_options,
-    kernels_on,
-    require_operators,
-    session,
-)
+from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
@@ -113,6 +107,12 @@ class Trainer:
         if not self.graph.updates:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
+            )
+        if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+            raise InvalidArgumentError(f"seed: expected a whole number of 64 bits, got {seed!r}")
+        if session_options is not None and not isinstance(session_options, onnxruntime.SessionOptions):
+            raise InvalidArgumentError(
+                f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
             )
         state = self.graph.initial_state()
         if isinstance(graph, str | Path):
@@ -329,11 +329,19 @@ class Trainer:
             results = self._evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
-    def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
-        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
+    def evaluate(
+        self, loader: Iterable[Any] | Feeds | None = None, /, *arrays: Any, ema: bool = False, **more: Any
+    ) -> float:
+        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
+
+        A batch is given as `step` takes it, but that one tuple or list is a loader.
+        """
         weights = self._weights(ema=ema)
-        if loader is None or isinstance(loader, Mapping):
-            return float(self._predicted(self.inputs.together([loader], more), weights)[self.graph.loss].reshape(()))
+        if loader is None or isinstance(loader, Mapping) or arrays or more:
+            batch = self.inputs.together([loader, *arrays], more)
+            return float(self._predicted(batch, weights)[self.graph.loss].reshape(()))
+        if not isinstance(loader, Iterable):
+            self.inputs.check_loader(loader)
         total, seen = 0.0, 0
         batches = loader if self._ranks is None else self._ranks.whole_batches(loader)
         for batch in shown(batches, what="evaluating", unit="batch"):
