@@ -44,8 +44,8 @@ def test_fit(case: str) -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    trainer = ob.Trainer(graph(), kernels="onnx", seed=np.int64(3))  # pyright: ignore[reportArgumentType]
-    assert len(trainer.fit([rows()], np.int64(2))) == 2  # pyright: ignore[reportArgumentType]
+    trainer = ob.Trainer(graph(), kernels="onnx", seed=np.int64(3))
+    assert len(trainer.fit([rows()], np.int64(2))) == 2
 
 
 def test_a_batch_is_evaluated_as_step_takes_it() -> None:
@@ -60,7 +60,7 @@ def test_a_batch_is_evaluated_as_step_takes_it() -> None:
     assert len(losses) == 1
     assert trainer.evaluate([(x, labels)]) == pytest.approx(losses.pop())
     with pytest.raises(ob.InvalidArgumentError, match="loader: expected batches"):
-        trainer.evaluate(3)  # pyright: ignore[reportArgumentType]
+        trainer.evaluate(3)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_batches(arrays: Any) -> None:
 
 
 class Nameless(ob.optimizers.Optimizer):
-    def update(self, u: Any, x: Any, g: Any, *slots: Any) -> Any:
+    def update(self, u: Any, x: Any, g: Any, *_slots: Any) -> Any:
         return u.Sub(x, g)
 
 
