@@ -93,8 +93,8 @@ class Inputs:
                 self.checked(first)
         elif not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise InvalidArgumentError(
-                f"loader: expected batches to go through, anew in every epoch, got {type(loader).__name__}: as a list of "
-                "them, a DataLoader, or onnx_backprop.Batches"
+                f"loader: expected batches to go through, anew in every epoch, got {type(loader).__name__}: as a list, "
+                "a DataLoader, or onnx_backprop.Batches"
             )
 
     def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
