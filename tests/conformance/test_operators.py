@@ -63,7 +63,8 @@ WITHOUT_A_RULE |= {"Loop", "Scan", "SequenceMap"}
 # Refused unless straight_through opens them
 ROUNDING = {"ConvInteger", "MatMulInteger", "QuantizeLinear"}
 # For models of an opset that onnxruntime does not run yet
-AHEAD = {("", "Cast", 28), ("", "Optional", 28), ("", "OptionalGetElement", 28)}
+AHEAD = {("", name, 28) for name in ("Cast", "Mod", "Optional", "OptionalGetElement", "SpaceToDepth")}
+AHEAD |= {("", "Range", 27)}
 # onnx's checker takes no model with it; rules/test_channel_norm.py tests it without the checker
 WITHDRAWN = {("", "GroupNormalization", 18)}
 OF_ONNX = {key for key in registry.RULES if key[0] != ob.DOMAIN}  # rules/test_own_domain.py tests the others
