@@ -132,17 +132,20 @@ def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
 
 
-@cache
 def _rule_of_equal(domain: str, op_type: str, version: int) -> Rule | None:
     """The rule of the newest earlier version, where this one differs from it in the types that it takes alone."""
     earlier = [n for n in served_versions(op_type, domain) if 0 < n < version]
-    if not earlier:
-        return None
+    same = bool(earlier) and _say_the_same(domain, op_type, earlier[-1], version)
+    return RULES[domain, op_type, earlier[-1]] if same else None
+
+
+@cache
+def _say_the_same(domain: str, op_type: str, earlier: int, later: int) -> bool:
     try:
-        old, new = (defs.get_schema(op_type, n, domain) for n in (earlier[-1], version))
+        old, new = (defs.get_schema(op_type, n, domain) for n in (earlier, later))
     except defs.SchemaError:
-        return None
-    return RULES[domain, op_type, earlier[-1]] if _said(old) == _said(new) else None
+        return False
+    return _said(old) == _said(new)
 
 
 def _said(schema: defs.OpSchema) -> tuple[Any, ...]:

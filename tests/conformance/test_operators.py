@@ -95,7 +95,8 @@ def test_without_a_rule_a_case_fails(key: registry.Key, monkeypatch: pytest.Monk
     monkeypatch.setitem(registry.RULES, key, replace(rule, function=spy))
     ob.backward(model, wrt=wrt, straight_through=True)
     assert called, "another rule, or none, serves the case"
-    monkeypatch.delitem(registry.RULES, key)
+    for one in [one for one in registry.RULES if one[:2] == key[:2]]:  # that of an equal earlier version would do
+        monkeypatch.delitem(registry.RULES, one)
     if not expand.has_body(defs.get_schema(key[1], key[2], "")):
         with pytest.raises(ob.UnsupportedOpError, match=rf"{key[1]}\b"):
             ob.backward(model, wrt=wrt, straight_through=True)
