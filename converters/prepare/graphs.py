@@ -19,7 +19,8 @@ from onnx import (
 )
 
 from onnx_backprop.opset.core.lazy import ir
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.functions.scope import Scope, names_in
+from onnx_backprop.opset.functions.scope import unique as unique
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -108,20 +109,7 @@ def used_names(graph: GraphProto | ir.Graph) -> set[str]:
         values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
         values += [v for node in graph.all_nodes() for v in node.outputs]
         return {str(v.name) for v in values} | {str(node.name) for node in graph.all_nodes()}
-    names = made_in(graph)
-    for node in all_nodes(graph):
-        names |= {node.name, *node.output}.union(*map(made_in, subgraphs(node)))
-    return names
-
-
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it where it is taken; it is taken from then on."""
-    candidate, n = name, 1
-    while candidate in taken:
-        n += 1
-        candidate = f"{name}_{n}"
-    taken.add(candidate)
-    return candidate
+    return names_in(graph)
 
 
 def called(node: NodeProto) -> str:

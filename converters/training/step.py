@@ -257,7 +257,8 @@ def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir
 
     Numbers of the optimizer come last among the inputs, `first` in front of the state.
     """
-    numbers = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    own = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    numbers = [v for v in own if v not in state.new]
     for value in numbers:
         graph.inputs.remove(value)
     graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])

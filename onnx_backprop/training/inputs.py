@@ -91,6 +91,11 @@ class Inputs:
             first = self.named(loader[0])
             if not isinstance(first, Shard) or first.rows:
                 self.checked(first)
+        elif not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise InvalidArgumentError(
+                f"loader: expected batches to go through, anew in every epoch, got {type(loader).__name__}: as a list, "
+                "a DataLoader, or onnx_backprop.Batches"
+            )
 
     def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
         """A batch as onnxruntime takes it; errors as `checked`."""

@@ -20,6 +20,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from onnx_backprop.opset.functions.half import NOTE
 from onnx_backprop.opset.functions.overloads import LEAST_ONNXRUNTIME, NEEDED, REQUIREMENT
 from tests.runtimes.cases import CASES, FORMS, STEPS
 from tests.runtimes.runner import LOADS, TOLERANCE
@@ -111,6 +112,11 @@ def page(files: Path, cells: Cells, versions: list[str]) -> str:
         "",
         "An inlined file (`inline=True`, `convert --inline`) has no functions and no nodes of our domain, and the lowest opset",
         "and IR version that its operators allow. Its kernels cannot be exchanged any more.",
+        "",
+        f"A model in float16 or bfloat16 says `{NOTE}` in its metadata: names for",
+        "`InferenceSession(path, disabled_optimizers=value.split())`. From 1.24 to 1.28 the first of these optimisers ends the process",
+        "when a float16 parameter has a default; from 1.24 to 1.32 the second does so where a Transpose stands in front of a product,",
+        "which what we write avoids, as far as its own nodes go. Sessions and trainers of ours turn both off. In float32 nothing is off.",
         "",
         "| Training graph | File | " + " | ".join(versions) + " |",
         "|---|---|" + "---|" * len(versions),
