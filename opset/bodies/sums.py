@@ -9,11 +9,10 @@ from math import prod
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import DOUBLE, FLOAT, Body, known
-from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.core.shapes import Dims
 
 _ROWS = 64  # numbers at most that are added one after the other
 _RUN = 256  # that lie one behind the other, of which several are added at a time
-_ENOUGH = 16  # of a stage whose length is known at conversion
 
 
 def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
@@ -35,48 +34,52 @@ def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
 
 
 def sum_rows(b: Body, x: str, dims: Dims) -> str:
-    """Σ over all axes but the last one: (c, k, F) to (k, F) in float32, c <= 64, and to (F) in float64."""
+    """Σ over all axes but the last one: 64 rows at most in float32, their sums in float64."""
     *rows, width = dims
-    if (entries := known(rows)) is not None and prod(entries) <= _ROWS:
+    entries, later = known(rows), known(rows[1:])
+    if entries is not None and prod(entries) <= _ROWS:
         return b.ReduceSum(x, b.ints(range(len(rows))), keepdims=0)
-    factor = _known_factor(rows, _ROWS) if isinstance(width, int) and width > 0 else None
-    if factor:
-        shape = b.ints([factor, -1, width])
-    else:
-        count = b.Shape(x, start=0, end=-1)
-        count = count if len(rows) == 1 else b.ReduceProd(count, keepdims=1)
-        divisor = _divisor(b, count, _ROWS)
-        shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=-1), axis=0)
-    first = b.ReduceSum(b.Reshape(x, shape, allowzero=None if factor else 1), b.ints([0]), keepdims=0)
-    return _exactly(b, first, [0])
+    if width and isinstance(width, int) and entries:
+        factor = _factor(prod(entries), _ROWS)
+        return _in_two(b, b.Reshape(x, b.ints([factor, prod(entries) // factor, width])), [0], [0])
+    if width and isinstance(width, int) and later and (factor := _factor(prod(later), _ROWS)) >= _ROWS // 4:
+        return _in_two(b, b.Reshape(x, b.ints([0, prod(later) // factor, factor, width])), [2], [0, 1])
+    count = b.Shape(x, start=0, end=-1)
+    count = count if len(rows) == 1 else b.ReduceProd(count, keepdims=1)
+    divisor = _divisor(b, count, _ROWS)
+    shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=-1), axis=0)
+    return _in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0])
 
 
 def _sum_runs(b: Body, x: str, dims: Dims) -> str:
-    """(N, C, k, c) to (N, C, k) in float32, c <= 256, and to (C) in float64."""
-    factor = _known_factor(dims[2:], _RUN)
-    if factor:
-        shape = b.ints([0, 0, -1, factor])
-    else:
-        count = b.Shape(x, start=2)
-        count = count if len(dims) == 3 else b.ReduceProd(count, keepdims=1)
-        divisor = _divisor(b, count, _RUN)
-        shape = b.Concat(b.Shape(x, start=0, end=2), b.Div(count, divisor), divisor, axis=0)
-    first = b.ReduceSum(b.Reshape(x, shape, allowzero=None if factor else 1), b.ints([3]), keepdims=0)
-    return _exactly(b, first, [0, 2])
+    """(N, C, …): 256 numbers at most of a run in float32, their sums in float64."""
+    entries = known(dims[2:])
+    if entries is not None and prod(entries) <= _RUN:
+        if dims[0] == 1:
+            return b.ReduceSum(x, b.ints([0, *range(2, len(dims))]), keepdims=0)
+        return _in_two(b, x, range(2, len(dims)), [0])
+    if entries is not None:
+        factor = _factor(prod(entries), _RUN)
+        return _in_two(b, b.Reshape(x, b.ints([0, 0, prod(entries) // factor, factor])), [3], [0, 2])
+    count = b.Shape(x, start=2)
+    count = count if len(dims) == 3 else b.ReduceProd(count, keepdims=1)
+    divisor = _divisor(b, count, _RUN)
+    shape = b.Concat(b.Shape(x, start=0, end=2), b.Div(count, divisor), divisor, axis=0)
+    return _in_two(b, b.Reshape(x, shape, allowzero=1), [3], [0, 2])
 
 
-def _exactly(b: Body, x: str, axes: list[int]) -> str:
-    return b.Cast(b.ReduceSum(b.Cast(x, to=DOUBLE), b.ints(axes), keepdims=0), to=FLOAT)
+def _in_two(b: Body, x: str, first: Sequence[int], second: Sequence[int]) -> str:
+    """Σ over some axes in float32 and over some of those that are left in float64."""
+    x = b.ReduceSum(x, b.ints(first), keepdims=0)
+    return b.Cast(b.ReduceSum(b.Cast(x, to=DOUBLE), b.ints(second), keepdims=0), to=FLOAT)
 
 
-def _known_factor(lengths: Sequence[Dim], most: int) -> int | None:
-    """The largest factor up to `most` of the product of some lengths, where it is known and worth it."""
-    whole, product = known(lengths) is not None, prod(d for d in lengths if isinstance(d, int))
-    factor = next(n for n in range(most, 0, -1) if product % n == 0)
-    return factor if product and (whole or factor >= _ENOUGH) else None
+def _factor(count: int, most: int) -> int:
+    """The largest divisor of a count that is not above `most`."""
+    return next(n for n in range(most, 0, -1) if count % n == 0)
 
 
 def _divisor(b: Body, count: str, most: int) -> str:
-    """The same at run time, 1-D: of the remainders of a count by 1, 2, … the last one that is 0."""
+    """The same at run time, 1-D: of the remainders by 1, 2, … the last one that is 0."""
     numbers = b.constant(np.array([np.iinfo(np.int64).max, *range(1, most + 1)], np.int64))
     return b.ArgMin(b.Mod(count, numbers), axis=0, select_last_index=1)
