@@ -73,6 +73,7 @@ class StepWriter:
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
         self._square_sums: dict[ir.Value, ir.Value] = {}
+        self._newest: dict[Builder, ir.Value] = {}
 
     def attach(self, model: ir.Model) -> None:
         """Put the functions that the update calls into the model."""
@@ -188,10 +189,29 @@ class StepWriter:
             for x in members:
                 for value in (x, *slots[x]):
                     new[value] = op.typed(next(results), value)
+        rests = dict[tuple[object, int], ir.Value]()
         for x, mean in update.means.items():
-            renewed = self._running_mean(op, new[x], x, mean)
+            shape = one_element(x.shape)
+            key = element_type(mean), len(shape)
+            if key not in rests:
+                rest = cast(op, self._newest_part(op, count), key[0])
+                rests[key] = op.Reshape(rest, shape) if shape else rest
+            difference = op.Sub(cast(op, new[x], element_type(mean)), mean)
+            renewed = _shaped(op.Add(mean, op.Mul(rests[key], difference)), x)
             new[mean] = renewed if finite is None else self.if_finite(op, renewed, mean)
         return new
+
+    def _newest_part(self, op: Builder, count: ir.Value) -> ir.Value:
+        """(1 - d) / (1 - dᵗ), by which a running mean moves towards the newest value, 0-D float64.
+
+        So a mean is Σ dᵗ⁻ⁱ·xᵢ / Σ dᵗ⁻ⁱ over the values after the updates i = 1 … t: what they started from is not in it.
+        """
+        decay = self.optimizer.ema
+        assert decay is not None
+        if op not in self._newest:
+            power = op.Pow(op.number(decay, ir.DataType.DOUBLE), count)
+            self._newest[op] = op.Div(1 - decay, op.Sub(1, power))
+        return self._newest[op]
 
     def if_finite(self, op: Builder, new: ir.Value, old: ir.Value) -> ir.Value:
         """The new value of a tensor, or the old one where the gradients are not finite."""
@@ -243,13 +263,6 @@ class StepWriter:
             return result, None
         norm = op.Add(op.Sqrt(op.Sum(*(self._square_sum(op, g) for g in result.values()))), NORM_EPSILON)
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
-
-    def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
-        """m + (1 - d)·(x - m)."""
-        assert self.optimizer.ema is not None
-        difference = op.Sub(cast(op, value, element_type(mean)), mean)
-        rest = _number_like(1 - self.optimizer.ema, mean, x)
-        return _shaped(op.Add(mean, op.Mul(rest, difference)), x)
 
 
 def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
