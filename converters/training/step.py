@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.modes import is_statistic
 from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.optimizer_function import (
     CLIP_FACTOR,
+    EMA,
     FINITE,
     UpdateFunctions,
     one_element,
@@ -73,7 +74,6 @@ class StepWriter:
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
         self._square_sums: dict[ir.Value, ir.Value] = {}
-        self._newest: dict[Builder, ir.Value] = {}
 
     def attach(self, model: ir.Model) -> None:
         """Put the functions that the update calls into the model."""
@@ -172,6 +172,9 @@ class StepWriter:
             if decay:
                 own = group is not None and group.weight_decay is not None
                 values.append(self._number(f"group{index}.weight_decay" if own else "weight_decay", decay))
+            if optimizer.ema is not None:
+                names.append(EMA)
+                values.append(self._number(EMA, optimizer.ema))
             if factor is not None:
                 names.append(CLIP_FACTOR)
                 values.append(factor)
@@ -181,37 +184,16 @@ class StepWriter:
             group_rate = rate
             if group is not None and group.rate != 1:
                 group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
-            tensors = [tensor for x in members for tensor in (x, clipped[x], *slots[x])]
+            kept = {x: [*slots[x], *([update.means[x]] if update.means else [])] for x in members}
+            tensors = [tensor for x in members for tensor in (x, clipped[x], *kept[x])]
             function = update_function(
                 optimizer.name, names, members, list(optimizer.slots()), optimizer.update, self._opset
             )
             results = iter(self._call(op, function, [group_rate, count, *values, *tensors]))
             for x in members:
-                for value in (x, *slots[x]):
+                for value in (x, *kept[x]):
                     new[value] = op.typed(next(results), value)
-        rests = dict[tuple[object, int], ir.Value]()
-        for x, mean in update.means.items():
-            shape = one_element(x.shape)
-            key = element_type(mean), len(shape)
-            if key not in rests:
-                rest = cast(op, self._newest_part(op, count), key[0])
-                rests[key] = op.Reshape(rest, shape) if shape else rest
-            difference = op.Sub(cast(op, new[x], element_type(mean)), mean)
-            renewed = _shaped(op.Add(mean, op.Mul(rests[key], difference)), x)
-            new[mean] = renewed if finite is None else self.if_finite(op, renewed, mean)
         return new
-
-    def _newest_part(self, op: Builder, count: ir.Value) -> ir.Value:
-        """(1 - d) / (1 - dᵗ), by which a running mean moves towards the newest value, 0-D float64.
-
-        So a mean is Σ dᵗ⁻ⁱ·xᵢ / Σ dᵗ⁻ⁱ over the values after the updates i = 1 … t: what they started from is not in it.
-        """
-        decay = self.optimizer.ema
-        assert decay is not None
-        if op not in self._newest:
-            power = op.Pow(op.number(decay, ir.DataType.DOUBLE), count)
-            self._newest[op] = op.Div(1 - decay, op.Sub(1, power))
-        return self._newest[op]
 
     def if_finite(self, op: Builder, new: ir.Value, old: ir.Value) -> ir.Value:
         """The new value of a tensor, or the old one where the gradients are not finite."""
