@@ -228,19 +228,16 @@ class Builder:
         small, large = self.shape(like), self.shape(out)
         missing = self.Sub(self.Shape(large), self.Shape(small))
         aligned = self.Concat(self.filled(missing, 1), small, axis=0)
+        if g.dtype == ir.DataType.FLOAT and known_lengths(like) is not None:  # of a parameter: it may be a long sum
+            wide = self.sum_stretched(self.Cast(g, to=ir.DataType.DOUBLE), aligned, large)
+            return self.Reshape(self.Cast(wide, to=ir.DataType.FLOAT), small, allowzero=1)
         return self.Reshape(self.sum_stretched(g, aligned, large), small, allowzero=1)
 
     def sum_stretched(self, g: ir.Value, small: ir.Value, large: ir.Value) -> ir.Value:
-        """Sum g over the axes of length 1 in the shape `small` and of another in `large`; they keep length 1.
-
-        float32 is summed in float64: which axes these are, and how long, the run knows.
-        """
+        """Sum g over the axes of length 1 in the shape `small` and of another in `large`; they keep length 1."""
         stretched = self.And(self.Equal(small, 1), self.Not(self.Equal(large, 1)))
         axes = self.Squeeze(self.NonZero(stretched), [0])
-        if g.dtype != ir.DataType.FLOAT:
-            return self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
-        total = self.ReduceSum(self.Cast(g, to=ir.DataType.DOUBLE), axes, keepdims=1, noop_with_empty_axes=1)
-        return self.Cast(total, to=ir.DataType.FLOAT)
+        return self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
 
 
 class _Domain:

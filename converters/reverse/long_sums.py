@@ -24,19 +24,15 @@ _RUN = 1024  # that lie one behind the other, of which onnxruntime adds several 
 
 
 def sum_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims, *, keepdims: int) -> ir.Value:
-    """Σ of x, whose lengths are given, over some axes (>= 0): one ReduceSum where few elements meet, else in stages.
-
-    A sum over all axes is one ReduceSum too, for `stage_sums` to see.
-    """
+    """Σ of x, whose lengths are given, over some axes (>= 0): one ReduceSum where few elements meet, else in stages."""
     kept = [axis for axis in range(len(lengths)) if axis not in axes]
-    if not kept or x.dtype != ir.DataType.FLOAT or not _is_long(axes, kept, lengths):
+    first, end = (kept[0], kept[-1] + 1) if kept else (0, 0)
+    if x.dtype != ir.DataType.FLOAT or not _is_long(lengths, axes, end):
         return op.ReduceSum(x, axes, keepdims=keepdims)
-    first, end = kept[0], kept[-1] + 1
     if end - first > len(kept):
         wide = op.ReduceSum(op.Cast(x, to=ir.DataType.DOUBLE), axes, keepdims=keepdims)
         return op.Cast(wide, to=ir.DataType.FLOAT)
-    shape = _part(op, x, lengths, first, end)
-    if end == len(lengths):
+    if end and end == len(lengths):
         view = x if len(kept) == 1 else op.Flatten(x, axis=first)
         result = op.domain.BiasAddBackward(view, data_format="NXC")
     else:
@@ -47,6 +43,7 @@ def sum_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims, *, ke
         result = op.domain.BiasAddBackward(view, data_format="NCX")
     if not keepdims and len(kept) == 1:
         return result
+    shape = _part(op, x, lengths, first, end)
     if keepdims:
         shape = op.joined(op.ints([1] * first), shape, op.ints([1] * (len(lengths) - end)))
     return op.Reshape(result, shape, allowzero=1)
@@ -54,17 +51,17 @@ def sum_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims, *, ke
 
 def mean_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims | None) -> ir.Value:
     """The mean of x over some axes (>= 0), which keep length 1, in stages as `sum_over`; None: of unknown rank."""
-    some = None if lengths is None else [axis for axis in range(len(lengths)) if axis not in axes]
-    if lengths is None or not some or x.dtype != ir.DataType.FLOAT or not _is_long(axes, some, lengths):
+    end = 0 if lengths is None else max((n + 1 for n in range(len(lengths)) if n not in axes), default=0)
+    if lengths is None or x.dtype != ir.DataType.FLOAT or not _is_long(lengths, axes, end):
         return op.ReduceMean(x, axes, keepdims=1)
     counts = [_part(op, x, lengths, axis, axis + 1) for axis in axes]
     count = op.ReduceProd(op.joined(*counts), keepdims=0) if len(counts) > 1 else op.Squeeze(counts[0])
     return op.Div(sum_over(op, x, axes, lengths, keepdims=1), op.Cast(count, to=element_type(x)))
 
 
-def _is_long(axes: Sequence[int], kept: Sequence[int], lengths: Dims) -> bool:
-    behind = [lengths[axis] for axis in axes if axis > kept[-1]]
-    before = [lengths[axis] for axis in axes if axis < kept[-1]]
+def _is_long(lengths: Dims, axes: Sequence[int], end: int) -> bool:
+    """Whether many elements may meet; end: behind the last axis that is kept."""
+    behind, before = ([lengths[n] for n in axes if (n >= end) == last] for last in (True, False))
     return _may_exceed(behind, _RUN) or _may_exceed(before, _ROWS)
 
 
