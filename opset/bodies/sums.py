@@ -47,6 +47,8 @@ def sum_rows(b: Body, x: str, dims: Dims) -> str:
     count = b.Shape(x, start=0, end=-1)
     count = count if len(rows) == 1 else b.ReduceProd(count, keepdims=1)
     divisor = _divisor(b, count, _ROWS)
+    if width and isinstance(width, int):
+        return _in_two(b, b.Reshape(x, b.Concat(divisor, b.ints([-1, width]), axis=0)), [0], [0])
     shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=-1), axis=0)
     return _in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0])
 

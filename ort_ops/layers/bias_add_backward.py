@@ -107,12 +107,13 @@ _FINISH = stage("bias_add_finish", BiasAdd, _finish)
 def _plan(request: Request) -> Plan:
     shape = request.inputs[0]
     assert shape is not None
-    last = request.attributes["data_format"] == "NXC"
+    rows_of_channels = request.attributes["data_format"] == "NXC"
+    last = rows_of_channels and shape[-1] > 1
     if last:
         rows, channels, length = math.prod(shape[:-1]), shape[-1], 1
         parts = max(1, min(16, rows // CHUNK))
     else:
-        rows, channels, length = shape[0], shape[1], math.prod(shape[2:])
+        rows, channels, length = (1, 1, math.prod(shape)) if rows_of_channels else (*shape[:2], math.prod(shape[2:]))
         parts = max(1, min(rows, 16 // channels))
     per_channel = (12 if last else 8) * parts
     at_once = min(channels, POOL_BYTES // per_channel)
