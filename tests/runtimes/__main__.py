@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from onnx_backprop.opset.functions.half import NOTE
+from onnx_backprop.opset.functions.half import NOTE, PATTERNS
 from onnx_backprop.opset.functions.overloads import LEAST_ONNXRUNTIME, NEEDED, REQUIREMENT
 from tests.runtimes.cases import CASES, FORMS, STEPS
 from tests.runtimes.runner import LOADS
@@ -117,6 +117,8 @@ def page(files: Path, cells: Cells, versions: list[str]) -> str:
         "`InferenceSession(path, disabled_optimizers=value.split())`. From 1.24 to 1.28 the first of these optimisers ends the process",
         "when a float16 parameter has a default; from 1.24 to 1.32 the second does so where a Transpose stands in front of a product,",
         "which what we write avoids, as far as its own nodes go. Sessions and trainers of ours turn both off. In float32 nothing is off.",
+        f"`{PATTERNS}` says of 1.18 that `SessionOptions.enable_mem_pattern` is to be False there: from the second run on values of",
+        "float16 graphs overlap, and the loss is NaN or a Reshape fails.",
         "",
         "| Training graph | File | " + " | ".join(versions) + " |",
         "|---|---|" + "---|" * len(versions),

@@ -2,7 +2,8 @@
 
     python runner.py MODEL.onnx CASE.json CASE.npz
 
-MODEL.disabled holds the optimisers that the file is to be loaded without, as its metadata name them.
+MODEL.disabled holds the optimisers that the file is to be loaded without, as its metadata name them. Before 1.20, such
+files are loaded without memory patterns too.
 Prints one line of JSON: {"outcome": "trains"}, or the error, or how far the losses are off; with "seconds", the time to
 load the file.
 """
@@ -34,10 +35,12 @@ def main(model, case, arrays):
 
 
 def load(model):
+    old = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 20)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     with open(model[: -len("onnx")] + "disabled") as file:
         disabled = file.read().split()
+    options.enable_mem_pattern = not (disabled and old)
     start = time.perf_counter()
     session = onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
