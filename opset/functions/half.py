@@ -2,8 +2,8 @@
 
 MatmulTransposeFusion (from 1.24 on): a product of an operand behind a Transpose, of another rank than the other one.
 FuseFp16InitializerToFp32NodeTransformer (1.24 to 1.28): a float16 parameter that is an input with a default.
-Memory patterns (1.18): values of float16 graphs with symbolic lengths overlap from the second run on: NaN, or lengths of
-shapes that are none.
+Memory patterns (1.18): values of float16 graphs with symbolic lengths overlap from the second run on: NaN, or lengths
+of shapes that are none.
 """
 
 from onnx import ModelProto, TensorProto
