@@ -198,7 +198,8 @@ def retyped(model: ModelProto, element: int) -> ModelProto:
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in floats:
             value.type.tensor_type.elem_type = element
-    for tensor in graph.initializer:
+    constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
+    for tensor in [*graph.initializer, *constants]:
         if tensor.data_type in floats:
             array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(element))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -322,6 +322,22 @@ def test_a_token_that_is_repeated_twice_is_one_parameter() -> None:
     assert sorted(names_of(graph)) == ["e.cls", "fc.weight"]
 
 
+def test_tensors_that_are_inputs_too_are_no_batches() -> None:
+    """Three rows of zeros beside a weight of three rows: as files of older IR versions list their tensors."""
+    file = exported(
+        "c = Add(expand, x) y = MatMul(c, fc.weight)",
+        {"expand": np.zeros((3, 1, 3), np.float32), "fc.weight": W},
+        "e.rows fc.weight",
+        folded={"expand": ["e.rows", "val_6"]},
+        modules={"c": "e"},
+        x="float[1,4,3] x",
+    )
+    file.graph.input.append(onnx.helper.make_tensor_value_info("fc.weight", onnx.TensorProto.FLOAT, W.shape))
+    with pytest.warns(ob.OnnxBackpropWarning, match="expand"):
+        graph = ob.training_graph(file, loss="mse")
+    assert {value.shape for name, value in names_of(graph).items() if "fc" not in name} == {(3, 1, 3)}
+
+
 def test_copies_of_a_folded_tensor_are_folded_too() -> None:
     """Gemma's 1 + weight: neither tensor is the parameter, and both are named."""
     file = exported(
