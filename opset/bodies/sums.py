@@ -82,6 +82,9 @@ def _factor(count: int, most: int) -> int:
 
 
 def _divisor(b: Body, count: str, most: int) -> str:
-    """The same at run time, 1-D: of the remainders by 1, 2, … the last one that is 0."""
+    """The same at run time, 1-D: of the remainders by 1, 2, … the last one that is 0.
+
+    As float32, which holds remainders exactly: onnxruntime 1.18 has no ArgMin of int64.
+    """
     numbers = b.constant(np.array([np.iinfo(np.int64).max, *range(1, most + 1)], np.int64))
-    return b.ArgMin(b.Mod(count, numbers), axis=0, select_last_index=1)
+    return b.ArgMin(b.Cast(b.Mod(count, numbers), to=FLOAT), axis=0, select_last_index=1)
