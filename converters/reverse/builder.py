@@ -39,6 +39,7 @@ class Builder:
         self.prefix = "grad"
         self.straight_through = False  # whether rounding counts as the identity, see rules.quantize
         self.checkpoint = 0  # how many steps of a loop lie between two states that are stored, 0: all are; see segments
+        self.imputed: ir.Value | None = None  # the gradient of a node, where 0 · NaN is to be 0
         self.domain = _Domain(self)
         self._names = used_names
         self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
@@ -204,7 +205,7 @@ class Builder:
 
         Decided here where the shapes are known (equal symbols are equal lengths), else at run time.
         """
-        small, large = dims(like), dims(out)
+        g, small, large = self.where_it_flows(g), dims(like), dims(out)
         if small is not None and large is not None and len(small) > len(large):
             raise ShapeError(
                 f"{like.name!r} of rank {len(small)} does not broadcast to {out.name!r} of rank {len(large)}"
@@ -218,6 +219,10 @@ class Builder:
         if leading:
             g = self.ReduceSum(g, range(leading), keepdims=0)
         return g
+
+    def where_it_flows(self, g: ir.Value) -> ir.Value:
+        """`g`, of the shape of the gradient `imputed` where there is one, and 0 where that is 0; see `imputed`."""
+        return g if self.imputed is None else self.Where(self.Equal(self.imputed, 0), 0, g)
 
     def _unbroadcast_at_run_time(self, g: ir.Value, like: ir.Value, out: ir.Value) -> ir.Value:
         small, large = self.shape(like), self.shape(out)

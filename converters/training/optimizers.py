@@ -69,7 +69,13 @@ class Optimizer(ABC):
     groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        """Refuse numbers outside their range."""
+        """Refuse numbers outside their range, and a class of a user's own that lacks what it names."""
+        lacking = [name for name in ("name", *self.hyper) if not hasattr(self, name)]
+        if lacking:
+            raise InvalidArgumentError(
+                f"optimizer: {type(self).__name__} has no {lacking[0]!r}. A class of your own names itself by `name` "
+                "and has a field for every number in `hyper`: write @dataclass(frozen=True, kw_only=True) above it"
+            )
         require(self.name, "weight_decay", self.weight_decay, low=0)
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)

@@ -13,7 +13,7 @@ from onnx import ModelProto, helper
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.training.metadata import fields
-from onnx_backprop.converters.training.names import OPTIMIZER_METADATA
+from onnx_backprop.converters.training.names import OPTIMIZER_METADATA, STEP, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
@@ -227,7 +227,7 @@ class Optimizer:
     @property
     def steps(self) -> int:
         """How many updates there have been."""
-        return int(self._own["optimizer_step"].numpy())
+        return int(self._own[state_of(self._own, STEP) or STEP].numpy())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The learning rate of the next updates; InvalidArgumentError unless it is a finite number of 0 or more."""

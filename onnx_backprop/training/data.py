@@ -33,6 +33,11 @@ class Batches:
         whole: bool = False,
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
+        if not isinstance(arrays, Mapping):
+            raise InvalidArgumentError(
+                f"arrays: expected arrays by the names of the inputs, as {{'x': x, 'target': target}}, "
+                f"got {type(arrays).__name__}"
+            )
         self.arrays = {
             name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
         }

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,8 +94,8 @@ def fit(
     is no finite number, or the state that is to be saved holds one that was finite at the start; the last checkpoint
     is of a step before that.
     """
-    if epochs < 0 or every < 0:
-        raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
+    if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
+        raise InvalidArgumentError(f"epochs, every: expected whole numbers of 0 or more, got {epochs!r}, {every!r}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
     if checkpoint is not None:
@@ -102,10 +103,18 @@ def fit(
     if plot is not None:
         check_plot(plot)
     trainer.inputs.check_loader(loader)
-    trainer.inputs.check_loader(evaluation)
+    if evaluation is not None:
+        trainer.inputs.check_loader(evaluation)
     if schedule is not None:
+        if not callable(schedule):
+            raise InvalidArgumentError(
+                f"schedule: expected a function from the number of an update to its learning rate, got {schedule!r}, "
+                "as those in onnx_backprop.schedules"
+            )
         trainer.schedule = schedule
-    callbacks, records = tuple(callbacks), Records()
+    if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
+        raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
+    records = Records()
     writes = trainer.communicator.rank == 0
     log, plot, progress = (log, plot, progress) if writes else (None, None, False)
     with ExitStack() as stack:

@@ -123,6 +123,9 @@ def body(
             ("beta", beta, within, known[1], inner),
         )
     ]
+    if start == 0 and src.dims is None:  # else Flatten refuses a scalar
+        first = b.Gather(whole, b.int_scalar(0), name=f"{b.op}: expected rank 1 or more")
+        zeros.append(b.Sub(first, first))
     x, dy, rows, columns = b.Flatten(src, axis=start), b.Flatten(diff_dst, axis=start), b.ints([0]), b.ints([1])
     part = share(b, known[1], lambda: b.ReduceProd(within, keepdims=0))
 

@@ -133,7 +133,7 @@ def test_without_native_kernels_standard_operators_take_over(
 ) -> None:
     """Those that the file has, where it was converted for them; whatever it has, nothing runs in Python."""
     monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
-    monkeypatch.setattr(onnx_backprop.training.trainer, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd", kernels=kernels))
     assert "no such symbol" in caplog.text
