@@ -91,6 +91,8 @@ class _Case:
             if silent:
                 raise WrongError(f"{found}; no warning names {', '.join(silent)}")
             return WARNED, f"{found}"
+        self.stage = "gradients"
+        self._gradients(sgd, self.there.sgd)
         self.stage = "sgd"
         self._compare(self._train(sgd, self.there.sgd)[0], self.there.sgd)
         self.stage = "adamw"
@@ -129,6 +131,16 @@ class _Case:
         tensors = proto.graph.initializer if isinstance(proto, onnx.ModelProto) else ()
         found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
         return {name: value for name, value in found.items() if value.dtype.kind == "f"}
+
+    def _gradients(self, sgd: Any, there: Training) -> None:
+        """Of the first step, which are what SGD's momentum then is."""
+        trainer = ob.Trainer(sgd, learning_rate=there.rate)
+        trainer.step(*self.there.batches[0])
+        state = trainer.state()
+        got = {name: state[f"{name}.momentum"] for name in sgd.parameters}
+        found = difference(got, there.gradients, there.gradient_slack, there.live)
+        if found:
+            raise WrongError(f"other gradients in the first step: {', '.join(found.missing or found.extra)}")
 
     def _train(self, graph: Any, there: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         trainer = ob.Trainer(graph, learning_rate=there.rate)
