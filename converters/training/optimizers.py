@@ -54,7 +54,8 @@ class Optimizer(ABC):
         clip_norm: gradients are scaled by min(1, clip_norm / (n + 10⁻⁶)), n the square root of the sum of the squares
             of all of them.
         accumulate: one update for so many runs of the graph, along the mean of their gradients.
-        ema: d of a running mean of each parameter, m ← d·m + (1 - d)·x, which starts at x.
+        ema: d of a running mean of each parameter, m ← m + (1 - d) / (1 - dᵗ)·(x - m) after update t: the mean of what
+            the updates have made of it, weighed by dᵗ⁻ⁱ, in which the start has no part. Before the first it is x.
         groups: parameters with a learning rate or a weight decay of their own.
     """
 

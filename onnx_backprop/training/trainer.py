@@ -32,7 +32,8 @@ from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
+from onnx_backprop.training.data import of_data
+from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.history import Losses
 from onnx_backprop.training.inputs import Inputs, refusals, rows
@@ -195,7 +196,8 @@ class Trainer:
         float32, int32 to int64) to what the graph takes.
         Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
         another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
-        FloatingPointError for a loss that is no finite number. The state then is what it was before.
+        FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
+        label that counts. The state then is what it was before.
         """
         buffers, binding = self._buffers, self._buffers.binding
         feeds = self.inputs.together(batch, more)
@@ -208,8 +210,9 @@ class Trainer:
             buffers.run()
         loss = float(buffers.result(self.graph.loss).reshape(()))
         if not math.isfinite(loss):
-            what = f"the loss is {loss} in step {self.steps + 1} (learning rate {self.learning_rate:g})"
-            raise diverged(what, self.kept)
+            what = f"the loss is {loss} in step {self.steps + 1}"
+            fault = self.inputs.fault(what, feeds)
+            raise fault or diverged(f"{what} (learning rate {self.learning_rate:g})", self.kept)
         buffers.renew()
         if self._division is not None:
             self._division.exchange(buffers.state)
@@ -334,19 +337,24 @@ class Trainer:
     ) -> float:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
 
-        A batch is given as `step` takes it, but that one tuple or list is a loader.
+        A batch is given as `step` takes it, but that one tuple or list is a loader. ema: of the running means of the
+        weights. Errors: as `step`; FloatingPointError for a batch whose loss is no finite number because of its data.
         """
         weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
             batch = self.inputs.together([loader, *arrays], more)
-            return float(self._predicted(batch, weights)[self.graph.loss].reshape(()))
+            return self._measured(batch, weights, "the loss is")
         if not isinstance(loader, Iterable):
             self.inputs.check_loader(loader)
         total, seen = 0.0, 0
         batches = loader if self._ranks is None else self._ranks.whole_batches(loader)
-        for batch in shown(batches, what="evaluating", unit="batch"):
+        first, step = (0, 1) if self._ranks is None else (self.communicator.rank, self.communicator.size)
+        for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
             feeds = self.named(batch)
-            loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
+            try:
+                loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
+            except BadBatchError as e:
+                raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
             count = rows(feeds[self.graph.inputs[0]])
             total += count * loss
             seen += count
@@ -355,6 +363,12 @@ class Trainer:
         if not seen:
             raise InvalidArgumentError("the loader is empty; expected at least one batch")
         return total / seen
+
+    def _measured(self, feeds: Feeds, weights: Mapping[str, OrtValue], what: str) -> float:
+        loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
+        if not math.isfinite(loss) and (fault := self.inputs.fault(f"{what} {loss}", feeds)):
+            raise fault
+        return loss
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
