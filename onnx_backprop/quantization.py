@@ -62,8 +62,8 @@ def _warn(walk: Walk) -> None:
         shown = ", ".join(repr(one.values[0]) for one in fixed[:3])
         warnings.warn(
             f"the scales of {len(fixed)} values that runs compute stay those of the original: {shown}"
-            f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut; calibration=[…] takes them "
-            "anew from batches of data",
+            f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut; calibration=[…] takes "
+            "them anew from batches of data",
             OnnxBackpropWarning,
             stacklevel=3,
         )

@@ -51,12 +51,12 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     """The choice among some initializers.
 
     What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
-    `floats` has no other and the file says nothing of them.
+    `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
     context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats))
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
-    if len(left_out) == len(verdicts):
+    if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
         unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
         left_out = {value: what for value, what in left_out.items() if value not in unsaid}
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto
 from onnx_backprop.converters.prepare.graphs import all_nodes, without_imports
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.quantized import dynamic, qdq, qoperator
-from onnx_backprop.converters.quantized.walk import Handler, Walk
+from onnx_backprop.converters.quantized.walk import Handler, Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 _STANDARD = ("QLinearConv", "QLinearMatMul")
@@ -67,9 +67,3 @@ def _reason(node: NodeProto) -> str:
     if (node.domain, node.op_type) in _HANDLERS or not is_quantized(node):
         return ""
     return "ob.dequantize has no float form of it. Dequantise the file with the tool that has quantised it"
-
-
-def is_quantized(node: NodeProto) -> bool:
-    """Whether an operator computes in integers that stand for floats."""
-    names = ("Quant", "Integer", "QLinear", "QGemm", "QAttention", "QEmbed", "QOrdered", "QMoE", "NBits", "Bnb4", "Q4")
-    return any(name in node.op_type for name in names)

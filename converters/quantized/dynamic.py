@@ -92,7 +92,9 @@ def add(w: Walk, node: NodeProto) -> None:
             break
     kinds = [maker.op_type for maker in chain if maker.op_type != "Reshape"]
     if kinds not in (["Cast", "Floor", "Div"], ["Cast", "Round", "Div"]):
-        raise w.refuse(node, f"it adds {node.input[1 - n]!r} to sums of integers; expected a bias divided by their scale")
+        raise w.refuse(
+            node, f"it adds {node.input[1 - n]!r} to sums of integers; expected a bias divided by their scale"
+        )
     name = w.alias.get(name, name)
     for maker in reversed(chain):
         if maker.op_type == "Reshape":
@@ -150,8 +152,7 @@ def embedding(w: Walk, node: NodeProto) -> None:
     """com.microsoft's EmbedLayerNormalization."""
     inputs = inputs_of(node, 18)
     read = [*inputs[:2]]
-    for n in range(2, 7):
-        read.append(w.real(node, inputs[n], inputs[n + 6], inputs[n + 11]) if inputs[n] else "")
+    read += [w.real(node, inputs[n], inputs[n + 6], inputs[n + 11]) if inputs[n] else "" for n in range(2, 7)]
     w.emit(node, "EmbedLayerNormalization", [*read, inputs[7]], node.output, domain=MICROSOFT, **attributes_of(node))
 
 
@@ -162,7 +163,9 @@ def mat_mul_bits(w: Walk, node: NodeProto) -> None:
     if order:
         raise w.refuse(node, "g_idx is not handled. Quantise without act-order")
     if attributes.get("weight_prepacked"):
-        raise w.refuse(node, "weights that are packed for one processor are not handled. Export with weight_prepacked=0")
+        raise w.refuse(
+            node, "weights that are packed for one processor are not handled. Export with weight_prepacked=0"
+        )
     weight = _packed(w, node, b, scale, zero, (attributes["N"], attributes["K"]), attributes["block_size"])
     _added(w, node, [a, weight], bias)
 
@@ -184,7 +187,14 @@ def gather_blocks(w: Walk, node: NodeProto) -> None:
 
 
 def _packed(
-    w: Walk, node: NodeProto, b: str, scale: str, zero: str, shape: tuple[int, int], size: int, perm: tuple[int, ...] = (1, 0)
+    w: Walk,
+    node: NodeProto,
+    b: str,
+    scale: str,
+    zero: str,
+    shape: tuple[int, int],
+    size: int,
+    perm: tuple[int, ...] = (1, 0),
 ) -> str:
     """The float weight of packed numbers."""
     bits = attributes_of(node).get("bits", 4)

@@ -23,7 +23,9 @@ class Blocks:
     @property
     def counts(self) -> tuple[int, ...]:
         """How many scales there are along each axis."""
-        return tuple(-(-size // length) if length else size for size, length in zip(self.shape, self.lengths, strict=True))
+        return tuple(
+            -(-size // length) if length else size for size, length in zip(self.shape, self.lengths, strict=True)
+        )
 
     def spread(self, values: Array) -> Array:
         """Scales or zero points, one or one for each block, as they stand beside each number."""

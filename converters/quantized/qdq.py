@@ -13,11 +13,11 @@ from onnx_backprop.converters.quantized.records import INTEGERS, Weight
 from onnx_backprop.converters.quantized.walk import Handler, Quantized, Walk, floats_in
 
 # what gives numbers of its inputs, in other places, and which inputs are numbers; None: all
-_MOVING: dict[str, tuple[int, ...] | None] = {name: (0,) for name in (
-    "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool", "ReduceMax",
-    "ReduceMin", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-)}  # fmt: skip
-_MOVING |= {"Concat": None, "Max": None, "Min": None, "Where": (1, 2), "Pad": (0,)}
+_FIRST = ("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool", "Pad")
+_FIRST += ("ReduceMax", "ReduceMin", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile")
+_FIRST += ("Transpose", "Unsqueeze")
+_MOVING: dict[str, tuple[int, ...] | None] = dict.fromkeys(_FIRST, (0,))
+_MOVING |= {"Concat": None, "Max": None, "Min": None, "Where": (1, 2)}
 _PLACES = ("ArgMax", "ArgMin")  # whose results are no numbers of the input
 _ZERO_INPUTS = 3  # of DequantizeLinear with a zero point
 
@@ -37,7 +37,9 @@ def quantize_linear(w: Walk, node: NodeProto) -> None:
     attributes = attributes_of(node)
     element = w.element_of(zero) if zero else attributes.get("output_dtype") or TensorProto.UINT8
     if element not in INTEGERS:
-        raise w.refuse(node, "its numbers are no integers. dequantize handles int4, int8, int16 and uint4, uint8, uint16")
+        raise w.refuse(
+            node, "its numbers are no integers. dequantize handles int4, int8, int16 and uint4, uint8, uint16"
+        )
     if stored is not None and floats_in(stored) and scales is not None:
         shape, length = tuple(stored.dims), attributes.get("block_size", 0)
         blocks = blocks_along(shape, int(np.prod(scales.dims)), attributes.get("axis", 1), length)
@@ -170,7 +172,8 @@ def scaled_cast(w: Walk, node: NodeProto) -> bool:
         blocks = blocks_beside(shape, tuple(scales.dims))
         zeros = w.array(zero) if zero else np.zeros(1)
         integers = w.array(q)
-        assert integers is not None and zeros is not None
+        assert integers is not None
+        assert zeros is not None
         if blocks is None or zeros.size not in (1, int(np.prod(scales.dims))) or np.abs(integers).max(initial=0) <= 1:
             continue
         y = node.output[0]

@@ -80,13 +80,15 @@ def bias(w: Walk, node: NodeProto, q: str, x: str, weight: str, factor: float = 
     source = w.integers[x].source if x in w.integers else None
     layer = w.sources.get(weight)
     if not isinstance(source, Activation) or not isinstance(layer, Weight):
-        raise w.refuse(node, f"the scale of the bias {q!r} is that of {x!r} times that of the weight, which is computed")
+        raise w.refuse(
+            node, f"the scale of the bias {q!r} is that of {x!r} times that of the weight, which is computed"
+        )
     several = layer.scales().size > 1
     lengths = (1,) * len(shape) if several else shape
     if several and int(np.prod(shape)) != layer.scales().size:
         raise w.refuse(node, f"the bias {q!r} of {shape} has {layer.scales().size} scales")
     blocks = Blocks(shape, lengths)
-    return w.weight(node, q, "", "", blocks, of=(source, layer), factor=factor, dtype=layer.dtype)
+    return w.weight(node, q, "", "", blocks, of=(source, layer), factor=factor)
 
 
 def gemm(w: Walk, node: NodeProto) -> None:

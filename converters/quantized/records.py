@@ -6,22 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import replace_values
-from onnx_backprop.converters.quantized.numbers import (
-    Array,
-    Blocks,
-    Range,
-    packed,
-    rounded,
-    scale_for,
-    unpacked,
-    used,
-    zero_for,
-)
+from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
 
-_BITS = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
+_BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
 INTEGERS = frozenset(_BITS)
 
@@ -55,7 +45,7 @@ class Weight:
     stored: None where the file has floats, and rounds them itself. perm: the axes of the float tensor among those of
     the integers. bits: of numbers that are packed along the last axis of `stored`, blocks of it beside each other.
     scale: None for a bias whose scale is the product of those of its input and its weight, times `factor`; `of`: these
-    two, for a bias of any kind.
+    two, for a bias of any kind. readers: nodes of the file that read the integers, and as which input.
     """
 
     name: str
@@ -66,9 +56,10 @@ class Weight:
     element: int
     perm: tuple[int, ...] = ()
     bits: int = 0
-    dtype: Any = np.float32
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
     of: tuple[Activation, Weight] | None = None
     factor: float = 1.0
+    readers: list[tuple[NodeProto, int]] = field(default_factory=list)
 
     @property
     def whole(self) -> Range:
@@ -112,17 +103,14 @@ class Weight:
         """An array of the float tensor with the axes of the integers."""
         return floats.transpose(np.argsort(self.perm)) if self.perm else floats
 
-    def write(self, floats: Array, scale: Array, zero: Array) -> None:
-        """Put the integers of other floats in the file; scale and zero point are those that the file has now."""
-        if self.stored is None:
-            return
-        ints = self.whole
-        zeros = self.blocks.spread(zero)
-        q = rounded(self.as_stored(floats).astype(np.float64), self.blocks.spread(scale.astype(np.float64)), zeros, ints)
+    def rounded(self, floats: Array, scale: Array, zero: Array) -> Array:
+        """The numbers of other floats as the file has them, packed, for a scale and a zero point."""
+        array, zeros = self.as_stored(floats).astype(np.float64), self.blocks.spread(zero)
+        q = rounded(array, self.blocks.spread(scale.astype(np.float64)), zeros, self.whole)
         if self.bits:
-            length = int(np.prod(self.stored.dims)) // self.blocks.shape[0]
-            q = packed(q.astype(np.uint8), self.bits, length)
-        put(self.stored, q)
+            assert self.stored is not None
+            q = packed(q.astype(np.uint8), self.bits, int(np.prod(self.stored.dims)) // self.blocks.shape[0])
+        return q
 
     def write_zeros(self, zero: Array) -> None:
         """Put other zero points in the file."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, replace_values, subgraphs
+from onnx_backprop.converters.prepare.graphs import all_nodes, replace_values, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Range, scale_for, used, zero_for
 from onnx_backprop.converters.quantized.records import Activation, Weight, array_of, product_of, put, range_of
@@ -94,7 +94,7 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
             )
         if weight.stored is not None:
             check_shape(weight.name, weight.floats().shape, values[weight.name])
-    _Scales(weights, list(walk.activations.values()), values, ranges).write()
+    _Scales(walk.model, weights, list(walk.activations.values()), values, ranges).write()
     put_floats(walk.model, trained, [weight.name for weight in weights])
     return walk.model
 
@@ -103,9 +103,15 @@ class _Scales:
     """Which records share a scale, and those that are new."""
 
     def __init__(
-        self, weights: list[Weight], activations: list[Activation], values: dict[str, Array], ranges: Ranges
+        self,
+        model: ModelProto,
+        weights: list[Weight],
+        activations: list[Activation],
+        values: dict[str, Array],
+        ranges: Ranges,
     ) -> None:
-        self.values, self.ranges = values, ranges
+        self.model, self.values, self.ranges = model, values, ranges
+        self.written: set[int] = set()
         self.biases = [weight for weight in weights if _is_bias(weight)]
         self.weights = [weight for weight in weights if weight not in self.biases]
         self.groups: dict[int, list[Weight | Activation]] = {}
@@ -121,14 +127,34 @@ class _Scales:
         for members in sorted(self.groups.values(), key=lambda g: any(isinstance(one, Weight) for one in g)):
             self._group(members)
         for weight in self.weights:
-            weight.write(self.values[weight.name], weight.scales(), weight.zeros())
+            self._store(weight, weight.scales(), weight.zeros())
         for bias in self.biases:
             assert bias.of is not None
             scale = product_of(bias.of, bias.factor)
             if bias.scale is not None:
                 put(bias.scale, scale)
                 scale = array_of(bias.scale)
-            bias.write(self.values[bias.name], scale, np.array(0))
+            self._store(bias, scale, np.array(0))
+
+    def _store(self, weight: Weight, scale: Array, zero: Array) -> None:
+        """Put the integers in the file, as a tensor of their own where others that were equal need another one."""
+        if weight.stored is None:
+            return
+        q = weight.rounded(self.values[weight.name], scale, zero).reshape(tuple(weight.stored.dims))
+        if id(weight.stored) in self.written and not np.array_equal(array_of(weight.stored), q):
+            if not weight.readers:
+                raise InvalidArgumentError(
+                    f"trained: {weight.name!r} and another weight share the integers {weight.stored.name!r} of the "
+                    "original, and are no longer equal. tie=[…] keeps them equal"
+                )
+            new = self.model.graph.initializer.add()
+            new.CopyFrom(weight.stored)
+            new.name = unique(weight.stored.name, used_names(self.model.graph))
+            for node, n in weight.readers:
+                node.input[n] = new.name
+            weight.stored = new
+        put(weight.stored, q)
+        self.written.add(id(weight.stored))
 
     def _group(self, members: list[Weight | Activation]) -> None:
         """One scale for all that read it, the least that fits each of them."""

@@ -22,20 +22,12 @@ from onnx_backprop.converters.prepare.graphs import (
     used_names,
 )
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.converters.quantized.limits import is_positive, limits_of
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, blocks_along
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight, array_of, range_of
 from onnx_backprop.opset.core.errors import UnsupportedError
 
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8", "_Q2", "_Q4", "_Q8", "_quant", "_q")  # as quantisers add them
-# operators whose results are no negative numbers: whatever they read, and where what they read is none
-_POSITIVE = {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax"}
-_POSITIVE |= {"Softplus", "Sqrt"}
-_KEEPING = {"Add", "AveragePool", "Clip", "Concat", "DepthToSpace", "Div", "Dropout", "Expand", "Flatten", "Gather"}
-_KEEPING |= {"GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean"}
-_KEEPING |= {"ReduceSum", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-_OPERANDS = {"Add": 2, "Div": 2, "Mul": 2}  # of the operators above, how many inputs are numbers; else one, or all
-_LIMITS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0))  # of Clip, which quantisers leave to the rounding behind it
-_NEAR = 1e-4  # of a limit
 
 
 @dataclass(frozen=True)
@@ -90,6 +82,7 @@ class Walk:
         self.activations: dict[tuple[int, int], Activation] = {}
         self.added: list[TensorProto] = []
         self.taken = used_names(model.graph)
+        self.reused: set[str] = set()
         self.readers: dict[str, list[NodeProto]] = {}
         for node in all_nodes(model):
             for name in node.input:
@@ -98,8 +91,8 @@ class Walk:
         self.outputs |= {v.name for n in all_nodes(model) for g in subgraphs(n) for v in g.output}
         self.floats = copied(model)
         self._graph(self.floats.graph, model.graph)
+        _drop_unread(self.floats, model, {tensor.name for tensor in self.added})
         self.floats.graph.initializer.extend(self.added)
-        _drop_unread(self.floats, model)
 
     def _graph(self, new: GraphProto, graph: GraphProto) -> None:
         """Write the nodes of a graph anew; `new`: a copy of it."""
@@ -148,21 +141,21 @@ class Walk:
     def put(self, node: NodeProto) -> None:
         """Write a node that is of the float model already."""
         self.nodes.append(node)
-        operands = node.input[: _OPERANDS.get(node.op_type, 1)] if node.op_type != "Concat" else node.input
-        keeping = node.op_type in _KEEPING and all(self._is_positive(name) for name in operands)
-        if node.domain == "" and (node.op_type in _POSITIVE or keeping or _clips(node, self.tensors)):
+        if is_positive(node, self._is_positive, self.array):
             self.positive |= set(node.output)
 
     def _is_positive(self, name: str) -> bool:
         constant = self.array(name)
-        return name in self.positive or (constant is not None and constant.size == 1 and float(constant.reshape(())) >= 0)
+        return name in self.positive or (
+            constant is not None and constant.size == 1 and float(constant.reshape(())) >= 0
+        )
 
     def emit(self, like: NodeProto, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **more: Any) -> None:
         """Write a node in the place of another; attributes of None are left out."""
         given = {name: value for name, value in more.items() if value is not None}
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        name = self.stem(like.name, "") if like.name else ""
+        name = self.stem(like.name, like.name) if like.name else ""
         node = helper.make_node(op_type, [self.alias.get(i, i) for i in inputs], outputs, name=name, **given)
         node.metadata_props.extend(like.metadata_props)
         self.put(node)
@@ -178,16 +171,16 @@ class Walk:
         domain = f"{node.domain}::" if node.domain else ""
         return UnsupportedError(sentence, op_type=f"{domain}{node.op_type}", node=called(node))
 
-    def stem(self, name: str, instead: str) -> str:
-        """A name without what quantisers add to it, which is taken from now on; `instead`: a value that is no more."""
+    def stem(self, name: str, *gone: str) -> str:
+        """A name without what quantisers add to it, which is taken from now on; `gone`: names that are free by now."""
         plain = next((name[: -len(end)] for end in _SUFFIXES if name.endswith(end) and name != end), name)
-        if plain == name and (match := name.rpartition("_quantized"))[1] and match[2].strip("_0123456789") == "":
-            plain = match[0]
-        for candidate in (plain, name):
-            if candidate == instead or candidate not in self.taken:
-                self.taken.add(candidate)
-                return candidate
-        return unique(plain, self.taken)
+        free = [candidate for candidate in (plain, name) if candidate not in self.taken or candidate in gone]
+        chosen = next((candidate for candidate in free if candidate not in self.reused), "") or unique(
+            plain, self.taken
+        )
+        self.reused.add(chosen)
+        self.taken.add(chosen)
+        return chosen
 
     def array(self, name: str) -> Array | None:
         """The numbers of a constant."""
@@ -234,22 +227,35 @@ class Walk:
             raise self.refuse(node, f"{q!r} of {shape} has scales of {tuple(scales.dims)} along axis {axis}")
         return self.weight(node, q, scale, zero, blocks, instead=instead)
 
-    def weight(self, node: NodeProto, q: str, scale: str, zero: str, blocks: Blocks, **more: Any) -> str:
-        """The name of the float tensor for a weight; `more`: fields of its record, and a value that is no more."""
-        instead, perm = more.pop("instead", ""), more.pop("perm", ())
+    def weight(
+        self,
+        node: NodeProto,
+        q: str,
+        scale: str,
+        zero: str,
+        blocks: Blocks,
+        *,
+        perm: tuple[int, ...] = (),
+        bits: int = 0,
+        of: tuple[Activation, Weight] | None = None,
+        factor: float = 1.0,
+        instead: str = "",
+    ) -> str:
+        """The name of the float tensor for a weight, see its record; `instead`: the value that it replaces."""
         stored, scales, zeros = self.tensors[q], self.tensors.get(scale), self.tensors.get(zero)
         if zero and zeros is None:
             raise self.refuse(node, f"the zero point {zero!r} of the weight {q!r} is computed. {_AS_IT_IS}")
-        of = tuple(map(id, more.get("of", ())))
-        key = (id(stored), id(scales), id(zeros), blocks, more.get("bits", 0), more.get("factor", 1.0), of)
+        key = (id(stored), id(scales), id(zeros), blocks, bits, factor, tuple(map(id, of or ())))
         known = self.weights.get(key)
         if known is None:
-            dtype = np.float32 if scales is None else helper.tensor_dtype_to_np_dtype(scales.data_type)
-            name = self.stem(q, instead)
-            fields = {"dtype": dtype} | more
-            known = Weight(name, stored, scales, zeros, blocks, stored.data_type, perm, **fields)
+            dtype = of[1].dtype if of else np.dtype(np.float32)
+            dtype = dtype if scales is None else helper.tensor_dtype_to_np_dtype(scales.data_type)
+            gone = (q,) if all(map(is_quantized, self.readers[q])) else ()
+            name = self.stem(q, instead, *gone)
+            known = Weight(name, stored, scales, zeros, blocks, stored.data_type, perm, bits, dtype, of, factor)
             self.weights[key] = known
             self.added.append(numpy_helper.from_array(np.ascontiguousarray(known.floats()), name))
+        known.readers += [(node, n) for n, name in enumerate(node.input) if name == q]
         self.sources[known.name] = known
         if known.perm == perm:
             return known.name
@@ -262,8 +268,8 @@ class Walk:
     def activation(self, scale: str, zero: str, element: int, value: str) -> Activation | None:
         """The record of a scale that the file holds."""
         scales, zeros = self.tensors.get(scale), self.tensors.get(zero)
-        if scales is None or (zero and zeros is None):
-            return None
+        if scales is None or (zero and zeros is None) or int(np.prod(scales.dims)) != 1:
+            return None  # computed by each run, or along an axis: such scales stay
         found = self.activations.setdefault((id(scales), id(zeros)), Activation(scales, zeros, element))
         found.values.append(value)
         return found
@@ -276,7 +282,7 @@ class Walk:
         """The name of the floats that integers stand for: that of what DequantizeLinear makes of them, if one does."""
         behind = [n.output[0] for n in self.readers.get(q, ()) if n.op_type == "DequantizeLinear"]
         value = next((name for name in behind if name in self.outputs), next(iter(behind), ""))
-        return value or (q if q in self.outputs else self.stem(q, ""))
+        return value or (q if q in self.outputs else self.stem(q))
 
     def result(self, q: str, scale: str, zero: str, emit: Callable[[str], None]) -> None:
         """Let `emit` write the node whose result are the integers q, and cut its floats where the file does."""
@@ -290,17 +296,11 @@ class Walk:
         self.integers[q] = Quantized(value, scale, zero, self.activation(scale, zero, self.element_of(zero), value))
 
     def limits(self, scale: str, zero: str) -> tuple[float, float] | None:
-        """What rounding cuts that a node is missing for: numbers below 0, or those beyond limits that Clip has."""
+        """What rounding to a scale and a zero point cuts that a node is missing for."""
         scales, zeros = self.array(scale), self.array(zero) if zero else np.zeros(1)
         if scales is None or zeros is None or scales.size != 1 or self.element_of(zero) not in INTEGERS:
             return None
-        whole, s, z = range_of(self.element_of(zero)), float(scales.reshape(())), int(zeros.reshape(-1)[0])
-        low, high = (whole.least - z) * s, (whole.most - z) * s
-        for least, most in _LIMITS:
-            wide = abs((high - low) - (most - least)) <= _NEAR * (most - least)
-            if wide and abs(low - least) <= (0.51 * s if least else 0):
-                return least, most
-        return (0.0, np.inf) if z == whole.least else None
+        return limits_of(float(scales.reshape(())), int(zeros.reshape(-1)[0]), range_of(self.element_of(zero)))
 
     def limit(self, value: str, result: str, limits: tuple[float, float], scale: str) -> None:
         """Write Relu or Clip."""
@@ -309,7 +309,9 @@ class Walk:
             self.put(helper.make_node("Relu", [value], [result], name=unique(f"{result}/Relu", self.taken)))
             return
         dtype = helper.tensor_dtype_to_np_dtype(self.tensors[scale].data_type)
-        ends = [self.new_constant(f"{result}/{what}", np.array(v, dtype)) for what, v in (("min", least), ("max", most))]
+        ends = [
+            self.new_constant(f"{result}/{what}", np.array(v, dtype)) for what, v in (("min", least), ("max", most))
+        ]
         name = unique(f"{result}/Clip", self.taken)
         if self.opset < 11:
             self.put(helper.make_node("Clip", [value], [result], name=name, min=least, max=most))
@@ -348,33 +350,41 @@ _AS_IT_IS = "ob.dequantize has no float model for this; dequantise the file with
 _SCOPED = ("tensors", "makers", "integers", "products", "casts", "alias", "sources")
 
 
-def _clips(node: NodeProto, tensors: dict[str, TensorProto]) -> bool:
-    """Whether a node is a Clip from 0 or more on."""
-    if node.op_type != "Clip":
-        return False
-    least = attributes_of(node).get("min")
-    if len(node.input) > 1 and node.input[1] in tensors:
-        least = float(array_of(tensors[node.input[1]]).reshape(-1)[0])
-    return least is not None and least >= 0
+def is_quantized(node: NodeProto) -> bool:
+    """Whether an operator makes integers of floats, or floats of integers, or computes in integers for floats."""
+    names = (
+        "uantize",
+        "Integer",
+        "QLinear",
+        "QGemm",
+        "QAttention",
+        "QEmbed",
+        "QOrdered",
+        "QMoE",
+        "NBits",
+        "Bnb4",
+        "Q4",
+    )
+    return any(name in node.op_type for name in names)
 
 
-def _drop_unread(floats: ModelProto, model: ModelProto) -> None:
-    """Take out what computed scales, and tensors that only quantised nodes read."""
+def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> None:
+    """Take out what computed scales, integers whose names floats have now, and what only quantised nodes read."""
     graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
     while True:
         read = {name for node in all_nodes(floats) for name in node.input}
         read |= {value.name for graph in graphs for value in graph.output}
-        dead = [(g, n) for g in graphs for n in g.node if read.isdisjoint(n.output)]
+        dead = [(g, n) for g in graphs for n in g.node if read.isdisjoint(n.output) or replaced & set(n.output)]
         if not dead:
             break
         for graph, node in dead:
             graph.node.remove(node)
     before = {name for node in all_nodes(model) for name in node.input}
+    stored = {t.name for t in model.graph.initializer}
     for graph in graphs:
-        kept = [t for t in graph.initializer if t.name in read or t.name not in before]
+        kept = [t for t in graph.initializer if (t.name in read or t.name not in before) and t.name not in replaced]
         assign(graph.initializer, kept)
-        stored = {t.name for t in kept}
-        gone = {v.name for v in graph.input} & {t.name for t in model.graph.initializer} - stored
+        gone = stored - {t.name for t in kept} if graph is floats.graph else set[str]()
         assign(graph.input, [v for v in graph.input if v.name not in gone])
 
 

@@ -74,7 +74,8 @@ class _Expander:
         if not reason:
             return
         node.metadata_props.add(key=REFUSED, value=reason)
-        element = known.element(node.input[0]) if node.input else 0
+        of = node.input[1 if node.op_type == "QLinearConcat" else 0 :][:1]  # which begins with its zero point's scale
+        element = known.element(of[0]) if of else 0
         if element in FLOATS and not self.declared.get(node.output[0], TypeProto()).tensor_type.elem_type:
             self.declared[node.output[0]] = helper.make_tensor_type_proto(element, None)
 

@@ -51,7 +51,7 @@ _LAYOUT = (
     "an inference-time layout. Optimise with ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or differentiate the model from "
     "before it was optimised"
 )
-_ROUNDS = "it computes in integers. Differentiate the model from before it was quantised, or one with QDQ nodes"
+_ROUNDS = "it computes in integers. ob.dequantize(model) makes the float model that it stands for"
 _CACHE = "it reads and writes a cache of keys in place. Export with MultiHeadAttention or standard operators"
 _DOMAINS = {"com.microsoft.nchwc": _LAYOUT, "com.ms.internal.nhwc": _LAYOUT}
 _REFUSED = {
