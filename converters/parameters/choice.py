@@ -9,7 +9,7 @@ An exponent that is trained makes NaN of the first negative number, the step of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PA
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
@@ -29,6 +30,7 @@ _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "emb
 _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
+_GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
 _BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
 _BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
 _BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
@@ -59,6 +61,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
         unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
         left_out = {value: what for value, what in left_out.items() if value not in unsaid}
+        verdicts |= dict.fromkeys(unsaid, _Verdict())
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
 
 
@@ -82,6 +85,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     if origin.kind == PARAMETER:
+        if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):
+            return _Verdict(doubt=_MERGED)
         parts = ", ".join(map(repr, origin.parts))
         return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
     if origin.kind in _KINDS:
@@ -97,11 +102,19 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
             absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
         )
     what = _by_numbers(value, array, uses, context)
-    if what not in (None, SINGLE) and not _words(str(value.name)).isdisjoint(_WEIGHT_WORDS):
-        return _Verdict(doubt=f"its numbers are those of a {what}")
-    if what is None and origin.kind == FOLDED:
-        return _of_exporter(value, array, uses)
-    return _Verdict(what or "")
+    if what is not None:
+        return _against_name(value, what)
+    return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
+
+
+def _against_name(value: ir.Value, what: str) -> _Verdict:
+    """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
+    words = _words(str(value.name))
+    if not words.isdisjoint(_WEIGHT_WORDS):
+        return _Verdict(doubt="it is a single number" if what == SINGLE else f"its numbers are those of a {what}")
+    if what == SINGLE:  # as most constants are
+        return _Verdict(what, "its name is a parameter's" if words & _GATE_WORDS else "")
+    return _Verdict(what, "" if words & (_BUFFER_WORDS | _CONSTANT_WORDS) else f"it looks like a {what}")
 
 
 def _of_a_name(
@@ -126,13 +139,20 @@ def _of_a_name(
     return _Verdict(doubt=reader)
 
 
+def _is_merged(uses: Sequence[Use], is_computed: Callable[[Origin], bool]) -> bool:
+    """Whether the exporter has computed both the weight and the bias of the convolution that reads a tensor first."""
+    node, index = uses[0] if uses else (None, 0)
+    if node is None or node.op_type != "Conv" or index not in (1, 2):
+        return False
+    both = [value for value in node.inputs[1:3] if value is not None]
+    return len(both) == 2 and all(is_computed(origin_of(value)) for value in both)
+
+
 def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:
     """What the exporter has computed and is nothing else."""
-    node, index = uses[0] if uses else (None, 0)
-    if node is not None and node.op_type == "Conv" and index in (1, 2) and len(node.inputs) > 2:
-        others = [v for v in node.inputs[1:3] if v is not None and origin_of(v).kind == FOLDED]
-        if len(others) == 2:
-            return _Verdict(doubt="the exporter has merged a convolution with what follows it, as BatchNormalization")
+    if _is_merged(uses, lambda other: other.kind == FOLDED):
+        return _Verdict(doubt=_MERGED)
+    node = uses[0][0] if uses else None
     if structure.is_single(value):
         return _Verdict(SINGLE, "the exporter has computed it")
     if node is None or array is None:

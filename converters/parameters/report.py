@@ -56,14 +56,17 @@ def doubts(choice: Choice, decided: Collection[str]) -> str:
     if not open_:
         return ""
     parts: list[str] = []
+    how = HOW
     for verb, left_out in (("trained are", False), ("left out are", True)):
         reasons: dict[str, list[str]] = {}
         for value, why in open_.items():
             if (value in choice.left_out) == left_out:
                 reasons.setdefault(why, []).append(shown(value))
+        if any(len(names) > _SHOWN for names in reasons.values()):
+            how = f"explain_gradients lists them all; {HOW}"
         if reasons:
             parts.append(f"{verb} {'; '.join(f'{_listed(names)} ({why})' for why, names in reasons.items())}")
-    return f"the file does not say for sure which tensors are parameters: {'; '.join(parts)}. {HOW}"
+    return f"the file does not say for sure which tensors are parameters: {'; '.join(parts)}. {how}"
 
 
 def missing(graph: ir.Graph) -> str:
@@ -168,7 +171,7 @@ def _are_equal(a: ir.Value, b: ir.Value) -> bool:
     for other in (second, second.T):
         if first.shape != other.shape or not np.array_equal(first[:1], other[:1]):
             continue
-        if np.ptp(first[:1].astype(np.float32)) and np.array_equal(first, other):
+        if np.array_equal(first, other) and np.ptp(first.astype(np.float32)):
             return True
     return False
 

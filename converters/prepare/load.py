@@ -47,8 +47,9 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
+    changes: dict[str, Sequence[object]] = {MISSING: restore(proto, found)}
     unfold(proto, found, weights.tensors)
-    changes = {MISSING: restore(proto, found), SEPARATED: separate_named(proto, found, weights.tensors)}
+    changes[SEPARATED] = separate_named(proto, found, weights.tensors)
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)

@@ -166,8 +166,9 @@ def owner(name: str) -> str:
 def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
     """What metadata of `torch.export` says; nothing for a file without it."""
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
-    values = {v.name: {p.key: p.value for p in v.metadata_props} for v in proto.graph.value_info}
-    if not any(KIND in values.get(name, ()) for name in names):  # another tool has dropped them, or there were none
+    infos = (*proto.graph.input, *proto.graph.value_info)
+    values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
+    if not any(KIND in said for said in values.values()):  # another tool has dropped them, or there were none
         if not targets:
             return {}
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
@@ -208,7 +209,7 @@ def _by_name(name: str) -> Origin:
 def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:
     """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
     readers: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
-    for node in proto.graph.node:
+    for node in sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"):  # which reads for another
         for index, name in enumerate(node.input):
             readers[name].append((node, index))
     taken = {origin.name for origin in scripted.values()}

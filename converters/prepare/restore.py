@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -29,6 +29,7 @@ _PLACES = {
     "RMSNormalization": {1: "weight"},
 }
 _INDEX = re.compile(r"\d+")
+_REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)?")  # what torch calls what it has repeated
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
@@ -69,7 +70,7 @@ def separate_named(
         name = node.output[0] if kind == NAMED else _read_as(proto, node.output[0])
         before = tensor.name if kind == NAMED else _read_as(proto, tensor.name)
         siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
-        if not (siblings or (name != before and _is_constant(tensor))):
+        if not (siblings or (name != before and _is_uniform(tensor))):
             continue
         new = copied(tensor)
         new.name = node.output[0]
@@ -98,6 +99,10 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
     names = used_names(proto.graph)
     copies = Counter(origin.name for name, origin in found.items() if origin.kind == PARAMETER and name in stored)
+    batches = {v.type.tensor_type.shape.dim[0].dim_value for v in proto.graph.input if v.type.tensor_type.shape.dim} - {
+        0,
+        1,
+    }
     for name, origin in list(found.items()):
         tensor = stored.get(name)
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
@@ -110,7 +115,7 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
             node = helper.make_node("Transpose", [origin.name], [name], f"{name}/tied", perm=[1, 0])
         elif whole is not None and origin.moved and np.array_equal(whole.ravel(), array.ravel()):
             node = helper.make_node("Reshape", [origin.name, lengths.name], [name], f"{name}/tied")
-        elif whole is None and origin.parts and origin.moved and (once := _once(array)) is not None:
+        elif whole is None and origin.parts and origin.moved and (once := _once(array, name, batches)) is not None:
             new = numpy_helper.from_array(once, unique(origin.name, names))
             node = helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")
         else:
@@ -127,15 +132,21 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
         assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
         if new is not None:
             proto.graph.initializer.append(new)
-            found[new.name] = Origin(PARAMETER, origin.name)
+            found[new.name] = Origin(PARAMETER, origin.name, origin.parts if _is_uniform(new) else ())
         del found[name]
         proto.graph.node.insert(0, node)
 
 
-def _once(array: np.ndarray) -> np.ndarray | None:
-    """What an array repeats along some of its axes; None if it repeats nothing, or if all its numbers are equal."""
-    if array.size < 2 or (array == array.flat[0]).all():
+def _once(array: np.ndarray, name: str, batches: Collection[int]) -> np.ndarray | None:
+    """What an array repeats along some of its axes; None if it repeats nothing.
+
+    Of equal numbers the name says whether they are repeated: then along the first axis, if that is a batch's.
+    """
+    if array.size < 2:
         return None
+    if (array == array.flat[0]).all():
+        repeated = array.ndim > 1 and array.shape[0] in batches and _REPEATED.fullmatch(name)
+        return np.ascontiguousarray(array[:1]) if repeated else None
     result = array
     for axis in range(array.ndim):
         first = result.take([0], axis=axis)
@@ -168,24 +179,30 @@ class _Restorer:
             origin = self.found.get(tensor.name, Origin())
             if len(self.uses[tensor.name]) < 2 or not origin.name or origin.kind == CONSTANT:
                 continue
-            uniform = _is_constant(tensor)
+            uniform = _is_uniform(tensor)
             places: defaultdict[str | None, list[tuple[NodeProto, int]]] = defaultdict(list)
             for node, index in self.uses[tensor.name]:
-                places[self._name_at(node, index, origin.name, uniform=uniform)].append((node, index))
+                places[self._name_at(node, index, tensor.name, uniform=uniform)].append((node, index))
             foreign = places.pop(None, [])
             if foreign and places and uniform:
                 self._copy(tensor, f"{tensor.name}/constant", Origin(CONSTANT), foreign)
+            folded = bool(origin.parts)  # as 1 + weight: so are the others
             for name, uses in places.items():
                 if name is not None and name != origin.name:
                     kind = self.missing.pop(name)
-                    self._copy(tensor, name, Origin(kind, name), uses)
+                    parts = (name,) if folded else ()
+                    self._copy(tensor, tensor.name if folded else name, Origin(kind, name, parts, origin.moved), uses)
 
-    def _name_at(self, node: NodeProto, index: int, name: str, *, uniform: bool) -> str | None:
-        """The name of the tensor that a node of the module reads where it reads `name` here; None if it has none.
+    def _name_at(self, node: NodeProto, index: int, tensor: str, *, uniform: bool) -> str | None:
+        """The name of the tensor that a node of the module reads where it reads `tensor` here; None if it has none.
 
         uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
         """
-        read = [self.targets[argument] for argument in arguments_of(node) if argument in self.targets]
+        name, arguments = self.found[tensor].name, arguments_of(node)
+        if self._is_another(node, index, arguments):
+            inside = [other for other in self.missing if owner(other) == module_of(node)]
+            return inside[0] if len(inside) == 1 else name
+        read = [self.targets[argument] for argument in arguments if argument in self.targets]
         if name in read:
             return name
         if len(lost := [other for other in read if other in self.missing]) == 1:
@@ -200,6 +217,12 @@ class _Restorer:
         alike = [other for other in inside if other.rpartition(".")[2] == name.rpartition(".")[2]]
         candidates = alike or (inside if uniform else [])
         return candidates[0] if len(candidates) == 1 else None
+
+    def _is_another(self, node: NodeProto, index: int, arguments: Sequence[str]) -> bool:
+        """Whether the operation of torch reads another value that it computes where a node reads a tensor twice."""
+        if len(arguments) != len(node.input) or node.input[index] not in arguments:
+            return False
+        return arguments[index] != node.input[index] and arguments[index] not in self.targets
 
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""
@@ -249,6 +272,6 @@ class _Restorer:
             node.input[index] = new.name
 
 
-def _is_constant(tensor: TensorProto) -> bool:
+def _is_uniform(tensor: TensorProto) -> bool:
     array = numpy_helper.to_array(tensor)
     return bool(array.size and (array == array.flat[0]).all())

@@ -89,11 +89,16 @@ def _loss(module: Any, kind: str | None, batch: Batch, dtype: Any) -> Any:
     return (functional.cross_entropy if kind == CROSS_ENTROPY else functional.mse_loss)(module(*inputs), target)
 
 
-def _influential(module: Any, kind: str | None, batches: Sequence[Batch]) -> list[str]:
-    """Names of parameters that autograd has a gradient for."""
+def gradients(module: Any, kind: str | None, batch: Batch) -> dict[str, np.ndarray]:
+    """Gradients of the parameters that autograd has one for: that require it and influence the loss."""
     module = copy.deepcopy(module)
-    _loss(module, kind, batches[0], import_module("torch").float32).backward()
-    return [name for name, p in module.named_parameters() if p.requires_grad and p.grad is not None]
+    _loss(module, kind, batch, import_module("torch").float32).backward()
+    found = ((name, p.grad) for name, p in module.named_parameters() if p.requires_grad)
+    return {name: gradient.numpy() for name, gradient in found if gradient is not None}
+
+
+def _influential(module: Any, kind: str | None, batches: Sequence[Batch]) -> list[str]:
+    return list(gradients(module, kind, batches[0]))
 
 
 def _parts(module: Any, subject: Subject, batches: Sequence[Batch]) -> tuple[str, str] | None:

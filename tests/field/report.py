@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Verdicts = list[dict[str, Any]]
+SAME = ("yes", "warned", "no")
 SECONDS, TIMES, MORE = 5.0, 3.0, 500.0  # what a conversion may take: of a processor; of memory, in files and megabytes
 
 _HEAD = """# The field
@@ -27,7 +28,13 @@ sentence that names node and operator, at conversion. **gap**: the largest
 ‖g - r‖ / ‖r‖ of a gradient g and its reference r, taken at the values that onnxruntime computed, so that no cell of a
 Relu lies beyond the kink by rounding alone; right up to 1e-3, in float16 up to 0.1 above what rounding of the forward
 moves r by; blank where differences judge. **trained**: the share of the numbers of the module, or else that the
-file stores, that are parameters. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
+file stores, that are parameters. **same parameters as the module**: whether the numbers that are trained by default are
+those of the module's parameters that require a gradient and influence the loss, whatever their names, shapes and orders
+are (yes); or other numbers are trained, and an `OnnxBackpropWarning` names every tensor of which that is true (warned)
+or counts it as the last of its kind (warned) or does not (no); blank where there is no module or nothing is trained. Variants are judged like the file as it is: the
+numbers of float16 files are compared with the module's, rounded; where a tool or an exporter has folded a
+BatchNormalization into a weight, the file has not got the module's numbers any more, and a warning must say so.
+Quantised files are not judged. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
 process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
 faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long:
 these numbers show what is slow, docs/performance.md what is fast.
@@ -37,7 +44,16 @@ these numbers show what is slow, docs/performance.md what is fast.
 def write(path: Path, found: Verdicts, unmade: list[tuple[str, str, str]], left: int = 0) -> None:
     """left: how many files of the list have not been judged."""
     partly = [f"Not the whole list: {left} files of it have not been judged in this run.\n"] if left else []
-    parts = [_HEAD, *partly, *_summary(found), *_table(found), *_refusals(found), *_rest(found), *_unmade(unmade)]
+    parts = [
+        _HEAD,
+        *partly,
+        *_summary(found),
+        *_table(found),
+        *_refusals(found),
+        *_rest(found),
+        *_differing(found),
+        *_unmade(unmade),
+    ]
     path.write_text("\n".join(parts).rstrip() + "\n")
 
 
@@ -63,6 +79,9 @@ def _summary(found: Verdicts) -> Iterable[str]:
             f"{statistics.geometric_mean(ratios):.2f} times, median {statistics.median(ratios):.2f}, the least {min(ratios):.2f}."
         )
     unclear = [v for v in found if v["verdict"] == "refused" and not v.get("clear", True)]
+    same = Counter(str(v["same"]) for v in found if v.get("same"))
+    if same:
+        yield "Same parameters as the module: " + ", ".join(f"{same[word]} {word}" for word in SAME) + "."
     yield f"Refusals that name no operator and node or tensor of the file: {len(unclear)}."
     yield ""
 
@@ -83,8 +102,8 @@ def _ratio(v: dict[str, Any]) -> float:
 
 
 def _table(found: Verdicts) -> Iterable[str]:
-    yield "| model | from | variant | verdict | gap | parameters | trained | convert s | file MB | peak MB | steps/s | PyTorch | times |"
-    yield "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| model | from | variant | verdict | gap | parameters | trained | same parameters as the module | convert s | file MB | peak MB | steps/s | PyTorch | times |"
+    yield "|---|---|---|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|"
     last = None
     for v in found:
         name, origin = (v["source"], v["origin"]) if v["source"] != last else ("", "")
@@ -101,6 +120,7 @@ def _table(found: Verdicts) -> Iterable[str]:
             _number(v.get("error"), ".0e"),
             str(v.get("parameters") or ""),
             "" if math.isnan(share) else f"{100 * share:.0f} %",
+            "**no**" if v.get("same") == "no" else v.get("same", ""),
             _number(v.get("seconds"), ".1f"),
             _number(v.get("file_megabytes"), ".1f"),
             _number(v.get("megabytes"), ".0f"),
@@ -130,11 +150,19 @@ def _rest(found: Verdicts) -> Iterable[str]:
         yield from _sentences(rest)
 
 
-def _sentences(found: Verdicts) -> Iterable[str]:
+def _differing(found: Verdicts) -> Iterable[str]:
+    for same, head in (("no", "Other parameters, and no warning"), ("warned", "Other parameters, and a warning")):
+        these = [v for v in found if v.get("same") == same]
+        if these:
+            yield f"## {head}\n"
+            yield from _sentences(these, "differing")
+
+
+def _sentences(found: Verdicts, key: str = "sentence") -> Iterable[str]:
     """Every sentence once, with the files that it is said of."""
     said: dict[str, list[str]] = {}
     for v in found:
-        sentence = " ".join(str(v["sentence"]).split())
+        sentence = " ".join(str(v[key]).split())
         said.setdefault(sentence if len(sentence) < 420 else sentence[:400] + " …", []).append(
             f"{v['source']} ({v['variant']})"
         )

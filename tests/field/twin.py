@@ -5,6 +5,7 @@ The operators are in `twin_operators`, written after ONNX's text. What none of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -51,6 +52,17 @@ def _sorted(nodes: list[NodeProto]) -> list[NodeProto]:
     return result
 
 
+def _sources(graph: GraphProto) -> dict[str, str]:
+    """Of each value that torch's exporter computed from one other, the other."""
+    found: dict[str, str] = {}
+    for value in graph.value_info:
+        said = next((p.value for p in value.metadata_props if p.key == "pkg.onnxscript.optimizer.folded_from"), "")
+        names = re.findall(r"'([^']+)'", said)
+        if len(names) == 1:
+            found[value.name] = names[0]
+    return found
+
+
 def _reads(node: NodeProto) -> set[str]:
     inner = [n for a in node.attribute if a.HasField("g") for n in a.g.node]
     return set(node.input).union(*(_reads(n) for n in inner))
@@ -79,6 +91,7 @@ class Twin:
         self.leaves = leaves
         self.dtype = dtype or torch.float64
         self.found: set[str] = set()
+        self._sources = _sources(self.model.graph)
         self._graph = _Graph(self.model.graph)
 
     def __call__(self, feeds: Mapping[str, Any], output: str) -> Any:
@@ -89,7 +102,11 @@ class Twin:
         if name in self.leaves:
             self.found.add(name)
             return self.leaves[name]
-        return self.tensor(stored)
+        leaf, array = self.leaves.get(self._sources.get(name, "")), self.tensor(stored)
+        for copy in () if leaf is None else (leaf.T if leaf.ndim == 2 else leaf, leaf):
+            if copy.numel() == array.numel() and bool((copy.detach().reshape(-1) == array.reshape(-1)).all()):
+                return copy.reshape(array.shape)
+        return array
 
     def tensor(self, stored: Any) -> Any:
         """A stored tensor or array, floats in the type of the twin."""

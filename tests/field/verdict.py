@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import onnxruntime
 
 import onnx_backprop as ob
 from tests.field.measures import as_array, beside, distance, given_out, stored_floats, worst
+from tests.field.module_parameters import comparable, same_parameters, trained
 from tests.field.sources import Feeds, Source, sources
 
 STEPS, SECONDS = 10, 0.4
@@ -37,7 +39,8 @@ class Verdict:
     the worst of them is from it, relative to its norm. parameters: how many, share: of the numbers that the file or
     the module has. seconds of processor and megabytes at the peak are the conversion's; rate and torch_rate are steps
     per second; module says whether PyTorch runs a module of its own. inputs: of a file that is refused, whether its
-    gradients by the float inputs are right.
+    gradients by the float inputs are right. same: whether the numbers that are trained are those of the module's
+    parameters, differing: which are not.
     """
 
     source: str
@@ -58,6 +61,8 @@ class Verdict:
     torch_rate: float = float("nan")
     module: bool = False
     inputs: str = ""
+    same: str = ""
+    differing: str = ""
     notes: list[str] = field(default_factory=list)
     trace: str = ""
 
@@ -78,6 +83,11 @@ class Judge:
         self.path = path
         self.result = Verdict(source.name, variant, source.origin, module=source.module is not None)
         self.result.file_megabytes = path.stat().st_size / 2**20
+
+    @cached_property
+    def module(self) -> Any:
+        """Unchanged until `pace`."""
+        return None if self.source.module is None else self.source.module()
 
     def run(self) -> Verdict:
         """All stages; of a file without anything to train, whether the gradients by its inputs are right."""
@@ -110,7 +120,15 @@ class Judge:
         return RIGHT
 
     def _stages(self) -> None:
-        for stage in (self.convert, self.forward, self.gradients, self.backward, self.train, self.pace):
+        for stage in (
+            self.convert,
+            self.forward,
+            self.parameters,
+            self.gradients,
+            self.backward,
+            self.train,
+            self.pace,
+        ):
             self.result.stage = stage.__name__
             try:
                 stage()
@@ -146,6 +164,7 @@ class Judge:
                 self.result.seconds = time.process_time() - start
                 self.result.megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 self.result.notes += [str(w.message) for w in caught]
+                self.said = [str(w.message) for w in caught if issubclass(w.category, ob.OnnxBackpropWarning)]
         self.result.parameters = len(self.graph.parameters)
         self.values = self.graph.initial_values()
 
@@ -180,10 +199,18 @@ class Judge:
         stored = sum(v.size for v in self.values.values())
         self.result.share = stored / max(1, self._size())
 
+    def parameters(self) -> None:
+        """The numbers that are trained beside those of the module's parameters."""
+        if self.module is not None and comparable(self.result.variant):
+            target = self.target.astype(np.float32) if self.target.dtype.kind == "f" else self.target
+            there = trained(self.module, self.source.loss, (*self.source.batch().values(), target))
+            model = onnx.load(self.path)
+            self.result.same, self.result.differing = same_parameters(self.graph, there, self.said, model)
+
     def _size(self) -> int:
         """Float numbers of the module, or that the file stores."""
-        if self.source.module is not None:
-            return sum(p.numel() for p in self.source.module().parameters())
+        if self.module is not None:
+            return sum(p.numel() for p in self.module.parameters())
         return sum(array.size for array in stored_floats(onnx.load(self.path).graph))
 
     def batch(self) -> Feeds:
@@ -328,8 +355,7 @@ class Judge:
         ours = [_steps(lambda: self.trainer.step(batch))]
         step = None
         if not self.half:
-            module = None if self.source.module is None else self.source.module()
-            step = eager_step(module, self.oracle, self.source.loss, self.target, self.source.batch())
+            step = eager_step(self.module, self.oracle, self.source.loss, self.target, self.source.batch())
         theirs: list[float] = []
         for threads in () if step is None else {1, torch_threads()}:
             use_threads(threads)

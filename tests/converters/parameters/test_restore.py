@@ -189,6 +189,22 @@ def test_what_was_computed_from_several_is_doubtful(sources: list[str], array: n
     assert "? the exporter has computed it" in graph.summary()
 
 
+@pytest.mark.parametrize(("layers", "more"), [(40, ""), (43, " and 3 more")])
+def test_a_long_list_of_doubtful_tensors_says_where_all_are(layers: int, more: str) -> None:
+    body = "".join(f"h{n + 1} = MatMul(h{n}, val_{n}) " for n in range(layers)).replace("(h0,", "(x,")
+    tensors = {f"val_{n}": np.eye(3, dtype=np.float32) + W[:, :3] * (n + 1) / 99 for n in range(layers)}
+    folded = {name: ["g", "v"] for name in tensors}
+    file = exported(f"{body} y = Identity(h{layers})", tensors, "g v", folded=folded)
+    with pytest.warns(ob.OnnxBackpropWarning) as told:
+        graph = ob.training_graph(file, loss="mse")
+    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    (doubt,) = {row.doubt for row in graph.rows()}
+    assert f"{more} ({doubt})" in sentence
+    assert ("explain_gradients lists them all" in sentence) == bool(more)
+    assert doubt
+    assert all(name in str(ob.explain_gradients(file)) for name in tensors)
+
+
 def test_parameters_that_are_not_in_the_file_are_named() -> None:
     file = exported(
         "y = Conv(x, c.weight)", {"c.weight": W.reshape(4, 3, 1)}, "c.weight bn.weight bn.bias", x="float[N,3,5] x"
@@ -339,6 +355,29 @@ def test_a_tensor_that_the_optimizer_has_changed_is_doubtful() -> None:
     assert list(ob.training_graph(file, loss="mse").parameters) == ["c.weight", "c.bias"]
 
 
+def test_convolutions_that_the_optimizer_merged_are_named_once_for_all() -> None:
+    """A reason for each would fill more than the lines that a message may have, and its middle would be left out."""
+    names = [f"inner.backbone.stages.blocks.main.point_conv.m{n}.weight" for n in range(43)]
+    body = "".join(f"h{n + 1} = Conv(h{n}, {name}, {name}_bias) " for n, name in enumerate(names)).replace(
+        "(h0,", "(x,"
+    )
+    tensors = {}
+    for n, name in enumerate(names):
+        tensors |= {name: W[:, :3].reshape(3, 3, 1) + n, f"{name}_bias": W[0, :3] + n}
+    whole = tensors | {"head.scale": W[:, :1]}
+    file = exported(f"{body} y = Mul(h43, head.scale)", whole, f"{' '.join(names)} head.scale", x="float[N,3,5] x")
+    for value in file.graph.value_info:
+        if value.name in tensors:
+            del value.metadata_props[:]
+    with pytest.warns(ob.OnnxBackpropWarning) as told:
+        graph = ob.training_graph(file, loss="mse")
+    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    assert "…" not in sentence.partition(" frozen=")[0]
+    assert " and 46 more (the exporter has merged a convolution with what follows it" in sentence
+    assert all(repr(name) in sentence for name in list(tensors)[:40])
+    assert {row.doubt for row in graph.rows()} != {""}
+
+
 def test_normalisations_that_share_ones_and_zeros_have_their_own() -> None:
     body = "a = LayerNormalization(x, n.weight, n.bias) b = LayerNormalization(a, n.weight, n.bias) y = MatMul(b, w)"
     tensors = {"n.weight": np.ones(3, np.float32), "n.bias": np.zeros(3, np.float32), "w": W}
@@ -413,6 +452,18 @@ def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart
     assert (f"'{kept}' and '{other}'" in said) is apart
 
 
+def test_names_of_transposed_weights_that_torchscript_merged() -> None:
+    """The Identity that stands for the other weight comes first, and is in no module."""
+    kept, other = "onnx::MatMul_7", "onnx::MatMul_9"
+    names = {"other": "Identity_3", "a": "/net/net.0/MatMul", "y": "/net/net.1/MatMul"}
+    file = scripted("other = Identity(kept) a = MatMul(x, kept) y = MatMul(a, other)", {kept: W[:, :3]}, names)
+    for node in file.graph.node:
+        for listed in (node.input, node.output):
+            assign(listed, [{"kept": kept, "other": other}.get(name, name) for name in listed])
+    for pattern, chosen in (("net.0.*", kept), ("net.1.*", other), ("net.1.weight", other)):
+        assert list(ob.training_graph(file, loss="mse", trainable=[pattern]).parameters) == [chosen]
+
+
 def test_a_stop_is_no_merged_tensor() -> None:
     file = scripted(
         "s = Identity(a.bias) h = MatMul(x, w) a = Add(h, a.bias) y = Add(a, s)",
@@ -442,3 +493,78 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
     graph, said = told_of(file)
     assert (name in graph.parameters) is trained
     assert name in said or name == "dw.weight"
+
+
+def test_equal_tokens_that_were_repeated_are_two_of_one_row() -> None:
+    """Class and distillation tokens of zeros: one constant of a fixed batch is left of both."""
+    file = exported(
+        "c = Concat<axis=1>(expand, expand, x) y = MatMul(c, fc.weight)",
+        {"expand": np.zeros((2, 1, 3), np.float32), "fc.weight": W},
+        "e.cls e.dist fc.weight",
+        folded={"expand": ["e.cls", "val_6"]},
+        modules={"c": "e"},
+        x="float[2,4,3] x",
+    )
+    with_operations(file, {"c": "[%expand, %expand_1, %x], 1"})
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"'e\.cls' \(the exporter.*'e\.dist' \(the exporter"):
+        graph = ob.training_graph(file, loss="mse")
+    assert {name: value.shape for name, value in names_of(graph).items() if "fc" not in name} == {
+        "e.cls": (1, 1, 3),
+        "e.dist": (1, 1, 3),
+    }
+
+
+def test_copies_of_a_folded_tensor_are_folded_too() -> None:
+    """Gemma's 1 + weight: neither tensor is the parameter, and both are named."""
+    file = exported(
+        "a = Mul(x, add_4) b = Mul(a, add_4) y = MatMul(b, fc.weight)",
+        {"add_4": np.ones(3, np.float32), "fc.weight": W},
+        "n.weight m.weight fc.weight",
+        folded={"add_4": ["n.weight", "val_3"]},
+        modules={"a": "n", "b": "m"},
+    )
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"from 'n\.weight'\).*from 'm\.weight'\)"):
+        graph = ob.training_graph(file, loss="mse")
+    assert sorted(names_of(graph)) == ["fc.weight", "m.weight", "n.weight"]
+
+
+def test_a_file_all_of_whose_tensors_were_changed() -> None:
+    """A bias-free network whose normalisations are folded: its inputs alone still have a kind."""
+    file = exported("y = Conv(x, c.weight)", {"c.weight": W.reshape(4, 3, 1)}, "c.weight n.weight", x="float[N,3,5] x")
+    del file.graph.value_info[0].metadata_props[:]
+    file.graph.input[0].metadata_props.add(key=KIND, value="USER_INPUT")
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
+        ob.training_graph(file, loss="mse")
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "trained are 'c.weight' (the exporter has computed it" in said
+    assert "no tensor for these parameters of the module: 'n.weight'" in said
+
+
+def test_the_name_of_what_torchscript_merged_is_that_of_its_module() -> None:
+    file = scripted(
+        "onnx__Mul_9 = Identity(onnx__Mul_8) h = MatMul(x, w) a = Mul(h, onnx__Mul_8) y = Mul(a, onnx__Mul_9)",
+        {"w": W, "onnx::Mul_8": np.ones((4, 1), np.float32).T},
+    )
+    for node, name in zip(file.graph.node, ("Identity_0", "/fc/MatMul", "/enc/norm/Mul", "/dec/norm/Mul"), strict=True):
+        node.name = name
+    for node in file.graph.node:
+        for names in (node.input, node.output):
+            assign(names, [name.replace("onnx.", "onnx::") for name in names])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = ob.training_graph(file, loss="mse", frozen=["enc.*"])
+    assert set(graph.parameters) == {"w", "onnx::Mul_9"}
+
+
+def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
+    """Of padding: nothing but the first row was looked at."""
+    table = np.vstack([np.zeros((1, 4), np.float32), W])
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (int64[2] i) => (float y) { a = Gather(emb, i) y = MatMul(a, head) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(table, "emb"))
+    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "head"))
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"'emb' and 'head' hold the same numbers.* tie=\[\('emb', 'head'\)\]"
+    ):
+        ob.training_graph(model, loss="mse")
