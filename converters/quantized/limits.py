@@ -1,4 +1,4 @@
-"""Where rounding cuts: quantisers leave out a Relu or a Clip if the range of the integers behind it ends where it does."""
+"""Where rounding cuts: quantisers leave out a Relu or a Clip if the range of integers behind it ends where it does."""
 
 from __future__ import annotations
 

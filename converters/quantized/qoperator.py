@@ -39,7 +39,6 @@ FORMS = {
     "QLinearLeakyRelu": Form("LeakyRelu", (0,), (3, 4)),
     "QLinearMatMul": Form("MatMul", (0, 3), (6, 7), (-2, -1)),
     "QLinearMul": Form("Mul", (0, 3), (6, 7)),
-    "QLinearReduceMean": Form("ReduceMean", (0,), (3, 4)),
     "QLinearSigmoid": Form("Sigmoid", (0,), (3, 4)),
     "QLinearSoftmax": Form("Softmax", (0,), (3, 4)),
     "QLinearWhere": Form("Where", (1, 4), (7, 8), (), (0,)),
@@ -65,9 +64,6 @@ def linear(w: Walk, node: NodeProto) -> None:
         alone = attributes.pop("opset", w.opset) >= _CLASSES_ALONE
         if alone != (w.opset >= _CLASSES_ALONE):
             raise w.refuse(node, f"its attribute 'opset' differs from the model's, {w.opset}, in what Softmax means")
-    if form.op_type == "ReduceMean" and w.opset >= 18 and "axes" in attributes:
-        axes_name = f"{node.output[0]}/axes"
-        read.append(w.new_constant(axes_name, np.array(attributes.pop("axes"), np.int64)))
     q, scale, zero = node.output[0], inputs[form.result[0]], inputs[form.result[1]]
     w.result(q, scale, zero, lambda y: w.emit(node, form.op_type, read, [y], **attributes))
 
