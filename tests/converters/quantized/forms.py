@@ -2,83 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper, parser
 
-Arrays = Mapping[str, np.ndarray]
-RNG = np.random.default_rng(37)
-F32 = np.float32
-
-
-@dataclass(frozen=True)
-class Form:
-    """A model and what it stands for.
-
-    weights: float tensors of the float model, in float64. y: from x and all its float tensors. bound: of what the
-    rounding of values that a run computes adds to y, 0 where none are rounded. more: kept float tensors.
-    """
-
-    nodes: str
-    tensors: Arrays
-    weights: Arrays
-    y: Callable[[np.ndarray, Arrays], np.ndarray]
-    x: np.ndarray
-    bound: float
-    attributes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    opset: int = 21
-
-    def model(self) -> ModelProto:
-        """The model, its input and its output having symbols for lengths."""
-        kind = {"float32": "float", "int64": "int64"}[self.x.dtype.name]
-        lengths = ", ".join(["N", *map(str, self.x.shape[1:])])
-        free = ", ".join(f"Y{n}" for n in range(self.y(self.x, self.floats()).ndim))
-        made = parser.parse_model(
-            f'<ir_version: 10, opset_import: ["": {self.opset}, "com.microsoft": 1]> '
-            f"m ({kind}[{lengths}] x) => (float[{free}] y) {{ {self.nodes} }}"
-        )
-        for node in made.graph.node:
-            node.attribute.extend(helper.make_attribute(k, v) for k, v in self.attributes.get(node.op_type, {}).items())
-        made.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in self.tensors.items())
-        return made
-
-    def floats(self) -> dict[str, np.ndarray]:
-        """The weights, and the float tensors that the model has already."""
-        return {n: np.asarray(a, np.float64) for n, a in self.tensors.items() if np.asarray(a).dtype == F32} | dict(
-            self.weights
-        )
-
-
-def f32(*shape: int, size: float = 1.0) -> np.ndarray:
-    """Normal numbers."""
-    return (RNG.standard_normal(shape) * size).astype(F32)
-
-
-def ints(kind: str, *shape: int, axis: int = 0, every: int = 0, least: int | None = None) -> np.ndarray:
-    """Integers of a type, from one end of its range to the other along an axis, as quantisers leave them.
-
-    every: in each block of so many. least: the lower end, where it is another one.
-    """
-    low, high = {"int8": (-127, 127), "uint8": (0, 255), "int4": (-7, 7), "uint4": (0, 15)}[kind]
-    low = low if least is None else least
-    drawn = np.moveaxis(RNG.integers(low, high + 1, shape), axis, 0)
-    for start in range(0, len(drawn), every or len(drawn)):
-        block = drawn[start : start + (every or len(drawn))]
-        block[0], block[-1] = high, low
-    return np.moveaxis(drawn, 0, axis).astype(getattr(ml_dtypes, kind) if kind.endswith("t4") else kind)
-
-
-def real(q: np.ndarray, s: np.ndarray | float, z: np.ndarray | float = 0) -> np.ndarray:
-    """(q - z) · s in float64."""
-    return (q.astype(np.float64) - z) * np.asarray(s, F32).astype(np.float64)
-
-
-def scale(value: float) -> np.ndarray:
-    """One scale."""
-    return np.array(value, F32)
+from tests.converters.quantized.form import F32, RNG, Arrays, Form, f32, ints, real, scale
 
 
 def conv1(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -219,9 +149,7 @@ def _qdq() -> dict[str, Form]:
     }
 
 
-def _qlinear(
-    op: str, first: str, second: str, y: Callable[..., np.ndarray], bound: float, **attributes: object
-) -> Form:
+def _qlinear(op: str, second: str, y: Callable[..., np.ndarray], bound: float, **attributes: object) -> Form:
     """An operator of com.microsoft on rounded x, and behind it the floats."""
     return Form(
         f"q = QuantizeLinear(x, sx, zu) r = com.microsoft.{op}(q, sx, zu{second}, sy, zy) y = DequantizeLinear(r, sy, zy)",
@@ -288,37 +216,24 @@ def _qoperator() -> dict[str, Form]:
         "QLinearConcat": _qlinear(
             "QLinearConcat", "", lambda x, _: np.concatenate([x, x], axis=1).astype(float), 0.032, axis=1
         ),
-        "QLinearWhere": _qlinear("QLinearWhere", "", lambda x, t: np.where(x > 0, x, t["c"]), 0.032),
+        "QLinearWhere": _qlinear("QLinearWhere", c, lambda x, t: np.where(x > 0, x, t["c"]), 0.04),
     }
-    where, joined = forms["QLinearWhere"], forms["QLinearConcat"]
-    forms["QLinearConcat"] = _changed(joined, "(q, sx, zu, sy, zy)", "(sy, zy, q, sx, zu, q, sx, zu)")
-    forms["QLinearWhere"] = _changed(
-        where,
-        "r = com.microsoft.QLinearWhere(q, sx, zu, sy, zy)",
-        "zero = Constant <value_float = 0.0> () b = Greater(x, zero) "
-        "r = com.microsoft.QLinearWhere(b, q, sx, zu, c_quantized, sc, zu, sy, zy)",
-        weights={"c": real(ROW, 0.01, 128)},
-        bound=0.04,
-    )
+    joined, where = (forms[name].nodes for name in ("QLinearConcat", "QLinearWhere"))
+    for name, nodes in (
+        ("QLinearConcat", joined.replace("(q, sx, zu, sy, zy)", "(sy, zy, q, sx, zu, q, sx, zu)")),
+        (
+            "QLinearWhere",
+            "zero = Constant <value_float = 0.0> () b = Greater(x, zero) "
+            + where.replace("(q, sx, zu, c", "(b, q, sx, zu, c"),
+        ),
+    ):
+        forms[name] = replace(forms[name], nodes=nodes)
     mean = _qlinear(
         "QLinearGlobalAveragePool", "", lambda x, _: x.astype(float).mean(axis=(2, 3), keepdims=True), 0.032
     )
-    forms["QLinearGlobalAveragePool"] = _changed(mean, "", "", x=IMAGE)
-    every = _qlinear(
-        "QLinearAveragePool",
-        "",
-        lambda x, _: x.astype(float)[:, :, ::2, ::2],
-        0.032,
-        kernel_shape=[1, 1],
-        strides=[2, 2],
-    )
-    forms["QLinearAveragePool"] = _changed(every, "", "", x=IMAGE)
-    return forms
-
-
-def _changed(form: Form, old: str, new: str, **more: object) -> Form:
-    fields = {name: getattr(form, name) for name in form.__dataclass_fields__}
-    return Form(**fields | {"nodes": form.nodes.replace(old, new) if old else form.nodes} | more)
+    every = {"kernel_shape": [1, 1], "strides": [2, 2]}
+    some = _qlinear("QLinearAveragePool", "", lambda x, _: x.astype(float)[:, :, ::2, ::2], 0.032, **every)
+    return forms | {op: replace(form, x=IMAGE) for form in (mean, some) for op in form.attributes}
 
 
 DYNAMIC = "q, s, z = DynamicQuantizeLinear(x) "
@@ -483,25 +398,3 @@ def _bytes(q: np.ndarray, bits: int) -> np.ndarray:
 
 
 FORMS = _qdq() | _qoperator() | _dynamic() | _packed()
-
-
-def other_names(model: ModelProto, kind: str) -> ModelProto:
-    """A model whose nodes have no names, or odd ones, values inside too."""
-    result = ModelProto()
-    result.CopyFrom(model)
-    new: dict[str, str] = {}
-    if kind != "no names":
-        made = [name for node in model.graph.node for name in node.output if name not in ("y", "")]
-        odd = {"slashes": "/a b/{}.0", "numbers": "{}", "ours": "{}"}[kind]
-        ours = ["loss", "x_grad", "optimizer/Constant", "learning_rate", "target", "gradient_norms"]
-        for n, name in enumerate(made):
-            new[name] = ours[n % len(ours)] + ("" if n < len(ours) else str(n)) if kind == "ours" else odd.format(n + 3)
-    for n, node in enumerate(result.graph.node):
-        node.name = "" if kind == "no names" else f"/{n} again" if kind == "slashes" else str(n)
-        _rename(node, new)
-    return result
-
-
-def _rename(node: NodeProto, new: Mapping[str, str]) -> None:
-    node.input[:] = [new.get(name, name) for name in node.input]
-    node.output[:] = [new.get(name, name) for name in node.output]

@@ -11,7 +11,8 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 import onnx_backprop as ob
-from tests.converters.quantized.forms import FORMS, Form, other_names
+from tests.converters.quantized.form import Form, other_names
+from tests.converters.quantized.forms import FORMS
 
 CLOSE = 3e-6  # of float32, relative to the largest number
 
