@@ -109,12 +109,16 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
 
 def _against_name(value: ir.Value, what: str) -> _Verdict:
     """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
-    words = _words(str(value.name))
-    if not words.isdisjoint(_WEIGHT_WORDS):
-        return _Verdict(doubt="it is a single number" if what == SINGLE else f"its numbers are those of a {what}")
-    if what == SINGLE:  # as most constants are
-        return _Verdict(what, "its name is a parameter's" if words & _GATE_WORDS else "")
-    return _Verdict(what, "" if words & (_BUFFER_WORDS | _CONSTANT_WORDS) else f"it looks like a {what}")
+    words, leaf = _words(str(value.name)), _words(re.split(r"[./]", str(value.name))[-1])
+    constant = _BUFFER_WORDS | _CONSTANT_WORDS
+    if what == SINGLE:  # as most constants are, whatever module they are in
+        if leaf & constant or not leaf & (_WEIGHT_WORDS | _GATE_WORDS):
+            return _Verdict(what)
+        doubt = "it is a single number with the name of a parameter"
+        return _Verdict("" if leaf & _WEIGHT_WORDS else what, doubt)
+    if words & _WEIGHT_WORDS:
+        return _Verdict(doubt=f"its numbers are those of a {what}")
+    return _Verdict(what, "" if words & constant else f"it looks like a {what}")
 
 
 def _of_a_name(

@@ -29,7 +29,7 @@ _PLACES = {
     "RMSNormalization": {1: "weight"},
 }
 _INDEX = re.compile(r"\d+")
-_REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)?")  # what torch calls what it has repeated
+_REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
@@ -99,10 +99,7 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
     names = used_names(proto.graph)
     copies = Counter(origin.name for name, origin in found.items() if origin.kind == PARAMETER and name in stored)
-    batches = {v.type.tensor_type.shape.dim[0].dim_value for v in proto.graph.input if v.type.tensor_type.shape.dim} - {
-        0,
-        1,
-    }
+    batches = _batches(proto, stored)
     for name, origin in list(found.items()):
         tensor = stored.get(name)
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
@@ -135,6 +132,12 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
             found[new.name] = Origin(PARAMETER, origin.name, origin.parts if _is_uniform(new) else ())
         del found[name]
         proto.graph.node.insert(0, node)
+
+
+def _batches(proto: ModelProto, stored: Collection[str]) -> set[int]:
+    """The lengths above 1 of the first axes of a model's inputs. stored: initializers, which may be inputs too."""
+    shapes = [v.type.tensor_type.shape.dim for v in proto.graph.input if v.name not in stored]
+    return {shape[0].dim_value for shape in shapes if shape} - {0, 1}
 
 
 def _once(array: np.ndarray, name: str, batches: Collection[int]) -> np.ndarray | None:
@@ -199,7 +202,7 @@ class _Restorer:
         uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
         """
         name, arguments = self.found[tensor].name, arguments_of(node)
-        if self._is_another(node, index, arguments):
+        if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == module_of(node)]
             return inside[0] if len(inside) == 1 else name
         read = [self.targets[argument] for argument in arguments if argument in self.targets]

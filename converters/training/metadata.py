@@ -78,7 +78,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    """What is read of them: the steps of an update, the inputs of the loss, and the label that it ignores."""
+    """What is read of them: the steps of an update, the inputs of the loss, its labels, and the one that it ignores."""
     optimizer = settings.get("optimizer") or {}
     steps = optimizer.get("accumulate", 1) if isinstance(optimizer, dict) else None
     if type(steps) is not int or steps < 1:
@@ -88,6 +88,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     loss = settings.get("loss")
     if isinstance(loss, dict) and not _fits(loss.get("ignore_index"), int | None):
         raise _wrong(f"settings: loss: expected ignore_index of a label or null, got {reprlib.repr(loss)}")
+    if not _fits(settings.get("labels", {}), dict[str, dict[str, int | tuple[int | None, ...] | None]]):
+        raise _wrong(f"settings: labels: expected numbers by name, got {reprlib.repr(settings['labels'])}")
 
 
 def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:

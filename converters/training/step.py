@@ -25,6 +25,7 @@ from onnx_backprop.converters.training.optimizer_function import (
     work_type,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.converters.training.sums import staged
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
@@ -71,6 +72,7 @@ class StepWriter:
         self._opset = opset
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
+        self._square_sums: dict[ir.Value, ir.Value] = {}
 
     def attach(self, model: ir.Model) -> None:
         """Put the functions that the update calls into the model."""
@@ -82,8 +84,16 @@ class StepWriter:
     def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
         """√Σ g² of every gradient g, float32."""
         op = self.op
-        found = [op.Reshape(op.ReduceL2(self._widened(x, g), keepdims=0), [1]) for x, g in gradients.items()]
-        return op.Concat(*(op.Cast(norm, to=ir.DataType.FLOAT) for norm in found), axis=0)
+        found = [op.Reshape(self._square_sum(op, self._widened(x, g)), [1]) for x, g in gradients.items()]
+        return op.Cast(op.Sqrt(op.Concat(*found, axis=0)), to=ir.DataType.FLOAT)
+
+    def _square_sum(self, op: Builder, g: ir.Value) -> ir.Value:
+        """Σ g², float64; once for what norms and clipping both ask for."""
+        if op is not self.op:
+            return staged(op, g, "ReduceSumSquare", ir.DataType.DOUBLE)
+        if g not in self._square_sums:
+            self._square_sums[g] = staged(op, g, "ReduceSumSquare", ir.DataType.DOUBLE)
+        return self._square_sums[g]
 
     def write(self, gradients: dict[ir.Value, ir.Value]) -> None:
         """Emit the update along the gradients and fill `state`."""
@@ -231,8 +241,7 @@ class StepWriter:
                 result[x] = _shaped(op.Clip(g, -optimizer.clip_value, optimizer.clip_value), x)
         if optimizer.clip_norm is None:
             return result, None
-        squares = [op.Cast(op.ReduceSumSquare(g, keepdims=0), to=ir.DataType.DOUBLE) for g in result.values()]
-        norm = op.Add(op.Sqrt(op.Sum(*squares)), NORM_EPSILON)
+        norm = op.Add(op.Sqrt(op.Sum(*(self._square_sum(op, g) for g in result.values()))), NORM_EPSILON)
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
     def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:

@@ -17,18 +17,19 @@ from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.inline import check_inline
-from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import check_names, infer, pick
+from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.prepare.stops import prepared
-from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
-from onnx_backprop.converters.reverse.known import dims, is_float, type_name
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.training.add_loss import add_loss, typed
 from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
-from onnx_backprop.converters.training.losses import AnyLoss, Loss, LossBuilder, LossFunction, check_loss, describe
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.losses.base import LossBuilder
+from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.modes import (
     draw_masks,
     keep_statistics,
@@ -43,12 +44,8 @@ from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import (
-    InvalidArgumentError,
-    InvalidModelError,
-    OnnxBackpropError,
-    OnnxBackpropWarning,
-)
+from onnx_backprop.converters.training.sums import stage_sums
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 
@@ -94,6 +91,9 @@ def training_graph(
             "huber": mean of d²/2 where |d| <= 1, else |d| - 1/2, d = y - t;
             "bce_with_logits": mean(max(y, 0) - y·t + log(1 + exp(-|y|)));
             "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions, classes along axis 1;
+            "bce" and "nll": the same of probabilities; "smooth_l1", "focal", "dice", "tversky", "kl_div",
+            "cosine_embedding", "ctc"; a sum of losses, as 0.7 * losses.Dice("mask") + losses.MSE("depth"), or a dict of
+            outputs and losses;
             or a callable `loss(op, outputs)` that emits nodes with op, a `LossBuilder` (`op.Sub(a, b)`,
             `op.input("t", like)`), from the model's outputs by name, and returns a value of one element.
         trainable: initializers to differentiate by: names, globs (`layer1.*`) or regular expressions (`re:…`).
@@ -109,7 +109,8 @@ def training_graph(
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
-        prediction: the output that the loss reads. Default: the only float output.
+        prediction: the output that the loss reads, or a value inside the model, as the logits before a softmax.
+            Default: the only float output.
         training_mode: put Dropout and BatchNormalization into training mode. False leaves them as the model has them:
             an inference model is then fine-tuned with its running statistics as constants.
         frozen_statistics: put a BatchNormalization into inference mode, whatever `training_mode` is, where `frozen` or
@@ -155,10 +156,10 @@ def training_graph(
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)
-    chosen = check_loss(loss)
+    chosen = check_loss(loss, LOSSES)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original, ir_model = prepared(model, stop=stop, free=free)
+    original, ir_model = prepared(model, stop=stop, free=free, prediction=None if prediction is None else [prediction])
     outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
     share(ir_model.graph, tie)
     if untie:
@@ -173,7 +174,7 @@ def training_graph(
     inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
     half = check_precision(precision, ir_model.graph)
     made = used_names(ir_model.graph)
-    ir_model, loss_name, targets = _add_loss(ir_model, chosen, prediction)
+    ir_model, loss_name, targets, labels = add_loss(ir_model, chosen, prediction)
     graph = ir_model.graph
     of_loss = used_names(graph) - made
     others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
@@ -187,7 +188,7 @@ def training_graph(
     graph.inputs.extend(x for x in state if not x.is_graph_input())
     if masks is not None:
         graph.inputs.append(masks)
-    ir_model = _typed(ir_model)
+    ir_model = typed(ir_model)
     graph = ir_model.graph
     end = len(graph.outputs)
     together = shared(graph.initializers.values())
@@ -224,6 +225,7 @@ def training_graph(
     expected = None
     if budget is not None:
         expected = fit_memory(ir_model, forward, backward, gradients, budget, lengths or {})
+    stage_sums(graph, made, of_loss)
     proto = finish(ir_model, original, kernels, inline=inline)
     result = TrainingGraph(
         model=proto,
@@ -239,6 +241,7 @@ def training_graph(
             "loss": _settings(chosen),
             "optimizer": _settings(updater),
             "loss_inputs": targets,
+            **({"labels": labels} if labels else {}),
             "training_mode": training_mode,
             "precision": precision,
             **({"doubtful": choice.doubtful} if choice.doubtful else {}),
@@ -326,73 +329,6 @@ def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[
     return held | (set(names) - set(select("trainable", trainable, names)) if trainable else set())
 
 
-def _add_loss(
-    ir_model: ir.Model, loss: Loss | LossFunction | None, prediction: str | None
-) -> tuple[ir.Model, str, list[str]]:
-    """Emit the loss and make it the first output; the model, the name of the loss and those of its new inputs."""
-    graph = ir_model.graph
-    if loss is None:
-        y = _prediction(graph, prediction)
-        require_one_element(y)
-        graph.outputs.remove(y)
-        graph.outputs.insert(0, y)
-        return ir_model, str(y.name), []
-    op = LossBuilder(used_names(graph))
-    if isinstance(loss, Loss):
-        op.prefix = loss.name
-        value = loss.emit(op, _prediction(graph, prediction))
-    else:
-        op.prefix = getattr(loss, "__name__", "loss").strip("<>")
-        value = _called(op, loss, graph)
-    graph.extend(op.nodes)
-    graph.inputs.extend(op.inputs)
-    graph.outputs.insert(0, value)
-    ir_model = _typed(ir_model)
-    value = ir_model.graph.outputs[0]
-    if not isinstance(loss, Loss):
-        if (shape := dims(value)) is None or any(d != 1 for d in shape):
-            raise InvalidArgumentError(
-                f"loss: the callable returned a value of the shape {describe(shape)}, expected one element. Reduce it, "
-                "as op.ReduceMean(value, keepdims=0) does"
-            )
-        if not is_float(value):
-            raise InvalidArgumentError(f"loss: the callable returned a value of type {value.dtype}, expected a float")
-    return ir_model, str(value.name), [str(v.name) for v in op.inputs]
-
-
-def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
-    outputs = {str(output.name): output for output in graph.outputs}
-    try:
-        value = loss(op, outputs)
-    except OnnxBackpropError:
-        raise
-    except Exception as e:
-        raise InvalidArgumentError(
-            f"loss: the callable raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as "
-            f"op.Sub(a, b) for a - b, from the outputs {', '.join(map(repr, outputs))}"
-        ) from e
-    if not isinstance(value, ir.Value):
-        raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")
-    if value.producer() not in op.nodes:
-        value = op.Identity(value)
-    value.name = op.unique("loss")
-    return value
-
-
-def _typed(ir_model: ir.Model) -> ir.Model:
-    """The model with inferred types, when a node was emitted without them."""
-    values = [value for node in ir_model.graph for value in node.outputs if value.name]
-    if ir_model.graph.outputs[0].shape is not None and all(value.dtype is not None for value in values):
-        return ir_model
-    proto = to_proto(ir_model)
-    for output in proto.graph.output:
-        if not output.HasField("type"):
-            known = {v.name: v for v in infer(with_outputs(proto, ())).graph.value_info}
-            if output.name in known:
-                output.CopyFrom(known[output.name])
-    return to_ir(infer(proto))
-
-
 def _add_update(
     ir_model: ir.Model,
     optimizer: Optimizer | None,
@@ -447,47 +383,10 @@ def _settings(chosen: object) -> Any:
         return {"name": getattr(chosen, "name", type(chosen).__name__), **named}
     if chosen is None or isinstance(chosen, str | bool | int | float):
         return chosen
+    if isinstance(chosen, np.generic):
+        return chosen.item()
     if isinstance(chosen, np.ndarray):
         return chosen.tolist()
     if isinstance(chosen, Sequence):
         return [_settings(entry) for entry in chosen]
     return getattr(chosen, "__name__", None) or str(chosen)
-
-
-def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
-    """The output that the loss reads, or that is the loss; of ZipMap's maps, the tensor that it makes them of."""
-    outputs = {str(value.name): _before_maps(value) for value in graph.outputs}
-    if name is not None:
-        (value,) = pick([name], outputs, argument="prediction", what="a graph output")
-        if not is_float(value):
-            raise InvalidArgumentError(
-                f"prediction: {name!r} has type {type_name(value)}; losses exist for floats only"
-            )
-        return value
-    floats = [value for value in outputs.values() if is_float(value)]
-    if not floats:
-        raise InvalidModelError(
-            f"the model has no float output to compute a loss from; it has {', '.join(outputs) or 'none'}"
-        )
-    if len(floats) > 1:
-        names = ", ".join(repr(value.name) for value in floats)
-        raise InvalidArgumentError(
-            f"prediction: the model has {len(floats)} float outputs, {names}. Name the one that the loss reads"
-        )
-    return floats[0]
-
-
-def _before_maps(output: ir.Value) -> ir.Value:
-    node = output.producer()
-    tensor = node.inputs[0] if node is not None and node.op_type == "ZipMap" else None
-    return output if tensor is None else tensor
-
-
-def require_one_element(value: ir.Value) -> None:
-    """Raise InvalidArgumentError unless an output has one element."""
-    shape = dims(value)
-    if shape is None or any(d != 1 for d in shape):
-        raise InvalidArgumentError(
-            f"loss: with loss=None the output {value.name!r} is the loss and must have one element, "
-            f"got shape {describe(shape)}. Name a loss, or reduce the output in the model"
-        )

@@ -16,7 +16,8 @@ from onnx_backprop.converters.prepare.files import check_writable, same_file, sa
 from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import infer
-from onnx_backprop.converters.training.losses import L1, MSE, AnyLoss, BCEWithLogits, SoftmaxCrossEntropy
+from onnx_backprop.converters.training.losses import L1, MSE, BCEWithLogits, SoftmaxCrossEntropy
+from onnx_backprop.converters.training.losses.compose import AnyLoss
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.converters.training.optimizers import Optimizer as UpdateRule
 from onnx_backprop.converters.training.result import TrainingGraph
@@ -115,7 +116,7 @@ def generate_artifacts(
     if loss_input_names is not None and len(loss_input_names) != 1:
         raise ArtifactError(
             f"loss_input_names: expected one name, got {list(loss_input_names)}. A loss of several outputs is a "
-            "callable: loss=lambda op, outputs: …"
+            "sum, 0.7 * losses.Dice('mask') + losses.MSE('depth'), or a callable"
         )
     if precision == "fp16":
         raise ArtifactError(

@@ -25,7 +25,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--free": _NAMES | {"metavar": "INPUT:AXIS=NAME", "help": "a fixed length that becomes a symbol, as x:0=batch"},
     "--of": _NAMES | {"help": "outputs, or values inside, to differentiate (default: every float output)"},
     "--loss": {"choices": (*LOSSES, NO_LOSS), "help": f"the loss to add; {NO_LOSS}: the model's output is its loss"},
-    "--prediction": {"metavar": "NAME", "help": "the output that the loss reads"},
+    "--prediction": {"metavar": "NAME", "help": "the output that the loss reads, or a value inside"},
     "--trainable": _NAMES | {"help": "parameters to train; globs too"},
     "--frozen": _NAMES | {"help": "parameters to leave; globs too"},
     "--checkpoint": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
+from onnx_backprop.converters.training.names import STAGED
 
 _MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
 
@@ -21,7 +22,7 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     """
     nodes = model.graph.node
     maker = next((node for node in nodes if loss in node.output), None)
-    if maker is None or maker.op_type not in _MEANS or maker.domain:
+    if maker is None or maker.domain or not {maker.op_type, _staged(maker)} & {*_MEANS}:
         return None
     name = maker.name or loss  # which what its rule emits is named after
     if sum(name in (node.name, *node.output) for node in nodes) > 1:
@@ -43,3 +44,8 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     assign(nodes, [*copies[: found[0]], *added, *copies[found[0] :]])
     model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.DOUBLE, []))
     return scale
+
+
+def _staged(node: NodeProto) -> str:
+    """The operator that a sum in stages stands for."""
+    return next((entry.value for entry in node.metadata_props if entry.key == STAGED), "")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 
 
 class Shard(dict[str, Any]):
@@ -55,20 +55,27 @@ def _array(name: str, value: Any) -> np.ndarray:
 class Weights:
     """What a shard weighs: the denominator of its loss, so that Σ weight · loss / Σ weight is that of the whole batch.
 
-    The number of rows; for softmax_cross_entropy Σ w[label] of the positions that are not ignored. `summed`: the loss
-    is a sum over rows, and so is that of all ranks.
+    The number of rows; for losses of classes Σ w[label] of the positions that are not ignored. `summed`: the loss
+    is a sum over rows, and so is that of all ranks. Errors: UnsupportedError for a sum of losses that weigh rows
+    differently.
     """
 
     def __init__(self, graph: TrainingGraph) -> None:
         loss = graph.settings.get("loss")
-        loss = loss if isinstance(loss, dict) else {}
-        self.summed = loss.get("reduction") == "sum"
+        losses = _terms(loss)
+        self.summed = all(term.get("reduction") == "sum" for term in losses)
         self._labels: str | None = None
         self._ignored: int | None = None
         self._classes: np.ndarray | None = None
-        ignored, classes = loss.get("ignore_index"), loss.get("weight")
-        if not self.summed and graph.target is not None and (ignored is not None or classes is not None):
-            self._labels, self._ignored = graph.target, ignored
+        weighted = [term for term in losses if _counts_labels(term)]
+        if len(losses) > 1 and (weighted or len({term.get("reduction") == "sum" for term in losses}) > 1):
+            raise UnsupportedError(
+                "loss: several ranks cannot divide a sum of losses of which some have class weights or ignored labels, "
+                "or some are sums and some means. Train it on one rank, or give all one reduction and no weights"
+            )
+        if weighted and graph.target is not None:
+            self._labels, self._ignored = graph.target, losses[0].get("ignore_index")
+            classes = losses[0].get("weight")
             self._classes = None if classes is None else np.asarray(classes, np.float64)
 
     def of(self, shard: Shard) -> float:
@@ -85,4 +92,18 @@ class Weights:
             return {}
         classes = [0, 1] if self._classes is None else np.flatnonzero(self._classes).tolist()
         counts = next(label for label in classes if label != self._ignored)
-        return {self._labels: np.full(np.shape(shard[self._labels]), counts, np.int64)}
+        labels = np.asarray(shard[self._labels])
+        return {self._labels: np.full(labels.shape, counts, labels.dtype)}
+
+
+def _terms(loss: Any) -> list[dict[str, Any]]:
+    """The settings of a loss, or of each loss of a sum; empty ones for what is not a ready loss."""
+    if isinstance(loss, dict) and isinstance(terms := loss.get("terms"), list):
+        return [settings for _, term in terms for settings in _terms(term)]
+    return [loss if isinstance(loss, dict) else {}]
+
+
+def _counts_labels(loss: dict[str, Any]) -> bool:
+    """Whether the mean of a loss is one over labels with weights, or over those that are not ignored."""
+    given = loss.get("ignore_index") is not None or loss.get("weight") is not None
+    return given and loss.get("reduction") != "sum"

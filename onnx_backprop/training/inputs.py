@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, TensorShapeProto, helper
 
-from onnx_backprop.converters.training.names import MUST_HAVE_THE_SHAPE_OF, SOFTMAX_CROSS_ENTROPY
+from onnx_backprop.converters.training.names import CLASSES_LAST, MUST_HAVE_THE_SHAPE_OF
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
@@ -20,13 +20,22 @@ from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data import Batches
 
 OrtValue = onnxruntime.OrtValue
+_WHOLE = (
+    TensorProto.INT64,
+    TensorProto.INT32,
+    TensorProto.INT16,
+    TensorProto.INT8,
+    TensorProto.UINT8,
+    TensorProto.BOOL,
+)
 _TARGET = re.compile(rf"Name:'(.+){MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape")  # the node that has failed
 
 
 class Inputs:
     """The inputs of a training graph that every step must be fed, and what fits them.
 
-    labels: the name of the one that holds classes, None without; classes: how many there are; ignored: a label to skip.
+    labels: those that hold classes: how many there are, the label that counts nowhere, and the shape of the labels if
+    the classes of the prediction are on its last axis after all.
     """
 
     def __init__(self, graph: TrainingGraph) -> None:
@@ -37,19 +46,8 @@ class Inputs:
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
         self._targets = graph.settings.get("loss_inputs") or ()
-        loss = graph.settings.get("loss")
-        loss = loss if isinstance(loss, dict) and loss.get("name") == SOFTMAX_CROSS_ENTROPY else None
-        self.labels = graph.target if loss and graph.target in self.names else None
-        self.ignored = loss.get("ignore_index") if loss else None
-        self.classes = self._most_classes(graph) if self.labels else None
-
-    def _most_classes(self, graph: TrainingGraph) -> int | None:
-        """The length of axis 1 of the prediction, the largest where several outputs may be that."""
-        labels = self._shapes[str(self.labels)] or ()
-        outputs = [_dims(v.type.tensor_type.shape) for v in graph.model.graph.output if v.name in graph.outputs]
-        lengths = [shape[1] for shape in outputs if len(shape) == len(labels) + 1 > 1]
-        known = [length for length in lengths if isinstance(length, int)]
-        return max(known) if known and len(known) == len(lengths) else None
+        labels = graph.settings.get("labels") or {}
+        self.labels = {name: known for name, known in labels.items() if name in self.names}
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""
@@ -84,9 +82,11 @@ class Inputs:
         if isinstance(loader, Batches):
             for batch in loader.samples():
                 self.checked(batch)
-            labels = loader.arrays[self.labels] if self.labels else None
-            if isinstance(labels, np.ndarray):  # those in files are checked when they are read
-                self._check_classes(labels)
+            for name in self.labels:
+                if isinstance(
+                    labels := loader.arrays[name], np.ndarray
+                ):  # those in files are checked when they are read
+                    self._check_classes(name, labels)
         elif isinstance(loader, Sequence) and len(loader):
             first = self.named(loader[0])
             if not isinstance(first, Shard) or first.rows:
@@ -115,8 +115,9 @@ class Inputs:
         self.check_shapes({name: _shape(value) for name, value in fed.items()})
         if self.names and not rows(fed[self.names[0]]):
             raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
-        if self.labels and isinstance(labels := fed[self.labels], np.ndarray):
-            self._check_classes(labels)
+        for name in self.labels:
+            if isinstance(labels := fed[name], np.ndarray):
+                self._check_classes(name, labels)
         return fed
 
     def check_names(self, given: Mapping[str, Any]) -> None:
@@ -141,7 +142,15 @@ class Inputs:
             raise InvalidArgumentError(f"{name!r}: expected an array, got {type(value).__name__}: {e}") from e
         if array.dtype == dtype:
             return array
-        if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind == "f"):
+        numbers = array.dtype.kind in "biu" and dtype.kind in "iuf"
+        if dtype.kind in "iu" and numbers and array.size and not np.can_cast(array.dtype, dtype):
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+            if array.min() < low or array.max() > high:
+                raise InvalidArgumentError(
+                    f"{name!r} has type {dtype}, got a number outside {low} … {high}, "
+                    f"{array.min() if array.min() < low else array.max()}. Convert the model for another type"
+                )
+        if array.dtype.kind != dtype.kind and not numbers:
             raise InvalidArgumentError(
                 f"{name!r} has type {dtype}, got an array of {array.dtype}. Convert it: array.astype({dtype.name!r})"
             )
@@ -155,33 +164,46 @@ class Inputs:
             if wanted is None:
                 continue
             said = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
+            hint = f". {CLASSES_LAST}" if self._fits_classes_last(name, got) else ""
             if len(got) != len(wanted):
                 raise InvalidArgumentError(f"{said}. Give it {len(wanted)} dimensions, not {len(got)}")
             for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
                 if isinstance(dim, str):
                     known, where = lengths.setdefault(dim, (length, name))
                     if length != known:
-                        raise InvalidArgumentError(f"{said}, but {dim} is {known} in {where!r}. Make them equal")
+                        raise InvalidArgumentError(
+                            f"{said}, but {dim} is {known} in {where!r}{hint or '. Make them equal'}"
+                        )
                 elif dim is not None and length != dim:
                     advice = f"Give axis {axis} the length {dim}, not {length}"
                     if axis == 0 and name not in self._targets:
                         advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
-                    raise InvalidArgumentError(f"{said}. {advice}")
+                    raise InvalidArgumentError(f"{said}{hint or f'. {advice}'}")
 
-    def _check_classes(self, labels: np.ndarray) -> None:
+    def _fits_classes_last(self, name: str, got: tuple[int, ...]) -> bool:
+        """Whether labels have the shape of a prediction with its classes last, which the loss does not expect."""
+        last = self.labels.get(name, {}).get("last")
+        return (
+            bool(last)
+            and len(last) == len(got)
+            and all(d in (length, None) for d, length in zip(last, got, strict=True))
+        )
+
+    def _check_classes(self, name: str, labels: np.ndarray) -> None:
+        classes, ignored = (self.labels[name].get(key) for key in ("classes", "ignored"))
         if (
-            self.classes is None
+            classes is None
             or labels.dtype.kind not in "iu"
             or not labels.size
-            or (labels.min() >= 0 and labels.max() < self.classes)
+            or (labels.min() >= 0 and labels.max() < classes)
         ):
             return
-        bad = (labels < 0) | (labels >= self.classes)
-        if self.ignored is not None:
-            bad &= labels != self.ignored
+        bad = (labels < 0) | (labels >= classes)
+        if ignored is not None:
+            bad &= labels != ignored
         if bad.any():
             raise InvalidArgumentError(
-                f"{self.labels!r}: expected classes 0 … {self.classes - 1}, got {labels[bad][0]} "
+                f"{name!r}: expected classes 0 … {classes - 1}, got {labels[bad][0]} "
                 f"at {tuple(map(int, np.argwhere(bad)[0]))}. Number the classes from 0"
             )
 
@@ -204,7 +226,7 @@ def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
         shapes = ", ".join(f"{name!r} {describe(_shape(value))}" for name, value in fed.items())
         reason = str(e)
         if (found := _TARGET.search(reason)) and isinstance(target := fed.get(found[1]), OrtValue):
-            less = ", without its axis 1" if target.element_type() == TensorProto.INT64 else ""
+            less = ", without the axis of its classes" if target.element_type() in _WHOLE else ""
             reason = f"{found[1]!r} must have the shape of {found[2]!r}{less}"
         raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {reason}") from e
 

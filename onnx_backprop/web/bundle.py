@@ -90,9 +90,10 @@ def _about(graph: TrainingGraph, places: dict[str, int]) -> dict[str, Any]:
         else:
             raise InvalidArgumentError(f"{name!r} is trained, but no output of the model depends on it. Freeze it")
         state[name] = entry
-    labels = None
-    if inputs.labels is not None:
-        labels = {"name": inputs.labels, "classes": inputs.classes, "ignored": inputs.ignored}
+    known = [
+        {"name": name, "classes": of.get("classes"), "ignored": of.get("ignored")} for name, of in inputs.labels.items()
+    ]
+    labels = known[0] if len(known) == 1 else None  # of several, the session finds what there is not
     rate = declared[str(graph.learning_rate)]
     return {
         "format": FORMAT,

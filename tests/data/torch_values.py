@@ -20,6 +20,7 @@ from tests.support.training_cases import (
     SCHEDULE_VALUES,
     SCHEDULES,
     STEPS,
+    WEIGHT,
     OptimizerCase,
 )
 
@@ -103,28 +104,112 @@ def loss_values() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(SEED + 1)
     stored: dict[str, np.ndarray] = {}
     for name, case in LOSSES.items():
-        y = rng.standard_normal(case.shape)
-        if case.torch_name == "cross_entropy":
-            target = rng.integers(0, case.shape[1], (case.shape[0], *case.shape[2:]))
-            if case.ignored is not None:
-                target.flat[::3] = case.ignored
-        elif "binary" in case.torch_name:
-            target = rng.random(case.shape)
-        else:
-            target = rng.standard_normal(case.shape)
+        y = drawn(rng, case.y, case.shape)
+        kind = {"cross_entropy": "classes", "binary_cross_entropy_with_logits": "unit"}.get(case.torch_name, case.t)
+        target = drawn(rng, kind, case.shape)
+        if case.ignored is not None:
+            target.flat[::3] = case.ignored
         arguments = {
             k: torch.tensor(v, dtype=torch.float64) if isinstance(v, list) else v for k, v in case.torch.items()
         }
+        more = {}
+        if case.more:
+            steps, rows, _ = case.shape
+            counts = rng.integers(0, target.shape[1] + 1, rows)
+            target[target == case.torch.get("blank", 0)] = 1
+            more = dict(zip(case.more, (rng.integers(2 * counts.max(), steps + 1, rows), counts), strict=True))
+            if case.torch.get("zero_infinity"):
+                more = dict(zip(case.more, np.array([[4, 1, 3, 2, 4], [3, 2, 0, 3, 1]]), strict=True))  # too few in two
         at = torch.tensor(y, requires_grad=True)
-        loss = getattr(torch.nn.functional, case.torch_name)(at, torch.tensor(target), **arguments)
+        function = OWN.get(case.torch_name) or getattr(torch.nn.functional, case.torch_name)
+        loss = function(at, torch.tensor(target), *map(torch.tensor, more.values()), **arguments)
         loss.backward()
         stored |= {
             f"{name}/y": y,
             f"{name}/target": target,
             f"{name}/loss": loss.detach().numpy(),
             f"{name}/gradient": at.grad.numpy(),
+            **{f"{name}/{key}": value for key, value in more.items()},
         }
     return stored
+
+
+def drawn(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of a kind; shares and log: of axis 1."""
+    if kind in ("classes", "one class"):
+        labels = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+        return labels if kind == "classes" else np.eye(shape[1])[labels]
+    if kind == "sequences":
+        return rng.integers(0, shape[2], (shape[1], 3))
+    if kind == "real":
+        return rng.standard_normal(shape)
+    if kind in ("unit", "binary"):
+        numbers = rng.random(shape)
+        return numbers if kind == "unit" else (numbers < 0.4).astype(float)
+    powers = np.exp(rng.standard_normal(shape))
+    shares = powers / powers.sum(axis=1, keepdims=True)
+    return shares if kind == "shares" else np.log(shares)
+
+
+def cosine_pairs() -> dict[str, np.ndarray]:
+    """Of two predictions."""
+    rng = np.random.default_rng(SEED + 2)
+    one, two = (torch.tensor(rng.standard_normal((6, 3)), requires_grad=True) for _ in range(2))
+    target = torch.tensor([1.0, -1, -1, 1, -1, 1], dtype=torch.float64)
+    loss = torch.nn.functional.cosine_embedding_loss(one, two, target, margin=0.2)
+    loss.backward()
+    named = {"one": one, "two": two, "target": target, "loss": loss, "one_grad": one.grad, "two_grad": two.grad}
+    return {f"cosine_pairs/{key}": value.detach().numpy() for key, value in named.items()}
+
+
+def focal(y: Any, t: Any, *, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "mean") -> Any:
+    """torchvision.ops.sigmoid_focal_loss, line by line."""
+    p = torch.sigmoid(y)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(y, t, reduction="none")
+    loss = loss * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
+    if alpha >= 0:
+        loss = (alpha * t + (1 - alpha) * (1 - t)) * loss
+    return getattr(loss, reduction)()
+
+
+def tversky(
+    y: Any,
+    t: Any,
+    *,
+    alpha: float = 0.3,
+    beta: float = 0.7,
+    smooth: float = 1.0,
+    activation: str | None = None,
+    reduction: str = "mean",
+) -> Any:
+    if activation == "softmax":
+        y, t = torch.softmax(y, 1), torch.nn.functional.one_hot(t, y.shape[1]).movedim(-1, 1).to(y)
+    p = torch.sigmoid(y) if activation == "sigmoid" else y
+    p, t = (v.flatten(1) if v.dim() == 2 else v.flatten(2) for v in (p, t))
+    hit, wrong, missed = (p * t).sum(-1), (p * (1 - t)).sum(-1), ((1 - p) * t).sum(-1)
+    return getattr(1 - (hit + smooth) / (hit + alpha * wrong + beta * missed + smooth), reduction)()
+
+
+def dice(y: Any, t: Any, *, smooth: float = 1.0, **more: Any) -> Any:
+    return tversky(y, t, alpha=0.5, beta=0.5, smooth=smooth / 2, **more)
+
+
+def mixture(y: Any, t: Any) -> Any:
+    weight = torch.tensor(WEIGHT, dtype=torch.float64)
+    return 0.5 * torch.nn.functional.cross_entropy(y, t, weight=weight) + 2 * dice(y, t, activation="softmax")
+
+
+OWN: dict[str, Any] = {
+    "nll": lambda y, t, **more: torch.nn.functional.nll_loss(y.log(), t, **more),
+    "focal": focal,
+    "dice": dice,
+    "tversky": tversky,
+    "mixture": mixture,
+    "kl_logits": lambda y, t: torch.nn.functional.kl_div(y.log_softmax(1), t, reduction="batchmean"),
+    "kl_probabilities": lambda y, t: torch.nn.functional.kl_div(y.log(), t, reduction="batchmean"),
+    "cosine": lambda y, t: torch.nn.functional.cosine_embedding_loss(y, t, torch.ones(len(y))),
+    "ctc_logits": lambda y, *rest, **more: torch.nn.functional.ctc_loss(y.log_softmax(2), *rest, **more),
+}
 
 
 def schedule_values() -> dict[str, np.ndarray]:
@@ -144,7 +229,7 @@ def schedule_values() -> dict[str, np.ndarray]:
 def main() -> None:
     about = np.array(json.dumps({"torch": torch.__version__, "seed": SEED}))
     np.savez_compressed(OPTIMIZER_VALUES, about=about, **optimizer_values())
-    np.savez_compressed(LOSS_VALUES, about=about, **loss_values())
+    np.savez_compressed(LOSS_VALUES, about=about, **loss_values(), **cosine_pairs())
     np.savez_compressed(SCHEDULE_VALUES, about=about, **schedule_values())
     print(f"torch {torch.__version__}: {OPTIMIZER_VALUES.name}, {LOSS_VALUES.name}, {SCHEDULE_VALUES.name}")
 

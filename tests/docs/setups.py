@@ -73,6 +73,30 @@ def precision() -> Names:
     return {"ob": ob}
 
 
+def losses() -> Names:
+    """net.onnx of several outputs, a classifier that ends in a softmax, a language model, and one that segments."""
+    net = """
+        <ir_version: 10, opset_import: ["": 18]>
+        net (float[batch, 3, 8, 8] x) => (float[batch, 3, 8, 8] mask, float[batch, 3] scores, float[batch, 1, 8, 8] depth) {
+            h = Conv <pads = [3, 3, 3, 3]> (x, w0) mask_logits = Conv (h, w1) mask = Sigmoid (mask_logits)
+            depth = Conv (h, w2) pooled = GlobalAveragePool (h) flat = Flatten (pooled) scores = Gemm (flat, w3) }"""
+    shapes = {"w0": (8, 3, 7, 7), "w1": (3, 8, 1, 1), "w2": (1, 8, 1, 1), "w3": (8, 3)}
+    onnx.save(_filled(parser.parse_model(net), shapes), "net.onnx")
+    classifier = """
+        <ir_version: 10, opset_import: ["": 18]>
+        classifier (float[batch, 4] x) => (float[batch, 3] y) { logits = Gemm (x, w) y = Softmax (logits) }"""
+    onnx.save(_filled(parser.parse_model(classifier), {"w": (4, 3)}), "classifier.onnx")
+    language = """
+        <ir_version: 10, opset_import: ["": 18]>
+        language (int64[batch, length] tokens) => (float[batch, length, 7] y) { e = Gather (table, tokens) y = MatMul (e, w) }"""
+    onnx.save(_filled(parser.parse_model(language), {"table": (7, 4), "w": (4, 7)}), "language.onnx")
+    segments = """
+        <ir_version: 10, opset_import: ["": 18]>
+        segments (float[batch, 3, 8, 8] x) => (float[batch, 4, 8, 8] y) { y = Conv (x, w) }"""
+    onnx.save(_filled(parser.parse_model(segments), {"w": (4, 3, 1, 1)}), "segments.onnx")
+    return {"ob": ob, "tokens": np.arange(10).reshape(2, 5) % 7}
+
+
 def web() -> Names:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]>
@@ -120,6 +144,7 @@ SETUPS: dict[str, Callable[[], Names]] = {
     "README.md": readme,
     "docs/adapters.md": adapters,
     "docs/distributed.md": distributed,
+    "docs/losses.md": losses,
     "docs/migrating.md": migrating,
     "docs/precision.md": precision,
     "docs/web.md": web,

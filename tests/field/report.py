@@ -30,11 +30,11 @@ Relu lies beyond the kink by rounding alone; right up to 1e-3, in float16 up to 
 moves r by; blank where differences judge. **trained**: the share of the numbers of the module, or else that the
 file stores, that are parameters. **same parameters as the module**: whether the numbers that are trained by default are
 those of the module's parameters that require a gradient and influence the loss, whatever their names, shapes and orders
-are (yes); or other numbers are trained, and an `OnnxBackpropWarning` names every tensor of which that is true (warned)
-or counts it as the last of its kind (warned) or does not (no); blank where there is no module or nothing is trained. Variants are judged like the file as it is: the
-numbers of float16 files are compared with the module's, rounded; where a tool or an exporter has folded a
-BatchNormalization into a weight, the file has not got the module's numbers any more, and a warning must say so.
-Quantised files are not judged. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
+are (yes); or other numbers are trained, and an `OnnxBackpropWarning` names every tensor of which that is true, or counts
+it among those of one reason that it does not list (warned), or does not (no). It is blank where there is no module or
+nothing is trained. Variants are judged like the file as it is: the numbers of float16 files are compared with the
+module's, rounded; where a tool or an exporter has folded a BatchNormalization into a weight, the file has not got the
+module's numbers any more, and a warning must say so. Quantised files are not judged. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
 process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
 faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long:
 these numbers show what is slow, docs/performance.md what is fast.

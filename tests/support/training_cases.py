@@ -85,16 +85,23 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
 
 @dataclass(frozen=True)
 class LossCase:
-    """torch_name: a function of torch.nn.functional. labels: values of the target where it is not drawn."""
+    """torch_name: a function of torch.nn.functional, or one that the script writes itself.
 
-    ours: losses.Loss
+    y, t: how prediction and target are drawn, see `drawn` in the script. more: other inputs of our graph.
+    """
+
+    ours: losses.Loss | losses.LossSum
     torch_name: str
     shape: tuple[int, ...]
     torch: dict[str, Any] = field(default_factory=dict)
     ignored: int | None = None  # the label that some positions carry
+    y: str = "real"
+    t: str = "real"
+    more: tuple[str, ...] = ()
 
 
 WEIGHT = [0.5, 2.0, 1.0, 0.25]
+LENGTHS = ("input_lengths", "target_lengths")
 Cross = losses.SoftmaxCrossEntropy
 
 LOSSES: dict[str, LossCase] = {
@@ -136,6 +143,51 @@ LOSSES: dict[str, LossCase] = {
         ignored=7,
     ),
 }
+
+
+MORE = {"weight": WEIGHT, "ignore_index": -1}
+LOSSES |= {
+    "smooth_l1": LossCase(losses.SmoothL1(), "smooth_l1_loss", (4, 5)),
+    "smooth_l1_beta": LossCase(losses.SmoothL1(beta=0.4, reduction="sum"), "smooth_l1_loss", (2, 7), {"beta": 0.4, "reduction": "sum"}),
+    "probabilities": LossCase(losses.BCE(), "binary_cross_entropy", (4, 3), y="unit", t="unit"),
+    "probabilities_sum": LossCase(losses.BCE(reduction="sum"), "binary_cross_entropy", (4, 3), {"reduction": "sum"}, y="unit", t="binary"),
+    "nll": LossCase(losses.NLL(), "nll", (5, 4), y="shares", t="classes"),
+    "nll_rank_4": LossCase(losses.NLL(reduction="sum"), "nll", (2, 4, 3, 2), {"reduction": "sum"}, y="shares", t="classes"),
+    "nll_everything": LossCase(losses.NLL(**MORE), "nll", (4, 4, 3), MORE, -1, y="shares", t="classes"),
+    "nll_log": LossCase(losses.NLL(log_probabilities=True, **MORE), "nll_loss", (4, 4, 3), MORE, -1, y="log", t="classes"),
+    "focal": LossCase(losses.Focal(), "focal", (4, 5), t="binary"),
+    "focal_soft": LossCase(losses.Focal(gamma=1.5, alpha=0.6), "focal", (4, 5), {"gamma": 1.5, "alpha": 0.6}, t="unit"),
+    "focal_no_alpha": LossCase(losses.Focal(gamma=3, alpha=None, reduction="sum"), "focal", (4, 5), {"gamma": 3, "alpha": -1, "reduction": "sum"}, t="binary"),
+    "kl_div": LossCase(losses.KLDivergence(), "kl_div", (4, 5), {"reduction": "batchmean"}, y="log", t="shares"),
+    "kl_div_mean": LossCase(losses.KLDivergence(reduction="mean"), "kl_div", (4, 5, 2), {"reduction": "mean"}, y="log", t="shares"),
+    "kl_div_log_target": LossCase(losses.KLDivergence(reduction="sum", log_target=True), "kl_div", (4, 5), {"reduction": "sum", "log_target": True}, y="log", t="log"),
+    "kl_div_zeros": LossCase(losses.KLDivergence(form="logits"), "kl_logits", (4, 5), t="one class"),
+    "kl_div_probabilities": LossCase(losses.KLDivergence(form="probabilities"), "kl_probabilities", (4, 5, 3), y="shares", t="shares"),
+    "cosine_embedding": LossCase(losses.CosineEmbedding(), "cosine", (4, 5)),
+    "dice": LossCase(losses.Dice(), "dice", (3, 2, 4, 5), y="unit", t="binary"),
+    "dice_rows": LossCase(losses.Dice(smooth=0.1, activation="sigmoid", reduction="sum"), "dice", (3, 7), {"smooth": 0.1, "activation": "sigmoid", "reduction": "sum"}, t="binary"),
+    "dice_softmax": LossCase(losses.Dice(activation="softmax"), "dice", (3, 4, 5), {"activation": "softmax"}, t="classes"),
+    "tversky": LossCase(losses.Tversky(activation="sigmoid"), "tversky", (3, 2, 4, 5), {"activation": "sigmoid"}, t="unit"),
+    "tversky_softmax": LossCase(losses.Tversky(alpha=0.9, beta=0.6, smooth=1e-5, activation="softmax"), "tversky", (2, 3, 4, 5), {"alpha": 0.9, "beta": 0.6, "smooth": 1e-5, "activation": "softmax"}, t="classes"),
+    "ctc": LossCase(losses.CTC(form="logits"), "ctc_logits", (9, 4, 5), t="sequences", more=LENGTHS),
+    "ctc_sum": LossCase(
+        losses.CTC(form="logits", reduction="sum", blank=2),
+        "ctc_logits",
+        (8, 3, 4),
+        {"reduction": "sum", "blank": 2},
+        t="sequences",
+        more=LENGTHS,
+    ),
+    "ctc_zero": LossCase(
+        losses.CTC(form="logits", zero_infinity=True),
+        "ctc_logits",
+        (4, 5, 4),
+        {"zero_infinity": True},
+        t="sequences",
+        more=LENGTHS,
+    ),
+    "sum": LossCase(0.5 * losses.SoftmaxCrossEntropy(weight=WEIGHT) + 2 * losses.Dice(activation="softmax"), "mixture", (3, 4, 5), t="classes"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,67 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-import warnings
-from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.origins import module_of, origin_of
-from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE
-
-KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-FOLDED = "pkg.onnxscript.optimizer.folded_from"
-SCOPES = "pkg.torch.onnx.name_scopes"
-W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4) ** 3
-X = np.linspace(-1, 2, 6, dtype=np.float32).reshape(2, 3)
-
-
-def exported(
-    body: str,
-    tensors: Mapping[str, np.ndarray],
-    parameters: str,
-    *,
-    buffers: str = "",
-    folded: Mapping[str, list[str]] | None = None,
-    modules: Mapping[str, str] | None = None,
-    x: str = "float[N,3] x",
-) -> ModelProto:
-    """A file as torch writes it. modules: the module of the node that makes a value. folded: what a tensor comes from."""
-    body = re.sub(r"(?<=[a-z0-9])\.(?=[a-z])", "__", body)  # which the parser takes for a name
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => (float y) {{ {body} }}')
-    for node in model.graph.node:
-        assign(node.input, [name.replace("__", ".") for name in node.input])
-    model.producer_name = "pytorch"
-    kinds = dict.fromkeys(parameters.split(), "PARAMETER") | dict.fromkeys(buffers.split(), "BUFFER")
-    lines = [f"p_{name.replace('.', '_')}: {kind} target='{name}'" for name, kind in kinds.items()]
-    text = "\n# inputs\n" + "\n".join(lines) + "\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n"
-    model.graph.metadata_props.add(key=SIGNATURE, value=text)
-    for name, array in tensors.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-        said = {KIND: kinds[name]} if name in kinds else {}
-        if folded and name in folded:
-            said = {FOLDED: str(folded[name])}
-        value = model.graph.value_info.add(name=name)
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-        for key, text in said.items():
-            value.metadata_props.add(key=key, value=text)
-    for node in model.graph.node:
-        module = (modules or {}).get(node.output[0])
-        if module is not None:
-            node.metadata_props.add(key=SCOPES, value=str(["", module, node.op_type.lower()] if module else ["", "op"]))
-    return model
-
-
-def names_of(graph: ob.TrainingGraph) -> dict[str, np.ndarray]:
-    """Each parameter under its name in the module."""
-    names = {row.name: row.module or row.name for row in graph.rows()}
-    return {names[name]: value for name, value in graph.initial_values().items()}
+from tests.support.torch_files import FOLDED, KIND, SCOPES, W, X, exported, names_of, with_operations
 
 
 def test_equal_biases_of_two_modules_are_two_parameters() -> None:
@@ -280,68 +228,6 @@ def test_what_was_computed_from_one_parameter_is_doubtful(name: str) -> None:
     assert list(graph.parameters) == [name]
 
 
-def with_operations(model: ModelProto, said: Mapping[str, str]) -> ModelProto:
-    """said: the arguments of torch's operation that each value comes from."""
-    for node in model.graph.node:
-        if node.output[0] in said:
-            text = f"%{node.output[0]} : [num_users=1] = call_function[target=f](args = ({said[node.output[0]]}), kwargs = {{}})"
-            node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=text)
-    return model
-
-
-def test_a_detach_that_torch_left_out_stops_again() -> None:
-    """y = h · stop(h): the gradient by the weight is that of h with the other factor constant."""
-    file = exported("h = MatMul(x, m.weight) y = Mul(h, h)", {"m.weight": W}, "m.weight")
-    file = with_operations(file, {"y": "%h, %detach_1", "h": "%x, %p_m_weight"})
-    feeds = {"x": X, "y_grad": np.ones((2, 4), np.float32)}
-    converted = ob.backward(file)
-    named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
-    np.testing.assert_allclose(np.asarray(named["m.weight_grad"]), X.T @ (X @ W), rtol=1e-5)
-    assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
-
-
-@pytest.mark.parametrize(
-    ("body", "said", "expected"),
-    [
-        ("s = Sigmoid(h) y = Mul(h, s)", {"s": "%detach", "y": "%detach"}, None),  # both nodes of silu(stop(h))
-        ("s = Sigmoid(h) y = Mul(h, s)", {"s": "%detach, -1", "y": "%h, %s"}, "sigmoid"),
-        ("s = Softplus(h) y = Sub(h, s)", {"y": "%h, %detach_4", "s": "%h"}, "stopped"),
-    ],
-)
-def test_a_detach_in_operations_of_several_nodes(body: str, said: dict[str, str], expected: str | None) -> None:
-    file = exported(f"h = MatMul(x, w) {body}", {"w": W}, "w")
-    file = with_operations(file, said)
-    if expected is None:  # one operation: its nodes have one text
-        for node in list(file.graph.node)[1:]:
-            node.metadata_props[0].value = file.graph.node[2].metadata_props[0].value
-        with pytest.warns(ob.OnnxBackpropWarning, match="the derivative by 'w' is zero: .*marked as a stop"):
-            ob.backward(file, wrt=["w"])
-        return
-    converted = ob.backward(file, wrt=["w"])
-    feeds = {"x": X, "y_grad": np.ones((2, 4), np.float32)}
-    named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
-    sigmoid = 1 / (1 + np.exp(-(X @ W)))
-    dh = sigmoid if expected == "sigmoid" else np.ones_like(sigmoid)
-    np.testing.assert_allclose(np.asarray(named["w_grad"]), X.T @ dh, rtol=1e-4, atol=1e-6)
-
-
-def test_a_node_that_stands_for_two_operations_is_told() -> None:
-    """tanh(stop(h)) + tanh(h): the exporter has one node for both, and the reader still names the other."""
-    file = exported("h = MatMul(x, w) tanh = Tanh(h) y = Add(tanh, tanh)", {"w": W}, "w")
-    file = with_operations(file, {"tanh": "%detach", "y": "%tanh, %tanh_1"})
-    with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'tanh'"):
-        assert ob.backward(file).graph.output[-1].name == "w_grad"
-
-
-@pytest.mark.parametrize("arguments", ["%a, %detach", "%detach, %detach_1, %h", "[%a, %detach], 1"])
-def test_a_detach_whose_place_is_not_said_is_told(arguments: str) -> None:
-    file = with_operations(exported("h = MatMul(x, w) y = Mul(h, h)", {"w": W}, "w"), {"y": arguments})
-    with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'.* stop=\["):
-        ob.backward(file)
-    with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'"):
-        ob.training_graph(file, loss="mse")
-
-
 def test_a_tensor_that_the_optimizer_has_changed_is_doubtful() -> None:
     """torch writes a kind for each parameter; what has the name of one and no kind was put in its place."""
     tensors = {"c.weight": W.reshape(4, 3, 1), "c.bias": W[0]}
@@ -400,118 +286,40 @@ def test_a_tensor_of_its_own_numbers_is_no_other_of_the_module() -> None:
     assert list(ob.training_graph(file, loss="mse").parameters) == ["p.w"]
 
 
-def scripted(body: str, tensors: Mapping[str, np.ndarray], names: Mapping[str, str] | None = None) -> ModelProto:
-    """A file of TorchScript. names: of the nodes, by their outputs."""
-    file = exported(body, tensors, "")
-    del file.graph.metadata_props[:], file.graph.value_info[:]
-    for node in file.graph.node:
-        node.name = (names or {}).get(node.output[0], "")
-        for index, name in enumerate(node.output):
-            node.output[index] = name.replace("__", ".")
-    return file
-
-
-def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        graph = ob.training_graph(file, loss="mse")
-    return graph, "\n".join(str(w.message) for w in caught)
-
-
-def test_torchscript_says_names() -> None:
-    """Weights and biases are sure; a gate and a filter are guesses, which a warning names; a Constant is none."""
-    body = (
-        "h = MatMul(x, l.weight) a = Add(h, l.bias) g = Mul(a, gate) k = Constant<value = float[4] {1.0, 1.0, 1.0, 1.0}>() "
-        "c = Mul(g, k) y = Mul(c, blur)"
-    )
-    tensors = {"l.weight": W, "l.bias": W[0], "gate": np.float32([0.0]), "blur": W[1]}
-    graph, said = told_of(scripted(body, tensors))
-    assert set(graph.parameters) == {"l.weight", "l.bias", "gate"}
-    assert graph.left_out == {"k": "constant of the module", "blur": "buffer, by its name"}
-    assert "trained are 'gate'" in said
-    assert "left out are 'blur'" in said
-    assert "l.weight" not in said.split("numbers of the file")[0]
-
-
-@pytest.mark.parametrize(
-    ("kept", "other", "array", "apart"),
-    [
-        ("a.bias", "b.bias", np.zeros(4, np.float32), True),  # equal before any training
-        ("layer0.bias", "layer1.bias", W[0], True),  # copies of one layer
-        ("emb.bias", "head.bias", W[0], False),  # one parameter of two modules
-    ],
-)
-def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart: bool) -> None:
-    body = f"n__b = Identity({kept}) h = MatMul(x, w) a = Add(h, {kept}) y = Add(a, n.b)"
-    file = scripted(body, {"w": W, kept: array})
-    for node in file.graph.node:
-        for names in (node.input, node.output):
-            assign(names, [other if name == "n.b" else name for name in names])
-    graph, said = told_of(file)
-    assert (other in graph.parameters) is apart
-    assert (f"'{kept}' and '{other}'" in said) is apart
-
-
-def test_names_of_transposed_weights_that_torchscript_merged() -> None:
-    """The Identity that stands for the other weight comes first, and is in no module."""
-    kept, other = "onnx::MatMul_7", "onnx::MatMul_9"
-    names = {"other": "Identity_3", "a": "/net/net.0/MatMul", "y": "/net/net.1/MatMul"}
-    file = scripted("other = Identity(kept) a = MatMul(x, kept) y = MatMul(a, other)", {kept: W[:, :3]}, names)
-    for node in file.graph.node:
-        for listed in (node.input, node.output):
-            assign(listed, [{"kept": kept, "other": other}.get(name, name) for name in listed])
-    for pattern, chosen in (("net.0.*", kept), ("net.1.*", other), ("net.1.weight", other)):
-        assert list(ob.training_graph(file, loss="mse", trainable=[pattern]).parameters) == [chosen]
-
-
-def test_a_stop_is_no_merged_tensor() -> None:
-    file = scripted(
-        "s = Identity(a.bias) h = MatMul(x, w) a = Add(h, a.bias) y = Add(a, s)",
-        {"w": W, "a.bias": np.zeros(4, np.float32)},
-    )
-    file.graph.node[0].metadata_props.add(key="onnx_backprop.stop", value="")
-    assert set(told_of(file)[0].parameters) == {"w", "a.bias"}
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "trained"),
-    [
-        ("dw.weight", np.eye(4, dtype=np.float32), True),
-        ("pe", np.ones((3, 4), np.float32), False),
-        ("model.time_constant", np.float32([0.3, 0.2, 0.1, 0.7]), True),
-        ("logits_bias", np.zeros((1, 4), np.float32), True),
-    ],
-)
-def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, trained: bool) -> None:
-    file = scripted(
-        "h = MatMul(x, w) y = MatMul(h, t)" if array.shape == (4, 4) else "h = MatMul(x, w) y = Add(h, t)",
-        {"w": W, "t": array},
-    )
-    file.graph.initializer[1].name = file.graph.node[1].input[1] = name
-    if array.shape[0] == 3:
-        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
-    graph, said = told_of(file)
-    assert (name in graph.parameters) is trained
-    assert name in said or name == "dw.weight"
-
-
-def test_equal_tokens_that_were_repeated_are_two_of_one_row() -> None:
+@pytest.mark.parametrize(("kept", "other"), [("expand", "expand_1"), ("expand_1", "expand_2"), ("repeat", "tile")])
+def test_equal_tokens_that_were_repeated_are_two_of_one_row(kept: str, other: str) -> None:
     """Class and distillation tokens of zeros: one constant of a fixed batch is left of both."""
     file = exported(
-        "c = Concat<axis=1>(expand, expand, x) y = MatMul(c, fc.weight)",
-        {"expand": np.zeros((2, 1, 3), np.float32), "fc.weight": W},
+        f"c = Concat<axis=1>({kept}, {kept}, x) y = MatMul(c, fc.weight)",
+        {kept: np.zeros((2, 1, 3), np.float32), "fc.weight": W},
         "e.cls e.dist fc.weight",
-        folded={"expand": ["e.cls", "val_6"]},
+        folded={kept: ["e.cls", "val_6"]},
         modules={"c": "e"},
         x="float[2,4,3] x",
     )
-    with_operations(file, {"c": "[%expand, %expand_1, %x], 1"})
+    with_operations(file, {"c": f"[%{kept}, %{other}, %x], 1"})
     with pytest.warns(ob.OnnxBackpropWarning, match=r"'e\.cls' \(the exporter.*'e\.dist' \(the exporter"):
         graph = ob.training_graph(file, loss="mse")
     assert {name: value.shape for name, value in names_of(graph).items() if "fc" not in name} == {
         "e.cls": (1, 1, 3),
         "e.dist": (1, 1, 3),
     }
+
+
+def test_a_token_that_is_repeated_twice_is_one_parameter() -> None:
+    """Of numbers that differ: no other parameter has them, though its module has one that nothing reads."""
+    file = exported(
+        "c = Concat<axis=1>(expand, expand, x) y = MatMul(c, fc.weight)",
+        {"expand": np.float32([[[1, 2, 3]], [[1, 2, 3]]]), "fc.weight": W},
+        "e.cls e.unused fc.weight",
+        folded={"expand": ["e.cls", "val_6"]},
+        modules={"c": "e"},
+        x="float[2,4,3] x",
+    )
+    with_operations(file, {"c": "[%expand, %expand_1, %x], 1"})
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"no tensor for these parameters of the module: 'e\.unused'"):
+        graph = ob.training_graph(file, loss="mse")
+    assert sorted(names_of(graph)) == ["e.cls", "fc.weight"]
 
 
 def test_copies_of_a_folded_tensor_are_folded_too() -> None:
@@ -538,33 +346,3 @@ def test_a_file_all_of_whose_tensors_were_changed() -> None:
     said = " ".join(str(warning.message) for warning in caught)
     assert "trained are 'c.weight' (the exporter has computed it" in said
     assert "no tensor for these parameters of the module: 'n.weight'" in said
-
-
-def test_the_name_of_what_torchscript_merged_is_that_of_its_module() -> None:
-    file = scripted(
-        "onnx__Mul_9 = Identity(onnx__Mul_8) h = MatMul(x, w) a = Mul(h, onnx__Mul_8) y = Mul(a, onnx__Mul_9)",
-        {"w": W, "onnx::Mul_8": np.ones((4, 1), np.float32).T},
-    )
-    for node, name in zip(file.graph.node, ("Identity_0", "/fc/MatMul", "/enc/norm/Mul", "/dec/norm/Mul"), strict=True):
-        node.name = name
-    for node in file.graph.node:
-        for names in (node.input, node.output):
-            assign(names, [name.replace("onnx.", "onnx::") for name in names])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = ob.training_graph(file, loss="mse", frozen=["enc.*"])
-    assert set(graph.parameters) == {"w", "onnx::Mul_9"}
-
-
-def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
-    """Of padding: nothing but the first row was looked at."""
-    table = np.vstack([np.zeros((1, 4), np.float32), W])
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 20]> g (int64[2] i) => (float y) { a = Gather(emb, i) y = MatMul(a, head) }'
-    )
-    model.graph.initializer.append(numpy_helper.from_array(table, "emb"))
-    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "head"))
-    with pytest.warns(
-        ob.OnnxBackpropWarning, match=r"'emb' and 'head' hold the same numbers.* tie=\[\('emb', 'head'\)\]"
-    ):
-        ob.training_graph(model, loss="mse")

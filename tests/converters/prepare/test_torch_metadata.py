@@ -75,3 +75,17 @@ def test_equal_tensors_of_a_file_that_states_its_ties_are_not_tied() -> None:
         ob.training_graph(model, loss="mse")
     model.graph.metadata_props.append(StringStringEntryProto(key=TIES, value="stated"))
     assert set(ob.training_graph(model, loss="mse").parameters) == {"v", "w"}
+
+
+def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
+    """Of padding: nothing but the first row was looked at."""
+    table = np.vstack([np.zeros((1, 4)), np.arange(12).reshape(3, 4) ** 2]).astype(np.float32)
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (int64[2] i) => (float y) { a = Gather(emb, i) y = MatMul(a, head) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(table, "emb"))
+    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "head"))
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"'emb' and 'head' hold the same numbers.* tie=\[\('emb', 'head'\)\]"
+    ):
+        ob.training_graph(model, loss="mse")

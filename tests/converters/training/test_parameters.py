@@ -252,3 +252,25 @@ def test_nothing_is_left() -> None:
     model = model_of("y = Pow(x, e)", e=2.0)
     with pytest.raises(ob.InvalidArgumentError, match=r"trainable: .*'e' \(exponent of Pow\)"):
         ob.training_graph(model, loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "said"),
+    [
+        ("swish.beta", True, True),
+        ("block/gate", False, True),
+        ("norm/bias/eps", False, False),
+        ("norm/weight_eps", False, False),
+        ("model/bias_add/Const__12", False, False),
+        ("half", False, False),
+    ],
+)
+def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> None:
+    """A file of no kinds: most single numbers are constants, and those of a parameter's name are said."""
+    model = model_of("a = MatMul(x, w) y = Mul(a, number)", number=0.7)
+    model.graph.initializer[1].name = model.graph.node[1].input[1] = name
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = ob.training_graph(model, loss="mse")
+    assert (name in graph.parameters) is trained
+    assert any(f"{name!r} (it is a single number" in str(w.message) for w in caught) is said

@@ -1,0 +1,48 @@
+"""Losses: what `training_graph` puts behind a model's output, as ordinary ONNX nodes.
+
+    loss = MSE(reduction="sum")  # or its name, "mse", for the defaults
+    loss = SoftmaxCrossEntropy(weight=[1, 3], ignore_index=-100, label_smoothing=0.1)
+    loss = 0.7 * Dice("mask") + MSE("depth")  # of several outputs; or {"mask": "dice", "depth": "mse"}
+    loss = lambda op, outputs: op.ReduceMean(op.Abs(op.Sub(outputs["y"], op.input("t", outputs["y"]))), keepdims=0)
+    loss = lambda op, outputs: op.Sqrt(MSE()(op, outputs["y"]))  # a ready one among one's own nodes
+
+float16 and bfloat16 predictions are cast to float32 first: one rounding back to the model's type, at the gradient
+of the prediction, and a mean over more than 65504 elements stays finite. Sums over many elements are exact to 1e-6.
+"""
+
+from onnx_backprop.converters.training.losses.base import Loss, LossBuilder
+from onnx_backprop.converters.training.losses.binary import BCE, BCEWithLogits, Focal
+from onnx_backprop.converters.training.losses.compose import LossSum
+from onnx_backprop.converters.training.losses.cross_entropy import NLL, SoftmaxCrossEntropy
+from onnx_backprop.converters.training.losses.ctc import CTC
+from onnx_backprop.converters.training.losses.distributions import CosineEmbedding, KLDivergence
+from onnx_backprop.converters.training.losses.elements import L1, MSE, Huber, SmoothL1
+from onnx_backprop.converters.training.losses.overlap import Dice, Tversky
+
+__all__ = [
+    "BCE",
+    "CTC",
+    "L1",
+    "MSE",
+    "NLL",
+    "BCEWithLogits",
+    "CosineEmbedding",
+    "Dice",
+    "Focal",
+    "Huber",
+    "KLDivergence",
+    "Loss",
+    "LossBuilder",
+    "LossSum",
+    "SmoothL1",
+    "SoftmaxCrossEntropy",
+    "Tversky",
+]
+
+_READY = (MSE, L1, Huber, SmoothL1, BCEWithLogits, BCE, Focal, SoftmaxCrossEntropy, NLL, Dice, Tversky)
+_READY += (KLDivergence, CosineEmbedding, CTC)
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in _READY}
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,97 @@
+"""Files of TorchScript: names say what is trained, and merged tensors are apart again."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+import onnx_backprop as ob
+from onnx_backprop.converters.prepare.graphs import assign
+from tests.support.torch_files import W, scripted
+
+
+def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = ob.training_graph(file, loss="mse")
+    return graph, "\n".join(str(w.message) for w in caught)
+
+
+def test_torchscript_says_names() -> None:
+    """Weights and biases are sure; a gate and a filter are guesses, which a warning names; a Constant is none."""
+    body = (
+        "h = MatMul(x, l.weight) a = Add(h, l.bias) g = Mul(a, gate) k = Constant<value = float[4] {1.0, 1.0, 1.0, 1.0}>() "
+        "c = Mul(g, k) y = Mul(c, blur)"
+    )
+    tensors = {"l.weight": W, "l.bias": W[0], "gate": np.float32([0.0]), "blur": W[1]}
+    graph, said = told_of(scripted(body, tensors))
+    assert set(graph.parameters) == {"l.weight", "l.bias", "gate"}
+    assert graph.left_out == {"k": "constant of the module", "blur": "buffer, by its name"}
+    assert "trained are 'gate'" in said
+    assert "left out are 'blur'" in said
+    assert "l.weight" not in said.split("numbers of the file")[0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "other", "array", "apart"),
+    [
+        ("a.bias", "b.bias", np.zeros(4, np.float32), True),  # equal before any training
+        ("layer0.bias", "layer1.bias", W[0], True),  # copies of one layer
+        ("emb.bias", "head.bias", W[0], False),  # one parameter of two modules
+    ],
+)
+def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart: bool) -> None:
+    body = f"n__b = Identity({kept}) h = MatMul(x, w) a = Add(h, {kept}) y = Add(a, n.b)"
+    file = scripted(body, {"w": W, kept: array})
+    for node in file.graph.node:
+        for names in (node.input, node.output):
+            assign(names, [other if name == "n.b" else name for name in names])
+    graph, said = told_of(file)
+    assert (other in graph.parameters) is apart
+    assert (f"'{kept}' and '{other}'" in said) is apart
+
+
+def test_names_of_transposed_weights_that_torchscript_merged() -> None:
+    """The Identity that stands for the other weight comes first, and is in no module."""
+    kept, other = "onnx::MatMul_7", "onnx::MatMul_9"
+    names = {"other": "Identity_3", "a": "/net/net.0/MatMul", "y": "/net/net.1/MatMul"}
+    file = scripted("other = Identity(kept) a = MatMul(x, kept) y = MatMul(a, other)", {kept: W[:, :3]}, names)
+    for node in file.graph.node:
+        for listed in (node.input, node.output):
+            assign(listed, [{"kept": kept, "other": other}.get(name, name) for name in listed])
+    for pattern, chosen in (("net.0.*", kept), ("net.1.*", other), ("net.1.weight", other)):
+        assert list(ob.training_graph(file, loss="mse", trainable=[pattern]).parameters) == [chosen]
+
+
+def test_a_stop_is_no_merged_tensor() -> None:
+    file = scripted(
+        "s = Identity(a.bias) h = MatMul(x, w) a = Add(h, a.bias) y = Add(a, s)",
+        {"w": W, "a.bias": np.zeros(4, np.float32)},
+    )
+    file.graph.node[0].metadata_props.add(key="onnx_backprop.stop", value="")
+    assert set(told_of(file)[0].parameters) == {"w", "a.bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "trained"),
+    [
+        ("dw.weight", np.eye(4, dtype=np.float32), True),
+        ("pe", np.ones((3, 4), np.float32), False),
+        ("model.time_constant", np.float32([0.3, 0.2, 0.1, 0.7]), True),
+        ("logits_bias", np.zeros((1, 4), np.float32), True),
+    ],
+)
+def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, trained: bool) -> None:
+    file = scripted(
+        "h = MatMul(x, w) y = MatMul(h, t)" if array.shape == (4, 4) else "h = MatMul(x, w) y = Add(h, t)",
+        {"w": W, "t": array},
+    )
+    file.graph.initializer[1].name = file.graph.node[1].input[1] = name
+    if array.shape[0] == 3:
+        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    graph, said = told_of(file)
+    assert (name in graph.parameters) is trained
+    assert name in said or name == "dw.weight"
