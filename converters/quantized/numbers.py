@@ -112,7 +112,7 @@ def used(integers: Array, zero: Array, whole: Range) -> Range:
     if np.all(zero == whole.middle):
         levels = levels if levels >= min(_FEWEST, (whole.most - whole.middle) * 3 // 4) else whole.most - whole.middle
         return Range(max(whole.middle - levels, whole.least), min(whole.middle + levels, whole.most))
-    low, high = int(integers.min(initial=0)), int(integers.max(initial=0))
+    low, high = int(integers.min(initial=zero.min())), int(integers.max(initial=zero.max()))  # with what stands for 0
     half = (whole.most - whole.least + 1) // 2
     return Range(low, high) if _FEWEST <= high - low <= half else whole
 

@@ -254,7 +254,7 @@ class Walk:
             name = self.stem(q, instead, *gone)
             known = Weight(name, stored, scales, zeros, blocks, stored.data_type, perm, bits, dtype, of, factor)
             self.weights[key] = known
-            self.added.append(numpy_helper.from_array(np.ascontiguousarray(known.floats()), name))
+            self.added.append(numpy_helper.from_array(np.array(known.floats(), order="C"), name))
         known.readers += [(node, n) for n, name in enumerate(node.input) if name == q]
         self.sources[known.name] = known
         if known.perm == perm:
