@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Range, scale_for, used, zero_for
 from onnx_backprop.converters.quantized.records import Activation, Weight, array_of, product_of, put, range_of
 from onnx_backprop.converters.quantized.walk import Walk
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -92,11 +93,28 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
                 f"trained: the weight {weight.name!r} is missing{near(weight.name, values)}. Train what ob.dequantize "
                 "makes of the original"
             )
-        if weight.stored is not None:
-            check_shape(weight.name, weight.floats().shape, values[weight.name])
+    stored = [weight for weight in weights if weight.stored is not None]
+    moved = sum(_distance(weight, values) for weight in stored)
     _Scales(walk.model, weights, list(walk.activations.values()), values, ranges).write()
     put_floats(walk.model, trained, [weight.name for weight in weights])
+    lost = sum(_distance(weight, values) for weight in stored)
+    if lost > moved > 0:
+        count = sum(values[weight.name].size for weight in stored)
+        warnings.warn(
+            f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
+            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: most of it is lost. Train longer, with "
+            "a larger learning rate, or keep the floats",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )
     return walk.model
+
+
+def _distance(weight: Weight, values: dict[str, Array]) -> float:
+    """The sum of squares between the floats that integers stand for and others."""
+    floats = weight.floats()
+    check_shape(weight.name, floats.shape, values[weight.name])
+    return float(np.sum(np.square(floats.astype(np.float64) - values[weight.name])))
 
 
 class _Scales:

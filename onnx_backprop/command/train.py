@@ -62,9 +62,11 @@ def add_train(commands: Any) -> None:
     what = train.add_argument_group("what is trained")
     share(what, "--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie")
     what.add_argument(
-        "--dequantize", action="store_true", help="train and write the float model that a quantised one stands for"
+        "--dequantize",
+        action="store_true",
+        help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of MODEL's",
     )
-    what.add_argument("--requantize", action="store_true", help="the same, written with integers as MODEL has them")
+    what.add_argument("--floats", action="store_true", help="with --dequantize: write OUT with floats")
     share(what, "--straight-through", "--strict")
     what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
     share(what, "--no-frozen-statistics")
@@ -134,7 +136,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     assert data is not None
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(
-        dequantize(arguments.model) if arguments.dequantize or arguments.requantize else arguments.model,
+        dequantize(arguments.model) if arguments.dequantize else arguments.model,
         optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
         frozen_statistics=arguments.frozen_statistics,
@@ -184,8 +186,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         seconds = time.perf_counter() - start
         note(f"writing {target}")
         trainer.export(target, ema=arguments.ema is not None)
-        if arguments.requantize and communicator.rank == 0:
-            _requantize(arguments, target, data)
+        if arguments.dequantize and not arguments.floats and communicator.rank == 0:
+            _requantize(arguments, target, loader)
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
     except KeyboardInterrupt as e:
@@ -202,16 +204,13 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     return 0
 
 
-def _requantize(arguments: argparse.Namespace, target: Path, data: Mapping[str, Any]) -> None:
-    """Write integers in the place of the floats that were written; of these is left what cannot be rounded."""
-    from onnx_backprop.quantization import requantize
+def _requantize(arguments: argparse.Namespace, target: Path, loader: Batches) -> None:
+    """Put integers in the place of the floats that were written."""
+    from onnx_backprop.quantization import requantize  # not before: it needs a runtime
 
-    names = [value.name for value in load(target).graph.input]
-    rows = {name: data[name] for name in names if name in data}
-    batches = islice(
-        Batches(rows, min(arguments.batch_size, len(next(iter(rows.values())))), seed=arguments.seed), CALIBRATION
-    )
-    save_model(requantize(target, arguments.model, calibration=batches), target)
+    note(f"rounding {target} to integers")
+    save_model(requantize(target, arguments.model, calibration=islice(loader, CALIBRATION)), target)
+    say(arguments, "the losses are those of the floats; the file that is written rounds")
 
 
 def _lines(facts: Mapping[str, str]) -> Iterator[str]:
@@ -259,6 +258,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidArgumentError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
+    if arguments.floats and not arguments.dequantize:
+        raise InvalidArgumentError("--floats: goes with --dequantize")
 
 
 def loader_of(
