@@ -22,6 +22,7 @@ from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PA
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized")  # whose scales a quantiser has added to what was exported
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
@@ -133,7 +134,7 @@ def _of_a_name(
         if what is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
         return _Verdict(doubt="" if what is None else f"its numbers are those of a {what}")
-    if defined is not None and not leaf.isdisjoint(_CONSTANT_WORDS):
+    if defined is not None and (defined.endswith(_IN_BLOCKS) or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if what is not None:
         return _Verdict(what, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
