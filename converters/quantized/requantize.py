@@ -19,6 +19,7 @@ from onnx_backprop.opset.core.hints import near
 Ranges = Mapping[str, tuple[float, float]]
 _CLOSE = 1e-3  # relative, of the scale of a bias and the product of two that it usually is
 _LONGEST = 2**31 - 1
+_MUCH = 0.5  # of the square of what training has moved, lost by rounding
 
 
 def float_tensors(model: ModelProto) -> dict[str, Array]:
@@ -98,11 +99,11 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
     _Scales(walk.model, weights, list(walk.activations.values()), values, ranges).write()
     put_floats(walk.model, trained, [weight.name for weight in weights])
     lost = sum(_distance(weight, values) for weight in stored)
-    if lost > moved > 0:
+    if lost >= _MUCH * moved > 0:
         count = sum(values[weight.name].size for weight in stored)
         warnings.warn(
             f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
-            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: most of it is lost. Train longer, with "
+            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it is lost. Train longer, with "
             "a larger learning rate, or keep the floats",
             OnnxBackpropWarning,
             stacklevel=3,

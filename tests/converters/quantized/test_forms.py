@@ -32,7 +32,7 @@ def tensors(model: ModelProto) -> dict[str, np.ndarray]:
 def again(trained: ModelProto, original: ModelProto) -> ModelProto:
     """Requantised with the scales of activations that the file has."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the scales of .* stay", ob.OnnxBackpropWarning)
+        warnings.filterwarnings("ignore", "the scales of .* stay|rounding to the integers", ob.OnnxBackpropWarning)
         return ob.requantize(trained, original)
 
 
