@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from onnx import ModelProto, helper
 
 from onnx_backprop.converters.prepare.graphs import copied
@@ -16,9 +17,6 @@ from onnx_backprop.converters.quantized.requantize import put_floats, requantize
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.reading import load
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def requantize(
