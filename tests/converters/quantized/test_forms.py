@@ -89,11 +89,12 @@ def test_unchanged_weights_give_the_file(name: str) -> None:
             np.testing.assert_array_equal(result[tensor].astype(int), array.astype(int))
 
 
+@pytest.mark.parametrize("names", ["as they are", "no names", "slashes", "numbers", "ours"])
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.weights])
-def test_other_weights(name: str) -> None:
+def test_other_weights(name: str, names: str) -> None:
     """Each is rounded to the nearest number that the file can hold, by a scale for which the largest still fits."""
     form = FORMS[name]
-    model = form.model()
+    model = form.model() if names == "as they are" else other_names(form.model(), names)
     trained = changed(ob.dequantize(model), form)
     result = again(trained, model)
     onnx.checker.check_model(result, full_check=True)
@@ -107,11 +108,12 @@ def test_other_weights(name: str) -> None:
     np.testing.assert_allclose(run(result, form.x), y, rtol=0, atol=1.3 * form.bound + 1e-5 * np.abs(y).max())
 
 
+@pytest.mark.parametrize("names", ["as they are", "no names", "ours"])
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.weights])
-def test_it_trains(name: str) -> None:
+def test_it_trains(name: str, names: str) -> None:
     """Ten steps lower the loss; the weights of integers are the parameters, and the trained file takes them up."""
     form = FORMS[name]
-    model = form.model()
+    model = form.model() if names == "as they are" else other_names(form.model(), names)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the file does not say|trained as one", ob.OnnxBackpropWarning)
         graph = ob.training_graph(ob.dequantize(model), loss="mse", optimizer="adamw")

@@ -65,7 +65,9 @@ def test_a_part_that_is_trained(name: str) -> None:
         ob.training_graph(given, loss="mse")
     shares = [str(w.message) for w in said if "numbers of the file are trained" in str(w.message)]
     assert len(shares) == 1
-    assert "are trained (ob.dequantize(model) makes parameters of integers); not trained: 'w_quantized' (12" in shares[0]
+    assert (
+        "are trained (ob.dequantize(model) makes parameters of integers); not trained: 'w_quantized' (12" in shares[0]
+    )
 
 
 def test_scales_of_blocks_are_not_trained_by_a_name() -> None:
@@ -126,7 +128,10 @@ REFUSED = {
         "j = Add(i, b) f = Cast <to = 1> (j) m = Mul(a, s) y = Mul(f, m)",
         "expected a bias divided by their scale",
     ),
-    "quantised twice": (QDQ + "r = QuantizeLinear(q, s, zu) y = DequantizeLinear(r, s, zu)", "quantises the integers 'q'"),
+    "quantised twice": (
+        QDQ + "r = QuantizeLinear(q, s, zu) y = DequantizeLinear(r, s, zu)",
+        "quantises the integers 'q'",
+    ),
     "no integers": (
         "q = QuantizeLinear <output_dtype = 17> (x, s) y = DequantizeLinear(q, s)",
         "its numbers are no integers",
@@ -136,7 +141,8 @@ REFUSED = {
         "its padding value or its scale is computed",
     ),
     "channels last": (
-        QDQ + "r = com.microsoft.QLinearGlobalAveragePool <channels_last = 1> (q, s, zu, s, zu) y = DequantizeLinear(r, s, zu)",
+        QDQ
+        + "r = com.microsoft.QLinearGlobalAveragePool <channels_last = 1> (q, s, zu, s, zu) y = DequantizeLinear(r, s, zu)",
         "channels_last=1",
     ),
     "another operator": (QDQ + "r = com.microsoft.QOrderedGelu(q, s, t) y = Cast <to = 1> (r)", "no float form"),
@@ -156,7 +162,10 @@ REFUSED = {
         "y = com.microsoft.MatMulNBits <K = 40, N = 3, bits = 8, block_size = 16> (x, packed, fours)",
         "in blocks of 16 has 3 scales",
     ),
-    "scales along another axis": ("w = DequantizeLinear <axis = 0> (w_quantized, fours) y = MatMul(x, w)", "along axis 0"),
+    "scales along another axis": (
+        "w = DequantizeLinear <axis = 0> (w_quantized, fours) y = MatMul(x, w)",
+        "along axis 0",
+    ),
 }
 
 
@@ -167,7 +176,14 @@ def test_refused(name: str, named: bool) -> None:
     nodes, sentence = REFUSED[name]
     given = model(
         nodes,
-        {"s": S, "t": scale(0.5), "zu": ZU, "w_quantized": W, "v_quantized": W.T.copy(), "n": np.array([1, 0, 2.0], F32)}
+        {
+            "s": S,
+            "t": scale(0.5),
+            "zu": ZU,
+            "w_quantized": W,
+            "v_quantized": W.T.copy(),
+            "n": np.array([1, 0, 2.0], F32),
+        }
         | {"pads": np.array([0, 0, 0, 1]), "axes": np.array([0]), "order": np.zeros(4, np.int32)}
         | {"packed": np.zeros((3, 1, 16), np.uint8), "fours": f32(3)},
     )
