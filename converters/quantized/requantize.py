@@ -168,7 +168,8 @@ class _Scales:
                 )
             new = self.model.graph.initializer.add()
             new.CopyFrom(weight.stored)
-            new.name = unique(weight.stored.name, used_names(self.model.graph))
+            reader, place = weight.readers[0]
+            new.name = unique(reader.input[place], used_names(self.model.graph))
             for node, n in weight.readers:
                 node.input[n] = new.name
             weight.stored = new

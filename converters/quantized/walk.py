@@ -370,17 +370,20 @@ def is_quantized(node: NodeProto) -> bool:
 
 def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> None:
     """Take out what computed scales, integers whose names floats have now, and what only quantised nodes read."""
-    graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
-    while True:
+    dropped = True
+    while dropped:
+        dropped = False
+        graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
         read = {name for node in all_nodes(floats) for name in node.input}
         read |= {value.name for graph in graphs for value in graph.output}
-        dead = [(g, n) for g in graphs for n in g.node if read.isdisjoint(n.output) or replaced & set(n.output)]
-        if not dead:
-            break
-        for graph, node in dead:
-            graph.node.remove(node)
+        for graph in reversed(graphs):  # inner ones first: of these, copies take the place
+            kept = [n for n in graph.node if not read.isdisjoint(n.output) and replaced.isdisjoint(n.output)]
+            if len(kept) < len(graph.node):
+                dropped = True
+                assign(graph.node, kept)
     before = {name for node in all_nodes(model) for name in node.input}
     stored = {t.name for t in model.graph.initializer}
+    graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
     for graph in graphs:
         kept = [t for t in graph.initializer if (t.name in read or t.name not in before) and t.name not in replaced]
         assign(graph.initializer, kept)

@@ -225,8 +225,13 @@ def test_every_operator_that_is_written_out_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("op_type", "way"),
-    [("QLinearAdd", r"ob\.dequantize"), ("QAttention", r"ob\.dequantize"), ("DynamicQuantizeLSTM", r"ob\.dequantize")]
-    + [("QOrderedMatMul", "Differentiate"), ("GroupQueryAttention", "Export")],
+    [
+        ("QLinearAdd", r"ob\.dequantize"),
+        ("QAttention", r"ob\.dequantize"),
+        ("DynamicQuantizeLSTM", r"ob\.dequantize"),
+        ("QOrderedMatMul", "Differentiate"),
+        ("GroupQueryAttention", "Export"),
+    ],
 )
 def test_what_stays_refused_says_what_to_do(op_type: str, way: str) -> None:
     model = parser.parse_model(f"""

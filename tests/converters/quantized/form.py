@@ -82,9 +82,17 @@ def scale(value: float) -> np.ndarray:
 
 
 def other_names(model: ModelProto, kind: str) -> ModelProto:
-    """A model whose nodes have no names, or odd ones, values inside too."""
+    """A model whose nodes have no names, or odd ones, values inside too, or whose tensors are nodes without names."""
     result = ModelProto()
     result.CopyFrom(model)
+    if kind == "constants":
+        nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
+        for node in nodes:
+            node.attribute[0].t.name = ""
+        nodes += model.graph.node
+        del result.graph.initializer[:], result.graph.node[:]
+        result.graph.node.extend(nodes)
+        return result
     new: dict[str, str] = {}
     if kind != "no names":
         made = [name for node in model.graph.node for name in node.output if name not in ("y", "")]

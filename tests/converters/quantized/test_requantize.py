@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 import onnx_backprop as ob
-from tests.converters.quantized.form import F32, f32, ints, real, scale
+from tests.converters.quantized.form import F32, f32, ints, other_names, real, scale
 from tests.converters.quantized.forms import FORMS
 from tests.converters.quantized.test_forms import again, changed, run, tensors
 
@@ -119,9 +119,10 @@ def test_a_shared_scale_fits_the_largest() -> None:
         assert np.abs(real(found[f"{name}_quantized"], found["s"]) - array).max() <= 0.5001 * 0.03
 
 
-def test_shared_integers_part() -> None:
+@pytest.mark.parametrize("names", ["as they are", "constants"])
+def test_shared_integers_part(names: str) -> None:
     """One tensor of integers that stood for two weights becomes two where these differ."""
-    original = _two("integers")
+    original = _two("integers") if names == "as they are" else other_names(_two("integers"), names)
     floats = ob.dequantize(original)
     weights = sorted(name for name, array in tensors(floats).items() if array.shape == (4, 4))
     assert len(weights) == 2
