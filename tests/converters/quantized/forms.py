@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.converters.quantized.form import F32, RNG, Arrays, Form, f32, ints, real, scale
+from tests.converters.quantized.forms_fused import FUSED
 
 
 def conv1(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -397,4 +398,4 @@ def _bytes(q: np.ndarray, bits: int) -> np.ndarray:
     return result.reshape(*q.shape[:-1], -1)
 
 
-FORMS = _qdq() | _qoperator() | _dynamic() | _packed()
+FORMS = _qdq() | _qoperator() | _dynamic() | _packed() | FUSED
