@@ -8,8 +8,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from onnx_backprop.converters.prepare.graphs import attributes_of
-from onnx_backprop.converters.quantized.numbers import blocks_along, blocks_beside
-from onnx_backprop.converters.quantized.records import INTEGERS, Weight
+from onnx_backprop.converters.quantized.numbers import Range, blocks_along, blocks_beside
+from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight
 from onnx_backprop.converters.quantized.walk import Handler, Quantized, Walk, floats_in
 
 # what gives numbers of its inputs, in other places, and which inputs are numbers; None: all
@@ -137,6 +137,20 @@ def places(w: Walk, node: NodeProto) -> None:
         w.emit(node, node.op_type, [known.value], node.output, **attributes_of(node))
 
 
+def clip(w: Walk, node: NodeProto) -> None:
+    """The same floats: what a tool leaves of a range of integers is where its scale ends."""
+    known = w.integers.get(node.input[0])
+    if known is None:
+        w.keep(node)
+        return
+    ends = [w.array(name) for name in inputs_of(node, 3)[1:]]
+    if any(end is None or end.size != 1 for end in ends):
+        raise w.refuse(node, "it limits integers at one side alone, or by numbers that are computed")
+    w.integers[node.output[0]] = known
+    if isinstance(known.source, Activation):
+        known.source.ints = Range(*(int(end.reshape(())) for end in ends if end is not None))
+
+
 def cast(w: Walk, node: NodeProto) -> None:
     """Sums of products of integers in floats, or a weight of integers before its scale."""
     x, to = node.input[0], attributes_of(node)["to"]
@@ -188,6 +202,7 @@ HANDLERS: dict[str, Handler] = {
     "QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
     "Cast": cast,
+    "Clip": clip,
     "Sub": sub,
 }
 HANDLERS |= dict.fromkeys(_MOVING, moving) | dict.fromkeys(_PLACES, places)

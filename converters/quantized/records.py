@@ -30,12 +30,16 @@ def range_of(element: int) -> Range:
 
 @dataclass(eq=False)
 class Activation:
-    """A scale of the file for values that a run computes: `values`, their names in the float model."""
+    """A scale of the file for values that a run computes: `values`, their names in the float model.
+
+    ints: the integers that a Clip leaves, None for all of the type.
+    """
 
     scale: TensorProto
     zero: TensorProto | None
     element: int
     values: list[str] = field(default_factory=list)
+    ints: Range | None = None
 
 
 @dataclass(eq=False)

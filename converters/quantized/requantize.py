@@ -257,6 +257,8 @@ def _integers_for(one: Weight | Activation) -> Range:
     if isinstance(one, Weight) and one.stored is not None:
         zero = one.zeros()
         return used(one.integers(), one.blocks.spread(zero), one.whole)
+    if isinstance(one, Activation) and one.ints is not None:
+        return one.ints
     whole = range_of(one.element)
     zero = np.zeros(1) if one.zero is None else array_of(one.zero)
     return used(np.zeros(0, np.int64), zero, whole) if np.all(zero == whole.middle) else whole

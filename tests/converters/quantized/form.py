@@ -76,6 +76,11 @@ def real(q: np.ndarray, s: np.ndarray | float, z: np.ndarray | float = 0) -> np.
     return (q.astype(np.float64) - z) * np.asarray(s, F32).astype(np.float64)
 
 
+def linear(x: np.ndarray, t: Arrays) -> np.ndarray:
+    """x · w + b, where there is a b."""
+    return x.astype(np.float64) @ t["w"] + t.get("b", 0)
+
+
 def scale(value: float) -> np.ndarray:
     """One scale."""
     return np.array(value, F32)

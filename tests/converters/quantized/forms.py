@@ -8,7 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from tests.converters.quantized.form import F32, RNG, Arrays, Form, f32, ints, real, scale
+from tests.converters.quantized.form import F32, RNG, Arrays, Form, f32, ints, linear, real, scale
 from tests.converters.quantized.forms_fused import FUSED
 
 
@@ -35,11 +35,6 @@ BIAS = RNG.integers(-4000, 4000, 4).astype(np.int32)
 K8, SK = ints("int8", 4, 6, 1, 1, axis=1), RNG.uniform(0.003, 0.01, 4).astype(F32)
 IMAGE = np.clip(f32(2, 6, 3, 3), -2.5, 2.4)
 ACROSS = float(np.abs(real(W8, S8)).sum(axis=0).max() * SX / 2)  # of the rounding of x, behind a product with W8
-
-
-def linear(x: np.ndarray, t: Arrays) -> np.ndarray:
-    """x · w + b, where there is a b."""
-    return x.astype(np.float64) @ t["w"] + t.get("b", 0)
 
 
 def _qdq() -> dict[str, Form]:
@@ -105,6 +100,21 @@ def _qdq() -> dict[str, Form]:
             lambda x, t: -np.clip(linear(x, t), 0, 6),
             X,
             0.013,
+        ),
+        "seven bits by Clip": Form(
+            "q = QuantizeLinear(x, s, z) c = Clip(q, low, high) xd = DequantizeLinear(c, s, z) "
+            "wd = DequantizeLinear(w_quantized, sw) y = MatMul(xd, wd)",
+            {
+                "s": scale(0.04),
+                "z": np.array(64, np.uint8),
+                "low": np.array(0, np.uint8),
+                "high": np.array(127, np.uint8),
+            }
+            | {"w_quantized": W8, "sw": S8},
+            {"w": real(W8, S8)},
+            linear,
+            X,
+            2 * ACROSS,
         ),
         "a float weight": Form(
             "q = QuantizeLinear <axis = 1> (w, sw, zw) wd = DequantizeLinear <axis = 1> (q, sw, zw) y = MatMul(x, wd)",
@@ -348,54 +358,4 @@ def _lstm(*, rows: bool) -> Form:
     )
 
 
-def _packed() -> dict[str, Form]:
-    forms: dict[str, Form] = {}
-    for bits in (4, 8):
-        for points in (False, True):
-            n, k, size = 5, 40, 16
-            q = RNG.integers(0, 1 << bits, (n, 3 * size))
-            q[:, ::size], q[:, 1::size] = 0, (1 << bits) - 1
-            q[:, k:] = 0
-            z = RNG.integers(1, (1 << bits) - 1, (n, 3)) if points else np.full((n, 3), 1 << (bits - 1))
-            s = RNG.uniform(0.02, 0.1, (n, 3)).astype(F32)
-            w = real(q, np.repeat(s, size, 1), np.repeat(z, size, 1))[:, :k].T
-            half = 8 // bits
-            b = _bytes(q, bits).reshape(n, 3, size // half)
-            tensors = {f"w_Q{bits}": b, "w_scales": s}
-            if points:
-                tensors["zp"] = _bytes(z, bits).reshape(-1)
-            forms[f"MatMulNBits, {bits} bits{', with zero points' if points else ''}"] = Form(
-                f"y = com.microsoft.MatMulNBits <K = 40, N = 5, bits = {bits}, block_size = 16> "
-                f"(x, w_Q{bits}, w_scales{', zp' if points else ''})",
-                tensors,
-                {"w": w},
-                linear,
-                f32(3, k),
-                0,
-            )
-    q, s = RNG.integers(0, 16, (7, 32)), RNG.uniform(0.02, 0.1, (7, 2)).astype(F32)
-    q[:, ::16], q[:, 1::16] = 0, 15
-    forms["GatherBlockQuantized"] = Form(
-        "y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16, gather_axis = 0, quantize_axis = 1> "
-        "(w_Q4, x, w_scales)",
-        {"w_Q4": _bytes(q, 4), "w_scales": s},
-        {"w": real(q, np.repeat(s, 16, 1), 8)},
-        lambda x, t: t["w"][x],
-        np.array([3, 0, 5]),
-        0,
-    )
-    return forms
-
-
-def _bytes(q: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers along the last axis in bytes, written out one by one."""
-    each = 8 // bits
-    rows = q.reshape(-1, q.shape[-1])
-    result = np.zeros((len(rows), -(-q.shape[-1] // each)), np.uint8)
-    for row, numbers in enumerate(rows):
-        for n, number in enumerate(numbers):
-            result[row, n // each] |= int(number) << bits * (n % each)
-    return result.reshape(*q.shape[:-1], -1)
-
-
-FORMS = _qdq() | _qoperator() | _dynamic() | _packed() | FUSED
+FORMS = _qdq() | _qoperator() | _dynamic() | FUSED

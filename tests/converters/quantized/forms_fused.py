@@ -1,10 +1,10 @@
-"""Quantised attention and embeddings, as onnxruntime's optimiser and quantiser fuse them for BERT."""
+"""Operators of com.microsoft: attention and embeddings as they are fused for BERT, weights packed in a few bits."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.converters.quantized.form import Arrays, Form, f32, ints, real, scale
+from tests.converters.quantized.form import F32, RNG, Arrays, Form, f32, ints, linear, real, scale
 
 HEADS, HIDDEN, LENGTH = 2, 4, 3
 
@@ -42,11 +42,17 @@ def _embedding() -> Form:
         rows = rows - rows.mean(axis=-1, keepdims=True)
         return rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + 1e-5) * t["g"] + t["e"]
 
-    named = (", ".join(f"{kind}{name}{end}" for name in tables) for kind, end in (("", "_quantized"), ("s", ""), ("z", "")))
+    named = (
+        ", ".join(f"{kind}{name}{end}" for name in tables) for kind, end in (("", "_quantized"), ("s", ""), ("z", ""))
+    )
     first, second, third = named
     given: dict[str, np.ndarray] = {"n": np.array(0)}
     for name, array in tables.items():
-        given |= {f"{name}_quantized": array, f"s{name}": scale(scales[name]), f"z{name}": np.array(zeros[name], np.uint8)}
+        given |= {
+            f"{name}_quantized": array,
+            f"s{name}": scale(scales[name]),
+            f"z{name}": np.array(zeros[name], np.uint8),
+        }
     return Form(
         "i = Cast <to = 6> (x) m = Mul(x, n) j = Cast <to = 6> (m) "
         f"y, u = com.microsoft.QEmbedLayerNormalization <epsilon = 0.00001> (i, j, {first}, , {second}, {third})",
@@ -58,4 +64,54 @@ def _embedding() -> Form:
     )
 
 
-FUSED = {"QAttention": _attention(), "QEmbedLayerNormalization": _embedding()}
+def _packed() -> dict[str, Form]:
+    forms: dict[str, Form] = {}
+    for bits in (4, 8):
+        for points in (False, True):
+            n, k, size = 5, 40, 16
+            q = RNG.integers(0, 1 << bits, (n, 3 * size))
+            q[:, ::size], q[:, 1::size] = 0, (1 << bits) - 1
+            q[:, k:] = 0
+            z = RNG.integers(1, (1 << bits) - 1, (n, 3)) if points else np.full((n, 3), 1 << (bits - 1))
+            s = RNG.uniform(0.02, 0.1, (n, 3)).astype(F32)
+            w = real(q, np.repeat(s, size, 1), np.repeat(z, size, 1))[:, :k].T
+            half = 8 // bits
+            b = _bytes(q, bits).reshape(n, 3, size // half)
+            tensors = {f"w_Q{bits}": b, "w_scales": s}
+            if points:
+                tensors["zp"] = _bytes(z, bits).reshape(-1)
+            forms[f"MatMulNBits, {bits} bits{', with zero points' if points else ''}"] = Form(
+                f"y = com.microsoft.MatMulNBits <K = 40, N = 5, bits = {bits}, block_size = 16> "
+                f"(x, w_Q{bits}, w_scales{', zp' if points else ''})",
+                tensors,
+                {"w": w},
+                linear,
+                f32(3, k),
+                0,
+            )
+    q, s = RNG.integers(0, 16, (7, 32)), RNG.uniform(0.02, 0.1, (7, 2)).astype(F32)
+    q[:, ::16], q[:, 1::16] = 0, 15
+    forms["GatherBlockQuantized"] = Form(
+        "y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16, gather_axis = 0, quantize_axis = 1> "
+        "(w_Q4, x, w_scales)",
+        {"w_Q4": _bytes(q, 4), "w_scales": s},
+        {"w": real(q, np.repeat(s, 16, 1), 8)},
+        lambda x, t: t["w"][x],
+        np.array([3, 0, 5]),
+        0,
+    )
+    return forms
+
+
+def _bytes(q: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers along the last axis in bytes, written out one by one."""
+    each = 8 // bits
+    rows = q.reshape(-1, q.shape[-1])
+    result = np.zeros((len(rows), -(-q.shape[-1] // each)), np.uint8)
+    for row, numbers in enumerate(rows):
+        for n, number in enumerate(numbers):
+            result[row, n // each] |= int(number) << bits * (n % each)
+    return result.reshape(*q.shape[:-1], -1)
+
+
+FUSED = {"QAttention": _attention(), "QEmbedLayerNormalization": _embedding()} | _packed()
