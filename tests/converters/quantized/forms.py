@@ -281,6 +281,14 @@ def _dynamic() -> dict[str, Form]:
             X,
             ONE,
         ),
+        "two scales, the weight's first": Form(
+            DYNAMIC + "i = MatMulInteger(q, w_quantized, z, zw) f = Cast <to = 1> (i) m = Mul(f, sw) y = Mul(m, s)",
+            by,
+            {"w": real(W8, S8)},
+            linear,
+            X,
+            ONE,
+        ),
         "x times x": Form(
             DYNAMIC
             + "v = Transpose <perm = [1, 0]> (x) qv, sv, zv = DynamicQuantizeLinear(v) i = MatMulInteger(q, qv, z, zv) "

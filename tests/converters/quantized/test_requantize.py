@@ -79,6 +79,20 @@ def test_the_integers_that_a_clip_leaves() -> None:
     np.testing.assert_allclose(found["s"], (form.x.max() - form.x.min()) / 127, rtol=1e-6)
 
 
+def test_a_single_number() -> None:
+    """Of no axis, with a zero point at the end of its range: it keeps both, and its scale where it has not changed."""
+    given = {"c_quantized": np.array(127, np.int8), "s": scale(0.002), "z": np.array(-128, np.int8)}
+    original = model("c = DequantizeLinear(c_quantized, s, z) y = Mul(x, c)", given)
+    floats = ob.dequantize(original)
+    assert tensors(floats)["c"].shape == ()
+    np.testing.assert_allclose(tensors(floats)["c"], 0.51, rtol=1e-6)
+    for name, array in tensors(ob.requantize(floats, original)).items():
+        np.testing.assert_allclose(array.astype(float), given[name].astype(float), rtol=1e-6)
+    found = tensors(ob.requantize(put(floats, c=np.array(0.255)), original))
+    np.testing.assert_allclose(found["s"], 0.001, rtol=1e-6)
+    assert (found["c_quantized"], found["z"]) == (127, -128)
+
+
 def test_without_data_it_says_that_scales_stay() -> None:
     original = STATIC.model()
     with pytest.warns(ob.OnnxBackpropWarning, match=r"the scales of 2 values .* stay .*'x', 'h'.*calibration="):
@@ -105,20 +119,26 @@ def test_a_training_that_rounding_undoes() -> None:
     np.testing.assert_array_equal(tensors(back)["w_quantized"], tensors(original)["w_quantized"])
 
 
-def _two(shared: str) -> ModelProto:
-    """Two weights that have one scale, or that are one tensor of integers read twice, by two scales."""
-    w = ints("int8", 4, 4)
-    v = "v_quantized" if shared == "scale" else "w_quantized"
+def _two(w: str, v: str) -> ModelProto:
+    """Two weights, of what two DequantizeLinear read: one scale, or one tensor of integers with two scales."""
+    q, zero = ints("int8", 4, 4), np.array(0, np.int8)
+    given = {"w_quantized": q, "v_quantized": q.T.copy(), "s": scale(0.01), "t": scale(0.02), "z": zero, "u": zero}
+    read = {name for names in (w, v) for name in names.split(", ")}
     return model(
-        "a = DequantizeLinear(w_quantized, s) h = MatMul(x, a) "
-        f"b = DequantizeLinear({v}, {'s' if shared == 'scale' else 't'}) y = MatMul(h, b)",
-        {"w_quantized": w, "s": scale(0.01)}
-        | ({"v_quantized": w.T.copy()} if shared == "scale" else {"t": scale(0.02)}),
+        f"a = DequantizeLinear({w}) h = MatMul(x, a) b = DequantizeLinear({v}) y = MatMul(h, b)",
+        {name: array for name, array in given.items() if name in read},
     )
 
 
-def test_a_shared_scale_fits_the_largest() -> None:
-    original = _two("scale")
+ONE_TENSOR = ("w_quantized, s", "w_quantized, t")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("zeros", [("", ""), (", z", ", z"), (", z", ", u")])
+def test_a_shared_scale_fits_the_largest(zeros: tuple[str, str], order: int) -> None:
+    """Whether the zero point is one tensor too, two equal ones, or none."""
+    w, v = (f"{name}, s{zero}" for name, zero in zip(("w_quantized", "v_quantized")[::order], zeros, strict=True))
+    original = _two(w, v)
     floats = ob.dequantize(original)
     new = {name: tensors(floats)[name] * factor for name, factor in (("w", 3), ("v", 0.5))}
     found = tensors(ob.requantize(put(floats, **new), original))
@@ -130,13 +150,14 @@ def test_a_shared_scale_fits_the_largest() -> None:
 @pytest.mark.parametrize("names", ["as they are", "constants"])
 def test_shared_integers_part(names: str) -> None:
     """One tensor of integers that stood for two weights becomes two where these differ."""
-    original = _two("integers") if names == "as they are" else other_names(_two("integers"), names)
+    original = _two(*ONE_TENSOR) if names == "as they are" else other_names(_two(*ONE_TENSOR), names)
     floats = ob.dequantize(original)
     weights = sorted(name for name, array in tensors(floats).items() if array.shape == (4, 4))
     assert len(weights) == 2
     new = {name: f32(4, 4) for name in weights}
     back = ob.requantize(put(floats, **new), original)
     onnx.checker.check_model(back, full_check=True)
+    assert {t.name for t in back.graph.initializer if t.data_type == TensorProto.INT8} >= {"w_quantized_2"}
     now = tensors(ob.dequantize(back))
     found = sorted((now[n] for n in now if now[n].shape == (4, 4)), key=lambda a: float(a[0, 0]))
     for got, array in zip(found, sorted(new.values(), key=lambda a: float(a[0, 0])), strict=True):
