@@ -59,7 +59,7 @@ def _warn(walk: Walk) -> None:
     if fixed:
         shown = ", ".join(repr(one.values[0]) for one in fixed[:3])
         warnings.warn(
-            f"the scales of {len(fixed)} values that runs compute stay those of the original: {shown}"
+            f"the scales of values that runs compute stay those of the original ({len(fixed)}): {shown}"
             f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut; calibration=[…] takes "
             "them anew from batches of data",
             OnnxBackpropWarning,

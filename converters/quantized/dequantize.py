@@ -29,7 +29,8 @@ def dequantize(model: ModelProto | ir.Model | str | Path) -> ModelProto:
         trainer = ob.Trainer(graph)
         trainer.fit(batches, epochs=3)
         trainer.export("trained.onnx")
-        onnx.save(ob.requantize("trained.onnx", "model.int8.onnx"), "trained.int8.onnx")
+        back = ob.requantize("trained.onnx", "model.int8.onnx", calibration=batches)
+        onnx.save(back, "trained.int8.onnx")
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.

@@ -151,12 +151,14 @@ def _files() -> list[File]:
         File(
             "MiniLM-L6, dynamic", minilm, "MatMulInteger", _made(minilm, "model.onnx", _dynamic, _tokens), _tokens, 1e-4
         ),
-        File("magika", "magika", "static QDQ", _made("magika", "standard_v3_3/model.onnx", _static(), _text), _text),
+        File(
+            "magika", "magika", "static QDQ", _made("magika", "standard_v3_3/model.onnx", _static(), _text, 1e-4), _text
+        ),
         File(
             "magika, 8 bits",
             "magika",
             "MatMulNBits",
-            _made("magika", "standard_v3_3/model.onnx", _bits(8), _text),
+            _made("magika", "standard_v3_3/model.onnx", _bits(8), _text, 1e-4),
             _text,
         ),
         File(
