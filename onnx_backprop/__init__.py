@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.finetune.head import replace_head
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
+    from onnx_backprop.converters.quantized.dequantize import dequantize
     from onnx_backprop.converters.reverse.backward import backward
     from onnx_backprop.converters.reverse.derivatives import Derivative, derivatives
     from onnx_backprop.converters.reverse.own_rules import register_gradient
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.training_info import from_training_info, to_training_info
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
+    from onnx_backprop.quantization import requantize
     from onnx_backprop.training import schedules
     from onnx_backprop.training.data import Batches
     from onnx_backprop.training.trainer import Trainer
@@ -90,6 +92,7 @@ __all__ = [
     "artifacts",
     "backward",
     "check_gradients",
+    "dequantize",
     "derivatives",
     "expand_gradients",
     "explain_gradients",
@@ -106,6 +109,7 @@ __all__ = [
     "register_gradient",
     "register_ops",
     "replace_head",
+    "requantize",
     "save_adapter",
     "schedules",
     "session",
@@ -130,6 +134,7 @@ _WHERE = {
     "converters.derivatives.products": "hvp jvp vjp",
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
+    "converters.quantized.dequantize": "dequantize",
     "converters.reverse.backward": "backward",
     "converters.reverse.derivatives": "Derivative derivatives",
     "converters.reverse.own_rules": "register_gradient",
@@ -142,6 +147,7 @@ _WHERE = {
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops session",
+    "quantization": "requantize",
     "training.data": "Batches",
     "training.trainer": "Trainer",
 }

@@ -22,6 +22,7 @@ from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PA
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized")  # whose scales a quantiser has added to what was exported
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
@@ -53,12 +54,12 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     """The choice among some initializers.
 
     What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
-    `floats` has no other and the file says nothing of them.
+    `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
     context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats))
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
-    if len(left_out) == len(verdicts):
+    if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
         unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
         left_out = {value: what for value, what in left_out.items() if value not in unsaid}
         verdicts |= dict.fromkeys(unsaid, _Verdict())
@@ -133,7 +134,7 @@ def _of_a_name(
         if what is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
         return _Verdict(doubt="" if what is None else f"its numbers are those of a {what}")
-    if defined is not None and not leaf.isdisjoint(_CONSTANT_WORDS):
+    if defined is not None and (defined.endswith(_IN_BLOCKS) or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if what is not None:
         return _Verdict(what, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")

@@ -117,7 +117,8 @@ def share_of(
         return ""
     rest = sorted((v for v in kept if v not in trained), key=size, reverse=True)
     named = _listed(f"{shown(v)} ({size(v):,}, {left_out.get(v, _untouched(v))})" for v in rest)
-    return f"{part:,} of the {total:,} numbers of the file are trained; not trained: {named}"
+    way = " (ob.dequantize(model) makes parameters of integers)" if any(v.dtype in _INTEGERS for v in rest) else ""
+    return f"{part:,} of the {total:,} numbers of the file are trained{way}; not trained: {named}"
 
 
 def equal_weights(trained: Collection[ir.Value]) -> list[str]:

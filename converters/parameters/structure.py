@@ -89,6 +89,19 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     return None
 
 
+def has_integer_weights(graph: ir.Graph) -> bool:
+    """Whether a product or a DequantizeLinear reads integers of the file: then these are the weights."""
+    readers = (node for node in graph.all_nodes() if node.op_type in ("DequantizeLinear", *_ROUNDED))
+    read = (
+        value for node in readers for value in node.inputs[:2] if value is not None and value.const_value is not None
+    )
+    return any(not is_single(value) and not _is_float(value) for value in read)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
 def uses_of(value: ir.Value) -> Iterator[Use]:
     """The nodes that read a value, or what only reshapes, casts or joins it, with the input that does."""
     seen, waiting = {value}, [value]

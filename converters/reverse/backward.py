@@ -286,7 +286,9 @@ class Differentiation:
             more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
             hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
             if any(what.startswith("quantization scale") for what in self.without.values()):
-                hints.append(". Weights stored as integers cannot be trained: train the float model first")
+                hints.append(
+                    ". Weights stored as integers cannot be trained: ob.dequantize(model) makes floats of them"
+                )
         inputs = [v for v in self.graph.inputs if is_float(v)]
         path = find_path(self.graph, self.of, inputs)
         leads = leading(self.graph, self.of)

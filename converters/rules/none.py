@@ -18,8 +18,8 @@ no_gradient(
     "it is piecewise constant: its derivative is zero almost everywhere", "Ceil", "Floor", "Round", "Sign", "Hardmax"
 )
 no_gradient(
-    "it rounds, so that the gradient would leave out what passes through it. Quantize the model in QDQ format, "
-    "whose rounding straight_through=True opens",
+    "it rounds, so that the gradient would leave out what passes through it. ob.dequantize(model) makes the float "
+    "model that it stands for",
     "QLinearConv",
     "QLinearMatMul",
     zero=False,

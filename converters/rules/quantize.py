@@ -124,8 +124,9 @@ def _in_floats(op: Builder, node: Forward, op_type: str, values: list[ir.Value])
 def _require_straight_through(op: Builder, node: Forward) -> None:
     if not op.straight_through:
         raise node.unsupported(
-            "it rounds, so its derivative is zero almost everywhere. Pass straight_through=True to differentiate it as "
-            "if it did not"
+            "it rounds, so its derivative is zero almost everywhere. ob.dequantize(model) makes the float model that a "
+            "quantised one stands for, with its weights as parameters; straight_through=True differentiates as if it "
+            "did not round"
         )
 
 

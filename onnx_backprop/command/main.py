@@ -97,7 +97,7 @@ def _as_options(message: str) -> str:
     for name in ("straight_through", "strict", "untie", "inline"):
         message = message.replace(f"{name}=True", f"--{name.replace('_', '-')}")
     message = re.sub(r"wrt_inputs=\['([^']*)'\]", r"--wrt \1", re.sub("^wrt_inputs: ", "wrt: ", message))
-    message = message.replace("clip_norm=1.0", "--clip-norm 1.0")
+    message = message.replace("clip_norm=1.0", "--clip-norm 1.0").replace("ob.dequantize(model)", "train --dequantize")
     return f"--{message}" if _OPTION.match(message) else message
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
 from onnx_backprop.command.supervise import supervise
+from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.quantized.dequantize import dequantize
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
@@ -32,6 +35,7 @@ from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 ROWS = 12  # tensors that are listed
+CALIBRATION = 32  # batches that say how large the values of a quantised model are
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
@@ -57,6 +61,12 @@ def add_train(commands: Any) -> None:
 
     what = train.add_argument_group("what is trained")
     share(what, "--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie")
+    what.add_argument(
+        "--dequantize",
+        action="store_true",
+        help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of MODEL's",
+    )
+    what.add_argument("--floats", action="store_true", help="with --dequantize: write OUT with floats")
     share(what, "--straight-through", "--strict")
     what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
     share(what, "--no-frozen-statistics")
@@ -126,7 +136,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     assert data is not None
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(
-        arguments.model,
+        dequantize(arguments.model) if arguments.dequantize else arguments.model,
         optimizer=optimizer_of(arguments),
         training_mode=arguments.training_mode,
         frozen_statistics=arguments.frozen_statistics,
@@ -177,6 +187,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         seconds = time.perf_counter() - start
         note(f"writing {target}")
         trainer.export(target, ema=arguments.ema is not None)
+        if arguments.dequantize and not arguments.floats and communicator.rank == 0:
+            _requantize(arguments, target, loader)
     except FloatingPointError as e:
         raise InvalidArgumentError(f"the training has failed: {e}") from e
     except KeyboardInterrupt as e:
@@ -196,6 +208,15 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         + (f", {arguments.report}" if arguments.report else ""),
     )
     return 0
+
+
+def _requantize(arguments: argparse.Namespace, target: Path, loader: Batches) -> None:
+    """Put integers in the place of the floats that were written."""
+    from onnx_backprop.quantization import requantize  # not before: it needs a runtime
+
+    note(f"rounding {target} to integers")
+    save_model(requantize(target, arguments.model, calibration=islice(loader, CALIBRATION)), target)
+    say(arguments, "the losses are those of the floats; the file that is written rounds")
 
 
 def _lines(facts: Mapping[str, str]) -> Iterator[str]:
@@ -243,6 +264,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidArgumentError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
+    if arguments.floats and not arguments.dequantize:
+        raise InvalidArgumentError("--floats: goes with --dequantize")
 
 
 def loader_of(

@@ -63,6 +63,25 @@ def adapters() -> Names:
     return {"x": x, "batches": [(x, x[:, :3].argmax(axis=1))]}
 
 
+def _integers() -> None:
+    """model.int8.onnx, as quantize_static writes it."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        integers (float[batch, 4] x) => (float[batch, 4] y) <float s = {0.01}, float sx = {0.02}, uint8 z = {100}> {
+            q = QuantizeLinear (x, sx, z) d = DequantizeLinear (q, sx, z) w = DequantizeLinear (w_quantized, s)
+            y = MatMul (d, w) }""")
+    values = np.random.default_rng(0).integers(-127, 128, (4, 4)).astype(np.int8)
+    model.graph.initializer.append(numpy_helper.from_array(values, "w_quantized"))
+    onnx.save(model, "model.int8.onnx")
+
+
+def quantized() -> Names:
+    _integers()
+    x = np.random.default_rng(1).random((16, 4), np.float32)
+    np.savez("data.npz", x=x, target=2 * x)
+    return {"batches": [(x, 2 * x)] * 3}
+
+
 def distributed() -> Names:
     data = _image_model()
     return {"x": data["input"], "t": data["target"]}
@@ -136,6 +155,7 @@ def docstrings() -> Names:
         energy (double a, double b, double temperature) => (double energy) {
             c = Sub (a, temperature) d = Mul (c, c) e = Mul (b, b) energy = Add (d, e) }""")
     onnx.save(energy, "energy.onnx")
+    _integers()
     x = np.random.default_rng(1).random((16, 4), np.float32)
     return {"ob": ob, "np": np, "onnx": onnx, "x": x, "batches": [(x, 2 * x)] * 3, "t": np.array(2.0)}
 
@@ -147,5 +167,6 @@ SETUPS: dict[str, Callable[[], Names]] = {
     "docs/losses.md": losses,
     "docs/migrating.md": migrating,
     "docs/precision.md": precision,
+    "docs/quantized.md": quantized,
     "docs/web.md": web,
 }

@@ -31,7 +31,11 @@ def _is_of(owner: Any, member: Any) -> bool:
 
 
 # What stands around an example.
-BEFORE = {"ob.save_adapter": 'trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="sgd"))'}
+BEFORE = {
+    "ob.save_adapter": 'trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="sgd"))',
+    "ob.requantize": 'trainer = ob.Trainer(ob.training_graph(ob.dequantize("model.int8.onnx"), loss="mse", optimizer="sgd"), '
+    "learning_rate=0.1)",
+}
 BEHIND = {
     "ob.losses": 'ob.training_graph("model.onnx", loss=loss)',
     "ob.optimizers": 'ob.training_graph("model.onnx", loss="mse", optimizer=optimizer)',

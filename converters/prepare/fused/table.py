@@ -51,7 +51,8 @@ _LAYOUT = (
     "an inference-time layout. Optimise with ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or differentiate the model from "
     "before it was optimised"
 )
-_ROUNDS = "it computes in integers. Differentiate the model from before it was quantised, or one with QDQ nodes"
+_ROUNDS = "it computes in integers. ob.dequantize(model) makes the float model that it stands for"
+_ORDERED = "it computes in integers. Differentiate the model from before it was quantised"
 _CACHE = "it reads and writes a cache of keys in place. Export with MultiHeadAttention or standard operators"
 _DOMAINS = {"com.microsoft.nchwc": _LAYOUT, "com.ms.internal.nhwc": _LAYOUT}
 _REFUSED = {
@@ -71,6 +72,8 @@ _REFUSED = {
 
 def reason_against(node: NodeProto) -> str:
     """Why an operator is not handled in any form, "" where nothing is said against it."""
-    if node.domain == MICROSOFT and node.op_type.startswith(("QLinear", "QOrdered", "QAttention", "QGemm", "QEmbed")):
+    if node.domain == MICROSOFT and node.op_type.startswith(("QLinear", "QAttention", "QGemm", "QEmbed")):
         return _ROUNDS
+    if node.domain == MICROSOFT and node.op_type.startswith("QOrdered"):
+        return _ORDERED
     return _DOMAINS.get(node.domain, "") or (_REFUSED.get(node.op_type, "") if node.domain == MICROSOFT else "")

@@ -121,6 +121,38 @@ def test_what_an_exporter_repeated_is_one_row() -> None:
     np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize("offset", [["add", "arange", "expand", "val_3"], ["arange_5", "sub_1"]])
+def test_positions_that_a_batch_repeats_are_rows_of_one_table(offset: list[str]) -> None:
+    """BART: embedding(positions + 2), folded with a row for each example; a position's gradient is the batch's sum."""
+    rows = np.float32([[0.3, -0.4, 0.9], [0.1, 0.2, -0.7]])
+    file = exported(
+        "a = Add(x, embedding_1) y = MatMul(a, fc.weight)",
+        {"embedding_1": np.stack([rows, rows]), "fc.weight": W},
+        "positions.weight fc.weight",
+        folded={"embedding_1": [*offset, "positions.weight"]},
+        x="float[2,2,3] x",
+    )
+    graph = ob.training_graph(file, loss="mse")
+    assert names_of(graph)["positions.weight"].shape == (1, 2, 3)
+    x = np.stack([X, 1 - X])
+    feeds = {"x": x, "target": np.ones((2, 2, 4), np.float32), **graph.initial_values()}
+    (gradient,) = ob.session(graph.model).run([graph.parameters["positions.weight"]], feeds)
+    dy = 2 * ((x + rows) @ W - 1) / 16
+    np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("embedding", ["add"]), ("add_1", ["arange", "embedding"])])
+def test_a_sum_that_no_position_is_computed_with_is_doubtful(name: str, steps: list[str]) -> None:
+    """embedding(ids, weight + 1), embedding(positions, weight) + 1."""
+    rows = np.stack([X, X])
+    body = f"a = Add(x, {name}) y = MatMul(a, fc.weight)"
+    folded = {name: [*steps, "w"]}
+    file = exported(body, {name: rows, "fc.weight": W}, "w fc.weight", folded=folded, x="float[2,2,3] x")
+    with pytest.warns(ob.OnnxBackpropWarning, match=f"does not say for sure.*'w' \\({name}\\)"):
+        graph = ob.training_graph(file, loss="mse")
+    assert graph.initial_values()[name].shape == rows.shape
+
+
 @pytest.mark.parametrize(
     ("sources", "array"),
     [(["g", "v"], W), (["v", "u"], W), (["v", "val_2"], np.zeros_like(W)), (["v", "val_2"], np.vstack([W[:1], W[:2]]))],

@@ -298,7 +298,7 @@ def test_products_in_qlinear_form_are_refused_by_name() -> None:
         f"uint8[2,2] b = {{1,2,3,4}}> {{ {body} }}"
     )
     for straight_through in (False, True):
-        with pytest.raises(ob.UnsupportedError, match=r"QLinearMatMul 'product': it rounds.*QDQ format"):
+        with pytest.raises(ob.UnsupportedError, match=r"QLinearMatMul 'product': it rounds.*ob\.dequantize"):
             ob.backward(model, wrt=["x"], straight_through=straight_through)
     assert not ob.explain_gradients(model, wrt=["x"]).ok
 
@@ -351,6 +351,6 @@ def test_weights_stored_as_integers_are_told() -> None:
         """<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,3] y)
         <int8[2,3] q = {1, 2, 3, 4, 5, 6}, float s = {0.5}> { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
     )
-    with pytest.raises(ob.InvalidArgumentError, match=r"'s' \(quantization scale.*stored as integers.*float model"):
+    with pytest.raises(ob.InvalidArgumentError, match=r"'s' \(quantization scale.*stored as integers.*ob\.dequantize"):
         ob.training_graph(model, loss="mse")
     assert list(ob.training_graph(model, loss="mse", trainable=["s"]).parameters) == ["s"]

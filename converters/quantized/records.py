@@ -1,0 +1,137 @@
+"""What of a quantised file stands for which floats: weights, and the scales of values that each run computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from onnx_backprop.converters.prepare.graphs import replace_values
+from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
+
+_BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
+_BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
+INTEGERS = frozenset(_BITS)
+
+
+def array_of(tensor: TensorProto) -> Array:
+    """A tensor's numbers; those of integers in int64."""
+    array = numpy_helper.to_array(tensor)
+    return array.astype(np.int64) if tensor.data_type in INTEGERS else array
+
+
+def range_of(element: int) -> Range:
+    """The range of an integer type."""
+    bits = _BITS[element]
+    return Range(-(1 << (-bits - 1)), (1 << (-bits - 1)) - 1) if bits < 0 else Range(0, (1 << bits) - 1)
+
+
+@dataclass(eq=False)
+class Activation:
+    """A scale of the file for values that a run computes: `values`, their names in the float model.
+
+    ints: the integers that a Clip leaves, None for all of the type.
+    """
+
+    scale: TensorProto
+    zero: TensorProto | None
+    element: int
+    values: list[str] = field(default_factory=list)
+    ints: Range | None = None
+
+
+@dataclass(eq=False)
+class Weight:
+    """Integers of the file and the float tensor `name` that they stand for.
+
+    stored: None where the file has floats, and rounds them itself. perm: the axes of the float tensor among those of
+    the integers. bits: of numbers that are packed along the last axis of `stored`, blocks of it beside each other.
+    scale: None for a bias whose scale is the product of those of its input and its weight, times `factor`; `of`: these
+    two, for a bias of any kind. readers: nodes of the file that read the integers, and as which input.
+    """
+
+    name: str
+    stored: TensorProto | None
+    scale: TensorProto | None
+    zero: TensorProto | None
+    blocks: Blocks
+    element: int
+    perm: tuple[int, ...] = ()
+    bits: int = 0
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+    of: tuple[Activation, Weight] | None = None
+    factor: float = 1.0
+    readers: list[tuple[NodeProto, int]] = field(default_factory=list)
+
+    @property
+    def whole(self) -> Range:
+        """The range of its integers."""
+        return Range(0, (1 << self.bits) - 1) if self.bits else range_of(self.element)
+
+    def integers(self) -> Array:
+        """The numbers of the file, unpacked, in their order there."""
+        assert self.stored is not None
+        array = array_of(self.stored)
+        if self.bits:
+            rows = array.astype(np.uint8).reshape(self.blocks.shape[0], -1)
+            array = unpacked(rows, self.bits, self.blocks.shape[1]).astype(np.int64)
+        return array.reshape(self.blocks.shape)
+
+    def zeros(self) -> Array:
+        """The zero points, one or one for each scale."""
+        if self.zero is None:
+            return np.array(1 << (self.bits - 1) if self.bits else 0)
+        array = array_of(self.zero)
+        if self.bits and self.zero.data_type == TensorProto.UINT8:
+            rows, columns = self.blocks.counts
+            return unpacked(array.astype(np.uint8).reshape(rows, -1), self.bits, columns).astype(np.int64)
+        return array
+
+    def scales(self) -> Array:
+        """The scales of the file."""
+        if self.scale is not None:
+            return array_of(self.scale)
+        assert self.of is not None
+        return product_of(self.of, self.factor)
+
+    def floats(self) -> Array:
+        """(q - z) · s."""
+        steps = self.integers() - self.blocks.spread(self.zeros())
+        scale = self.blocks.spread(self.scales())
+        floats = (steps.astype(np.float64) * scale.astype(np.float64)).astype(self.dtype)
+        return floats.transpose(self.perm) if self.perm else floats
+
+    def as_stored(self, floats: Array) -> Array:
+        """An array of the float tensor with the axes of the integers."""
+        return floats.transpose(np.argsort(self.perm)) if self.perm else floats
+
+    def rounded(self, floats: Array, scale: Array, zero: Array) -> Array:
+        """The numbers of other floats as the file has them, packed, for a scale and a zero point."""
+        array, zeros = self.as_stored(floats).astype(np.float64), self.blocks.spread(zero)
+        q = rounded(array, self.blocks.spread(scale.astype(np.float64)), zeros, self.whole)
+        if self.bits:
+            assert self.stored is not None
+            q = packed(q.astype(np.uint8), self.bits, int(np.prod(self.stored.dims)) // self.blocks.shape[0])
+        return q
+
+    def write_zeros(self, zero: Array) -> None:
+        """Put other zero points in the file."""
+        assert self.zero is not None
+        if self.bits and self.zero.data_type == TensorProto.UINT8:
+            rows, columns = self.blocks.counts
+            zero = packed(zero.reshape(rows, columns).astype(np.uint8), self.bits, -(-columns * self.bits // 8))
+        put(self.zero, zero)
+
+
+def product_of(of: tuple[Activation, Weight], factor: float) -> Array:
+    """The scale of a bias: that of the input times those of the weight."""
+    x, weight = of
+    return array_of(x.scale).astype(np.float64).reshape(()) * weight.scales().astype(np.float64).reshape(-1) * factor
+
+
+def put(tensor: TensorProto, array: Array) -> None:
+    """Give a tensor other numbers of its type, in its shape."""
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    replace_values(tensor, np.asarray(array).astype(dtype).reshape(tuple(tensor.dims)))

@@ -1,0 +1,113 @@
+"""`requantize`: a quantised file with other weights, and with scales that are measured on data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import ModelProto, helper
+
+from onnx_backprop.converters.prepare.graphs import copied
+from onnx_backprop.converters.quantized.dequantize import walked
+from onnx_backprop.converters.quantized.requantize import put_floats, requantized
+from onnx_backprop.converters.quantized.walk import Walk
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.reading import load
+
+
+def requantize(
+    trained: ModelProto | ir.Model | str | Path,
+    original: ModelProto | ir.Model | str | Path,
+    *,
+    calibration: Iterable[Any] | None = None,
+) -> ModelProto:
+    """The quantised model `original` with the weights of `trained`, each rounded to integers of the kind it has there.
+
+        trainer.export("trained.onnx")  # trained from ob.dequantize("model.int8.onnx")
+        onnx.save(ob.requantize("trained.onnx", "model.int8.onnx", calibration=batches), "trained.int8.onnx")
+
+    Args:
+        trained: the float model that `dequantize` has made of the original, with other weights.
+        original: the quantised model that came. Neither is changed.
+        calibration: batches of the model's inputs, as mappings by name or sequences in their order; what a batch has
+            beside them, as targets, is left aside. Scales and zero points of values that runs compute are taken anew,
+            from the least and the largest number that the trained float model has on them. Without it they stay, with
+            a warning that names some. Files whose runs compute these scales need none.
+
+    Weights: s = max |w| / levels for each scale where zero is the middle of the range, the levels being those that the
+    original uses (127, or 64 where it has 7 bits), else s = (max - min) / levels, z rounded, with 0 in between. Tensors
+    that share a scale still do: it fits the largest. A bias of int32 gets the product of its input's and its weight's
+    scale; a weight's scale grows where the bias would not fit. Floats of the original, running statistics too, are
+    those of `trained`.
+
+    Errors: InvalidArgumentError for weights that are missing or of another shape, calibration without a batch or with
+    other inputs, or a model that is not quantised.
+    """
+    model, walk = load(trained), walked(original)
+    if calibration is None:
+        _warn(walk)
+    ranges = {} if calibration is None else _measured(walk, model, calibration)
+    return requantized(walk, model, ranges)
+
+
+def _warn(walk: Walk) -> None:
+    fixed = [one for one in walk.activations.values() if one.values]
+    if fixed:
+        shown = ", ".join(repr(one.values[0]) for one in fixed[:3])
+        warnings.warn(
+            f"the scales of values that runs compute stay those of the original ({len(fixed)}): {shown}"
+            f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut; calibration=[…] takes "
+            "them anew from batches of data",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )
+
+
+def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> dict[str, tuple[float, float]]:
+    """The least and the largest number of each value that the file has a scale for."""
+    from onnx_backprop.ort_ops import session  # not before: it needs a runtime
+
+    model = copied(walk.floats)
+    put_floats(model, trained)
+    wanted = list(dict.fromkeys(name for one in walk.activations.values() for name in one.values))
+    if not wanted:
+        return {}
+    outputs = {value.name for value in model.graph.output}
+    inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    made = {name for node in model.graph.node for name in node.output}  # those of branches no run gives out
+    computed = [name for name in wanted if name in made]
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in computed if name not in outputs)
+    runs = session(model, kernels=None)
+    fed = [value.name for value in runs.get_inputs()]
+    found: dict[str, tuple[float, float]] = {}
+    batches = [calibration] if isinstance(calibration, Mapping) else calibration
+    count = 0
+    for count, batch in enumerate(batches, 1):  # noqa: B007
+        feeds = _feeds(batch, fed)
+        dtypes = {name: helper.tensor_dtype_to_np_dtype(inputs[name]) for name in fed}
+        feeds = {name: np.asarray(feeds[name]).astype(dtypes[name], copy=False) for name in fed}
+        results = dict(zip(computed, runs.run(computed, feeds), strict=True)) if computed else {}
+        for name in wanted:
+            array = np.asarray(results[name] if name in results else feeds.get(name, np.zeros(0)))
+            if array.size:
+                low, high = found.get(name, (0.0, 0.0))
+                found[name] = (min(low, float(array.min())), max(high, float(array.max())))
+    if not count:
+        raise InvalidArgumentError("calibration: expected at least one batch, got none")
+    wrong = next((name for name, ends in found.items() if not np.all(np.isfinite(ends))), None)
+    if wrong is not None:
+        raise InvalidArgumentError(f"calibration: {wrong!r} is not finite on it. Take other data or an earlier model")
+    return found
+
+
+def _feeds(batch: Any, names: list[str]) -> dict[str, Any]:
+    """A batch by the names of the model's inputs."""
+    feeds = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, batch, strict=False))
+    missing = [name for name in names if name not in feeds]
+    if missing:
+        raise InvalidArgumentError(f"calibration: expected arrays {', '.join(names)}; {missing[0]!r} is missing")
+    return feeds
