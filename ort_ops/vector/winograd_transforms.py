@@ -74,8 +74,8 @@ _ALL = (
 )
 _TRANSFORMS = {t.edge**2: t for t in _ALL}  # by the products per tile
 MOST_ELEMENTS = max(_TRANSFORMS)
-# Times the largest sum that a weight's gradient is made of. Gradients that are exactly zero, as of a channel and one that
-# it never meets, came out at up to 3.6·2⁻²⁴ of it; of others, next to none are below.
+# Times the largest sum that a weight's gradient is made of. Gradients that are exactly zero, as of a channel and one
+# that it never meets, came out at up to 3.6·2⁻²⁴ of it; of others, next to none are below.
 ROUNDING = 2.0**-21
 
 
