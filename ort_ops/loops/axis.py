@@ -18,9 +18,15 @@ def add_transposed(dy, index, weight, dx):
 
 
 def transposed(taps: tuple[NDArray[np.int64], Float64Array], dy: Float64Array, axis: int, length: int) -> Float64Array:
-    """Wᵀ·dy along one axis of any tensor, which has `length` entries then; taps are index and weight, (O, taps)."""
+    """Wᵀ·dy along one axis of any tensor, which has `length` entries then; taps are index and weight, (O, taps).
+
+    IndexError for a tap outside: the loop checks no bounds.
+    """
+    index, weight = taps
+    if index.min(initial=0) < 0 or index.max(initial=0) >= length:
+        raise IndexError(f"taps at pixels {index.min()} to {index.max()} of axis {axis}, which has {length}")
     before, after = dy.shape[:axis], dy.shape[axis + 1 :]
     rows, columns = int(np.prod(before)), int(np.prod(after))
     dx = np.zeros((rows, length, columns))
-    add_transposed(dy.reshape(rows, dy.shape[axis], columns), *taps, dx)
+    add_transposed(dy.reshape(rows, dy.shape[axis], columns), index, weight, dx)
     return dx.reshape(*before, length, *after)

@@ -69,10 +69,8 @@ def place(length, out, scale, mode, coordinates, nearest_mode, a, exclude_outsid
     """Index and weight of the taps of every destination index."""
     last = length - 1
     reach = 2.0 if mode == "cubic" else 1.0
-    narrow = min(np.float64(scale), 1.0) if antialias and not copied else 1.0
-    count = int(np.ceil(2 * reach / narrow)) + 2
-    if mode == "nearest" or copied:
-        count = 1
+    narrow = min(np.float64(scale), 1.0) if antialias else 1.0
+    count = 1 if mode == "nearest" or copied else int(np.ceil(2 * reach / narrow)) + 2
     index, weight = np.zeros((out, count), np.int64), np.zeros((out, count))
     for o in range(out):
         everywhere = np.float32(o)
