@@ -70,13 +70,14 @@ def add_backward_data(dx, w, dy, strides, dilations, pads, groups):
 @njit(cache=True, nogil=True)
 def add_backward_weights(x, dw, dy, strides, dilations, pads, groups):
     """dw[d,s,k] += Σ_{n,o} dy[n,d,o] · x[n,s,o·S+k·D-P]."""
-    for n in range(dy.shape[0]):
-        for d in range(dy.shape[1]):
-            first = d // (dy.shape[1] // groups) * dw.shape[1]
-            for s in range(dw.shape[1]):
-                for k0 in range(dw.shape[2]):
-                    for k1 in range(dw.shape[3]):
-                        for k2 in range(dw.shape[4]):
+    for d in range(dw.shape[0]):
+        first = d // (dw.shape[0] // groups) * dw.shape[1]
+        for s in range(dw.shape[1]):
+            for k0 in range(dw.shape[2]):
+                for k1 in range(dw.shape[3]):
+                    for k2 in range(dw.shape[4]):
+                        total = 0.0
+                        for n in range(dy.shape[0]):
                             for o0 in range(dy.shape[2]):
                                 i0 = o0 * strides[0] + k0 * dilations[0] - pads[0]
                                 if not 0 <= i0 < x.shape[2]:
@@ -88,7 +89,8 @@ def add_backward_weights(x, dw, dy, strides, dilations, pads, groups):
                                     for o2 in range(dy.shape[4]):
                                         i2 = o2 * strides[2] + k2 * dilations[2] - pads[2]
                                         if 0 <= i2 < x.shape[4]:
-                                            dw[d, s, k0, k1, k2] += dy[n, d, o0, o1, o2] * x[n, first + s, i0, i1, i2]
+                                            total += dy[n, d, o0, o1, o2] * x[n, first + s, i0, i1, i2]
+                        dw[d, s, k0, k1, k2] += total
 
 
 def forward(x: Float64Array, w: Float64Array, out: Sequence[int], geo: Geometry) -> Float64Array:
