@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,8 @@ def register() -> None:
     with Deferred():  # an operator is registered once or never
         if not _interrupted:
             for op in OPS:
-                _register_kernel(NUMPY_DOMAIN, op, op.evaluate_all)
-                _register_kernel(LOOPS_DOMAIN, op, partial(_by_loops, op))
+                _register_kernel(NUMPY_DOMAIN, op)
+                _register_kernel(LOOPS_DOMAIN, op)
             _register_check()
             for name in (SUM, WEIGHTED_SUM):
                 _register_sum(name)
@@ -113,11 +113,7 @@ def by_loops() -> Mapping[str, Op]:
     return BY_LOOPS
 
 
-def _by_loops(op: Op, inputs: Sequence[Given], attributes: Mapping[str, object]) -> tuple[Array, ...]:
-    return by_loops().get(op.name, op).evaluate_all(inputs, attributes)
-
-
-def _register_kernel(domain: str, op: Op, evaluate: Callable[..., tuple[Array, ...]]) -> None:
+def _register_kernel(domain: str, op: Op) -> None:
     lists = [a for a in op.attributes if a.kind in ("float", "ints", "floats")]
     scalars = [a for a in op.attributes if a.kind in ("int", "string")]
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
@@ -127,7 +123,8 @@ def _register_kernel(domain: str, op: Op, evaluate: Callable[..., tuple[Array, .
             inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
             attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
             attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
-            results = evaluate(inputs, attributes)
+            computed_by = by_loops().get(op.name, op) if domain == LOOPS_DOMAIN else op
+            results = computed_by.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
             return _failure(str(e), len(op.outputs))
         except Exception as e:  # noqa: BLE001 - out of memory, a bug: nothing may leave this function
