@@ -33,8 +33,6 @@ def reference(
     attrs: Attributes, out: tuple[int, ...], gradient: Float64Array, _sizes: tuple[int, ...] | None
 ) -> Float64Array:
     dx = gradient
-    if dx.size == 0:
-        return np.zeros(out)
     nearest = attrs["interpolation_mode"] == "NEAREST_NEIGHBOR"
     for axis, length in enumerate(out):
         # no scale means O / I, as a fraction: a rounded quotient would move ties

@@ -125,7 +125,7 @@ def reference(
     scales: Sequence[float] | None,
     sizes: Sequence[int] | None,
 ) -> Float64Array:
-    if dy.size == 0:
+    if dy.size == 0:  # O/I is no scale then
         return np.zeros(out)
     dx = dy
     for axis, resized in enumerate(resized_axes(attrs, out, dy.shape, roi=roi, scales=scales, sizes=sizes)):

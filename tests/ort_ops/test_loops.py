@@ -84,6 +84,14 @@ def test_taps_of_resize(attributes: Mapping[str, Any], coordinates: str) -> None
         np.testing.assert_allclose(got, expected, rtol=0, atol=atol, strict=True, err_msg=str(axis))
 
 
+@pytest.mark.parametrize("antialias", [0, 1])
+def test_an_empty_gradient_of_resize_gives_zeros(antialias: int) -> None:
+    """Its scale, O/I, is 0: nothing may be divided by it."""
+    inputs = [np.ones((2, 0), f32), np.ones((2, 3), f32), None, None, np.array([2, 0], np.int64)]
+    dx = loops.BY_LOOPS["ResizeGrad"].evaluate(inputs, {"mode": "linear", "antialias": antialias})
+    np.testing.assert_array_equal(dx, np.zeros((2, 3), f32), strict=True)
+
+
 @pytest.mark.parametrize("pixel", [-1, 3])
 def test_a_tap_outside_is_refused_before_the_loop_writes_there(pixel: int) -> None:
     taps = np.array([[0], [pixel]]), np.ones((2, 1))
