@@ -1,24 +1,26 @@
-"""The route "numpy": every operator's float64 reference as a Python operator of onnxruntime-extensions.
+"""The routes "numpy" and "loops": every operator's float64 reference, or its loop, as a Python operator.
 
-A Python operator gets and returns float32 and integer tensors, knows no list attributes, no optional inputs and
-no exceptions (one ends the process). The body in `opset.functions` therefore feeds attributes as tensors and expects
-(data, shape, message) back; a check operator turns a non-empty message into a failed run with that text.
+A Python operator of onnxruntime-extensions gets and returns float32 and integer tensors, knows no list attributes, no
+optional inputs and no exceptions (one ends the process). The body in `opset.functions` therefore feeds attributes as
+tensors and expects (data, shape, message) back; a check operator turns a non-empty message into a failed run with that
+text.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_backprop.opset.core.errors import OnnxBackpropError
+from onnx_backprop.opset.core.errors import KernelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMPY_DOMAIN
+from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, LOOPS_DOMAIN, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
 from onnx_backprop.ort_ops.compiler.decorators import exported
@@ -64,7 +66,8 @@ def register() -> None:
     with Deferred():  # an operator is registered once or never
         if not _interrupted:
             for op in OPS:
-                _register_kernel(op)
+                _register_kernel(NUMPY_DOMAIN, op)
+                _register_kernel(LOOPS_DOMAIN, op)
             _register_check()
             for name in (SUM, WEIGHTED_SUM):
                 _register_sum(name)
@@ -99,7 +102,18 @@ def _register_sum(name: str) -> None:
     )(compute)
 
 
-def _register_kernel(op: Op) -> None:
+@cache
+def by_loops() -> Mapping[str, Op]:
+    """The operators that have loops; KernelError without Numba, which is not imported before somebody asks for it."""
+    try:
+        with Deferred():  # pybind11 turns an interrupted import into an ImportError
+            from onnx_backprop.ort_ops.loops import BY_LOOPS
+    except ImportError as e:
+        raise KernelError(f"kernels=\"loops\" needs Numba: {e}. Run pip install 'onnx-backprop[numba]'") from e
+    return BY_LOOPS
+
+
+def _register_kernel(domain: str, op: Op) -> None:
     lists = [a for a in op.attributes if a.kind in ("float", "ints", "floats")]
     scalars = [a for a in op.attributes if a.kind in ("int", "string")]
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
@@ -109,7 +123,8 @@ def _register_kernel(op: Op) -> None:
             inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
             attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
             attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
-            results = op.evaluate_all(inputs, attributes)
+            computed_by = by_loops().get(op.name, op) if domain == LOOPS_DOMAIN else op
+            results = computed_by.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
             return _failure(str(e), len(op.outputs))
         except Exception as e:  # noqa: BLE001 - out of memory, a bug: nothing may leave this function
@@ -117,7 +132,7 @@ def _register_kernel(op: Op) -> None:
         return _answer([(result.reshape(-1), result.shape) for result in results], "")
 
     registered = onnx_op(
-        op_type=f"{NUMPY_DOMAIN}::{op.name}",
+        op_type=f"{domain}::{op.name}",
         inputs=[_input_type(i) for i in op.inputs]
         + [PyCustomOpDef.dt_int64 if a.kind == "ints" else PyCustomOpDef.dt_float for a in lists],
         outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64] * len(op.outputs) + [PyCustomOpDef.dt_uint8],

@@ -1,6 +1,6 @@
 """Sessions: stock onnxruntime with the kernels of our operators registered.
 
-Those of "numba" and "numpy" need llvmlite and onnxruntime-extensions, which are imported when somebody asks for them:
+Those of all routes but "onnx" need llvmlite and onnxruntime-extensions, which are imported when somebody asks for them:
 where there are none, the standard operators of "onnx" run on onnxruntime alone.
 """
 
@@ -27,7 +27,7 @@ from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
 from onnx_backprop.opset.functions.numba import write_out
-from onnx_backprop.opset.functions.use_kernels import use_kernels
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS, use_kernels
 
 if TYPE_CHECKING:
     from typing import Any as SessionOptions  # a class in C, of which type checkers know nothing
@@ -58,9 +58,9 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
     """Register the kernels with session options of your own; returns the same options.
 
     Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
-    a model with kernels="numba" or "numpy". Those of "numpy" run in the Python process that calls this, under its
-    interpreter lock. Where the native kernels of "numba" cannot work, a warning says why, and models that need them
-    do not load.
+    a model with kernels="numba", "numpy" or "loops". Those of "numpy" and "loops" run in the Python process that calls
+    this, under its interpreter lock, which the loops themselves give back. Where the native kernels of "numba" cannot
+    work, a warning says why, and models that need them do not load.
     Options that onnxruntime-extensions' library was registered with by `register_custom_ops_library` are taken as they
     are: they have the kernels where these had been registered in the process by then. KernelError where they have not:
     the library cannot be registered with them again.
@@ -95,13 +95,17 @@ def kernels_on(options: SessionOptions, kernels: str | None) -> str | None:
     """Register the kernels with session options; the route that then runs there.
 
     That is the given one, "onnx" in the place of "numba" where that is missing, with a warning. KernelError for "numpy"
-    where it is missing.
+    and "loops" where they are missing.
     """
     there = _has_kernels(options)
-    if kernels == "numpy":
-        require_operators('kernels="numpy"')
+    if kernels in PYTHON_KERNELS:
+        require_operators(f'kernels="{kernels}"')
         if not there:
             raise KernelError(_TOO_EARLY)
+    if kernels == "loops":
+        from onnx_backprop.ort_ops.numpy_route import by_loops
+
+        by_loops()
     if kernels == "numba" and not there and not _missing():
         logger.warning('kernels="onnx" take the place of "numba": %s', _TOO_EARLY)
     return "onnx" if kernels == "numba" and not (there and native_kernels_work()) else kernels
@@ -140,11 +144,12 @@ def session(
     with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
     them, `opset.functions.half`. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
-    its sentence; KernelError for "numpy" without onnxruntime-extensions or llvmlite; what `use_kernels` raises.
+    its sentence; KernelError for "numpy" and "loops" without onnxruntime-extensions or llvmlite, and for "loops"
+    without Numba; what `use_kernels` raises.
     """
     model = load(model) if is_ir_model(model) else model
     path = None if isinstance(model, ModelProto) else existing(model)
-    options = session_options or default_options(python_operators=kernels == "numpy")
+    options = session_options or default_options(python_operators=kernels in PYTHON_KERNELS)
     kernels = kernels_on(options, kernels)
     source: str | bytes
     if kernels is None:
@@ -242,14 +247,14 @@ def native_kernels_work() -> bool:
 
 
 def require_operators(what: str) -> None:
-    """KernelError where the operators of "numba" and "numpy" cannot be registered, which `what` needs."""
+    """KernelError where no operators can be registered, which `what` needs."""
     if reason := _missing():
         raise KernelError(f"{what} needs onnxruntime-extensions and llvmlite: {reason}. Install both")
 
 
 @cache
 def _missing() -> str:
-    """What "numba" and "numpy" lack to be imported, onnxruntime-extensions or llvmlite; '' where both are there."""
+    """What all routes but "onnx" lack to be imported, onnxruntime-extensions or llvmlite; '' where both are there."""
     try:
         with Deferred():  # pybind11 turns an interrupted import into an ImportError
             from onnx_backprop.ort_ops import numba_route, numpy_route  # noqa: F401

@@ -29,6 +29,7 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
@@ -125,7 +126,9 @@ class Trainer:
         self.schedule: Schedule | None = None
         self.communicator = connected(communicator)
         threads = self.communicator.threads
-        options = session_options or default_options(python_operators=kernels == "numpy", lean=True, threads=threads)
+        options = session_options or default_options(
+            python_operators=kernels in PYTHON_KERNELS, lean=True, threads=threads
+        )
         options = be_lean(options)
         self.kernels = kernels_on(options, kernels)
         self.session_options = options

@@ -1,4 +1,4 @@
-"""The body of route "numpy": one Python operator that computes the float64 reference."""
+"""The body of the routes "numpy" and "loops": one Python operator, in the domain of the route."""
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper
@@ -7,6 +7,7 @@ from onnx_backprop.opset.core.op import NUMBER_TYPES, Op
 from onnx_backprop.opset.functions.protos import ABSENT_SHAPE, Present, function, in_its_type, reference
 
 NUMPY_DOMAIN = "onnx_backprop.numpy"
+LOOPS_DOMAIN = "onnx_backprop.loops"
 CHECK_DOMAIN = "ai.onnx.contrib"
 CHECK_OP = "OnnxBackpropCheck"
 
@@ -18,7 +19,7 @@ def overload_of(op: Op, present: Present, outputs: int) -> str:
     return f"without_{'_'.join(missing)}" if missing else ""
 
 
-def numpy_body(op: Op, present: Present, opset: int, outputs: int) -> FunctionProto:
+def python_body(domain: str, op: Op, present: Present, opset: int, outputs: int) -> FunctionProto:
     """Everything becomes a tensor, one Python operator computes in float64.
 
     Floating-point inputs are cast to float32 and the result back, so that f16 and bf16 are rounded once; of an
@@ -47,7 +48,7 @@ def numpy_body(op: Op, present: Present, opset: int, outputs: int) -> FunctionPr
             constant.attribute.append(reference(f"value_{attribute.kind}", attribute))
             nodes.append(constant)
     results = [name for o in op.outputs for name in (f"data_{o.name}", f"shape_{o.name}")]
-    kernel = helper.make_node(op.name, feeds, [*results, "message"], domain=NUMPY_DOMAIN, name="kernel")
+    kernel = helper.make_node(op.name, feeds, [*results, "message"], domain=domain, name="kernel")
     kernel.attribute.extend(reference(a.name, a) for a in op.attributes if a.kind in ("int", "string"))
     nodes.append(kernel)
     for o in op.outputs[:outputs]:
@@ -57,6 +58,6 @@ def numpy_body(op: Op, present: Present, opset: int, outputs: int) -> FunctionPr
             helper.make_node("Reshape", [data, checked], [result], name=result, allowzero=1),
             in_its_type(op, o, result),
         ]
-    domains = {NUMPY_DOMAIN: 1, CHECK_DOMAIN: 1}
+    domains = {domain: 1, CHECK_DOMAIN: 1}
     overload = overload_of(op, present, outputs)
     return function(op, present, nodes, overload=overload, opset=opset, domains=domains, outputs=outputs)

@@ -8,6 +8,7 @@ the graph stays the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
@@ -18,14 +19,15 @@ from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.numba import native_body
-from onnx_backprop.opset.functions.numpy import numpy_body
+from onnx_backprop.opset.functions.numpy import LOOPS_DOMAIN, NUMPY_DOMAIN, python_body
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
 from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
 from onnx_backprop.opset.operators.registry import BY_NAME
 
-KERNELS = ("onnx", "numpy", "numba")  # routes
+KERNELS = ("onnx", "numpy", "numba", "loops")  # routes
+PYTHON_KERNELS = ("numpy", "loops")  # routes of Python operators
 DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
@@ -36,8 +38,8 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
     """Return a copy of the model whose domain nodes run on the given kernels.
 
     kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native
-    kernels compiled by LLVM, "numpy" the float64 references as Python operators, and for both the session needs
-    `register_ops`.
+    kernels compiled by LLVM, "numpy" the float64 references as Python operators, "loops" plain loops compiled by Numba
+    in the place of a reference where an operator has some, and for all three the session needs `register_ops`.
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """
@@ -109,8 +111,8 @@ class _Bodies:
         return self._overloads[key]
 
 
-def _numpy(op: Op, node: NodeProto, _scope: Scope, opset: int) -> FunctionProto:
-    return numpy_body(op, present_inputs(op, node), opset, named_outputs(op, node))
+def _python(domain: str, op: Op, node: NodeProto, _scope: Scope, opset: int) -> FunctionProto:
+    return python_body(domain, op, present_inputs(op, node), opset, named_outputs(op, node))
 
 
 def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
@@ -125,7 +127,12 @@ def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
     return native_body(op, present_inputs(op, node), opset, named_outputs(op, node), typed=typed)
 
 
-_BUILDERS = {"numba": _native, "numpy": _numpy, "onnx": _standard}
+_BUILDERS = {
+    "numba": _native,
+    "numpy": partial(_python, NUMPY_DOMAIN),
+    "loops": partial(_python, LOOPS_DOMAIN),
+    "onnx": _standard,
+}
 
 
 def check_kernels(kernels: str) -> None:

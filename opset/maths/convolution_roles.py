@@ -1,6 +1,6 @@
 """The convolution operators as one: a correlation of which two tensors are given and the third is the result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,13 @@ from onnx_backprop.opset.maths import convolution
 from onnx_backprop.opset.maths.convolution_attributes import dims_of, wanted_shape
 
 Role = Literal["source", "destination", "weights"]
+Products = Mapping[Role, Callable[[Float64Array, Float64Array, Sequence[int], convolution.Geometry], Float64Array]]
+PRODUCTS: Products = {
+    "source": convolution.backward_data,
+    "destination": convolution.forward,
+    "weights": convolution.backward_weights,
+}
+"""What computes each of the three tensors from the other two."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Roles:
         first: Float64Array,
         second: Float64Array,
         _stated: tuple[int, ...] | None = None,
+        *,
+        products: Products = PRODUCTS,
     ) -> Float64Array:
         result, arrays = self.result, dict(zip(self.names, (first, second), strict=False))
         resolved = self.resolve(attrs, {**{role: x.shape for role, x in arrays.items()}, result: out})
@@ -96,9 +105,4 @@ class Roles:
         a, b = (np.ascontiguousarray(ordered[role]) for role in ("source", "destination", "weights") if role in ordered)
         order = self.order(attrs, result, len(out))
         lengths = [out[axis] for axis in order[2:]]
-        product = {
-            "source": convolution.backward_data,
-            "destination": convolution.forward,
-            "weights": convolution.backward_weights,
-        }[result]
-        return product(a, b, lengths, geo).transpose(inverse(order))
+        return products[result](a, b, lengths, geo).transpose(inverse(order))

@@ -8,7 +8,7 @@ from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_rank
 from onnx_backprop.opset.maths import convolution_attributes as spec
-from onnx_backprop.opset.maths.convolution_roles import Roles
+from onnx_backprop.opset.maths.convolution_roles import PRODUCTS, Products, Roles
 
 DOC = """
 y[n,oc,o] = bias[oc] + Σ_{ic in group, k: 0 <= o·S + k·D - P < len(x)} x[n,ic,o·S + k·D - P] · w[oc, ic mod IC/g, k]
@@ -46,9 +46,15 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
 
 
 def reference(
-    attrs: Attributes, out: tuple[int, ...], src: Float64Array, weights: Float64Array, bias: Float64Array | None
+    attrs: Attributes,
+    out: tuple[int, ...],
+    src: Float64Array,
+    weights: Float64Array,
+    bias: Float64Array | None,
+    *,
+    products: Products = PRODUCTS,
 ) -> Float64Array:
-    y = ROLES.reference(attrs, out, src, weights)
+    y = ROLES.reference(attrs, out, src, weights, products=products)
     if bias is None:
         return y
     return y + (bias if attrs["data_format"] == "NXC" else bias.reshape(-1, *[1] * (y.ndim - 2)))

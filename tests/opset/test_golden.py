@@ -14,6 +14,7 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.support import single_op
 
@@ -99,10 +100,15 @@ def test_reference(case: Golden) -> None:
     assert_agrees(case, got.astype(np.float32))
 
 
-# route "numpy" is the same function whatever is known of the shapes
+# a Python operator is the same whatever is known of the shapes
 @pytest.mark.parametrize(
     ("kernels", "shapes"),
-    [(k, shapes) for k in KERNELS for shapes in ("symbolic", "known") if (k, shapes) != ("numpy", "known")],
+    [
+        (k, shapes)
+        for k in KERNELS
+        for shapes in ("symbolic", "known")
+        if k not in PYTHON_KERNELS or shapes == "symbolic"
+    ],
 )
 @each_case
 def test_session(case: Golden, kernels: str, shapes: str) -> None:

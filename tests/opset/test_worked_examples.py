@@ -6,6 +6,7 @@ The inputs are small numbers that each type holds exactly, so the answer is the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
 from onnx_backprop.opset import OPS
+from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.loops import BY_LOOPS
 from tests.support import single_op
 from tests.support.checks import DTYPES, assert_rounded_once, evaluate_all
 from tests.support.renamed import renamed
@@ -21,6 +24,12 @@ from tests.worked.example import Example
 from tests.worked.examples import EXAMPLES
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
+REFERENCES = [
+    pytest.param(example, operators, id=f"{example.id}-{name}")
+    for name, operators in (("reference", BY_NAME), ("loops", BY_LOOPS))
+    for example in EXAMPLES
+    if example.op in operators
+]
 each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
 
 
@@ -35,9 +44,9 @@ def test_the_table_covers_every_operator_and_names_each_example_once() -> None:
 
 
 @each_dtype
-@each_example
-def test_reference(example: Example, dtype: str) -> None:
-    results = evaluate_all(example.op, example.attributes, example.arrays(), dtype)
+@pytest.mark.parametrize(("example", "operators"), REFERENCES)
+def test_reference(example: Example, operators: Mapping[str, Op], dtype: str) -> None:
+    results = evaluate_all(example.op, example.attributes, example.arrays(), dtype, operators)
     for got, expected, spec in zip(results, answers(example), BY_NAME[example.op].outputs, strict=True):
         assert_rounded_once(got, expected, dtype if spec.type_name == "T1" else "f32")
 

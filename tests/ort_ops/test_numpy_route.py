@@ -1,4 +1,4 @@
-"""The route "numpy": Python operators inside stock onnxruntime sessions."""
+"""The routes "numpy" and "loops": Python operators inside stock onnxruntime sessions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx import checker, helper, parser, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops.numpy_route import _Result
 from tests.support import single_op
 from tests.worked.examples import EXAMPLES
@@ -29,6 +30,7 @@ CONV_DATA = {
 }
 DY = f32([[[1, 2, 3]]])
 W = f32([[[1, 10, 100]]])
+each_route = pytest.mark.parametrize("kernels", PYTHON_KERNELS)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -72,9 +74,10 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(got, np.zeros(source, f32), strict=True)
 
 
-def test_a_refused_run_is_a_failed_status_with_the_reason() -> None:
+@each_route
+def test_a_refused_run_is_a_failed_status_with_the_reason(kernels: str) -> None:
     session = ob.session(
-        single_op.model("ConvolutionBackwardData", CONV_DATA, [DY, W, np.zeros(3, np.int32)]), kernels="numpy"
+        single_op.model("ConvolutionBackwardData", CONV_DATA, [DY, W, np.zeros(3, np.int32)]), kernels=kernels
     )
     for length in (4, 7, 2**31 - 1):
         with pytest.raises(Exception, match="ConvolutionBackwardData: .*expects diff_dst length .*, got 3") as e:
@@ -84,14 +87,16 @@ def test_a_refused_run_is_a_failed_status_with_the_reason() -> None:
     np.testing.assert_array_equal(dx, [[[10, 102, 20, 203, 30]]])
 
 
-def test_what_cannot_be_allocated_is_a_failed_status() -> None:
+@each_route
+def test_what_cannot_be_allocated_is_a_failed_status(kernels: str) -> None:
     attributes = CONV_DATA | {"strides": [2**31 - 1], "pads_begin": [0], "pads_end": [0]}
     inputs = [np.ones((1, 1, 2**9), f32), np.ones((1, 1, 1), f32), np.int32([1, 1, 2**31 - 1])]
     with pytest.raises(Exception, match="ConvolutionBackwardData"):
-        single_op.run("ConvolutionBackwardData", attributes, inputs)
+        single_op.run("ConvolutionBackwardData", attributes, inputs, kernels=kernels)
     sizes = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
+    huge = sizes | {"output_sizes": [2**40, 2**40]}
     with pytest.raises(Exception, match="ResampleGrad: .*does not fit in memory"):
-        single_op.run("ResampleGrad", sizes | {"output_sizes": [2**40, 2**40]}, [np.ones((2, 2), f32)])
+        single_op.run("ResampleGrad", huge, [np.ones((2, 2), f32)], kernels=kernels)
 
 
 def test_an_unexpected_python_error_is_a_failed_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +142,14 @@ def test_results_go_back_without_a_list_of_python_numbers() -> None:
     assert result.shape == (3, 2)
 
 
-def test_sessions_in_threads_agree() -> None:
+@each_route
+def test_sessions_in_threads_agree(kernels: str) -> None:
     attributes = CONV_DATA | {"dst_shape": [1, 1, 5]}
     model = single_op.model("ConvolutionBackwardData", attributes, [DY, W])
     answers: list[np.ndarray] = []
 
     def work() -> None:
-        session = ob.session(model, kernels="numpy")
+        session = ob.session(model, kernels=kernels)
         answers.extend(np.asarray(session.run(None, {"diff_dst": DY, "weights": W})[0]) for _ in range(20))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -225,7 +231,7 @@ def test_nodes_inside_subgraphs_and_functions_get_bodies() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"kernels": "cuda"}, ob.InvalidArgumentError, "expected one of 'onnx', 'numpy', 'numba', got 'cuda'"),
+        ({"kernels": "cuda"}, ob.InvalidArgumentError, "expected one of 'onnx', 'numpy', 'numba', 'loops', got 'cuda'"),
         ({"op_type": "Nonsense"}, ob.InvalidModelError, "Nonsense 'the_node': no such operator"),
         ({"group": 2}, ob.InvalidModelError, "'the_node': unknown attribute group; it takes strides"),
         ({"strides": None}, ob.InvalidModelError, "'the_node': required attribute strides is missing"),

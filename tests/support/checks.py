@@ -10,6 +10,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, shape_inference
 
 import onnx_backprop as ob
+from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.support.single_op import KINDS, results_of
 
@@ -30,14 +31,22 @@ Shape = Sequence[int | str | None]
 
 
 def evaluate(
-    op: str, attributes: Mapping[str, object], inputs: Sequence[np.ndarray | tuple[int, ...] | None], dtype: str = "f32"
+    op: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | tuple[int, ...] | None],
+    dtype: str = "f32",
+    operators: Mapping[str, Op] = BY_NAME,
 ) -> np.ndarray:
     """The first output of `evaluate_all`."""
-    return evaluate_all(op, attributes, inputs, dtype)[0]
+    return evaluate_all(op, attributes, inputs, dtype, operators)[0]
 
 
 def evaluate_all(
-    op: str, attributes: Mapping[str, object], inputs: Sequence[np.ndarray | tuple[int, ...] | None], dtype: str = "f32"
+    op: str,
+    attributes: Mapping[str, object],
+    inputs: Sequence[np.ndarray | tuple[int, ...] | None],
+    dtype: str = "f32",
+    operators: Mapping[str, Op] = BY_NAME,
 ) -> tuple[np.ndarray, ...]:
     """`Op.evaluate_all`, T1 tensors of float32 cast to `dtype`; numbers and every other array stay what they are."""
     tensors = [spec.type_name == "T1" for spec in BY_NAME[op].inputs]
@@ -45,7 +54,7 @@ def evaluate_all(
         i.astype(DTYPES[dtype]) if isinstance(i, np.ndarray) and i.dtype == np.float32 and tensor else i
         for i, tensor in zip(inputs, [*tensors, *[True] * len(inputs)], strict=False)
     ]
-    return BY_NAME[op].evaluate_all(cast, attributes)
+    return operators[op].evaluate_all(cast, attributes)
 
 
 def assert_rounded_once(got: np.ndarray, exact: object, dtype: str) -> None:

@@ -21,6 +21,7 @@ import onnx_backprop.training.trainer
 from models import fsrcnn, unet_conv_transpose
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
+from onnx_backprop.opset import KERNELS
 from onnx_backprop.ort_ops import numba_route, sessions
 from onnx_backprop.ort_ops.forward_operators import own_operators
 from onnx_backprop.training.buffers import Buffers
@@ -100,14 +101,14 @@ def test_weights_gradients_run_as_soon_as_they_can(tmp_path: Path) -> None:
 
 
 def test_other_kernels() -> None:
-    """A convolution, whose gradients are operators of our domain, on the references in NumPy."""
+    """A convolution, whose gradients are operators of our domain, on every route."""
     graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
     low = np.random.default_rng(6).random((1, 1, 5, 4), np.float32)
     batch = {graph.inputs[0]: low, graph.inputs[1]: np.ones((1, 1, 15, 12), np.float32)}
-    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, "numpy", "onnx", "numba")]
+    trainers = [ob.Trainer(graph, learning_rate=0.01, kernels=kernels) for kernels in (None, *KERNELS)]
     for _ in range(3):
         one, *others = (trainer.step(batch) for trainer in trainers)
-        assert others == pytest.approx([one] * 3, rel=1e-5)
+        assert others == pytest.approx([one] * len(KERNELS), rel=1e-5)
 
 
 def profiled_operators(trainer: ob.Trainer) -> set[str]:

@@ -1,12 +1,13 @@
-"""Slow and obvious: every operator once more, from the formulas of its specification, one index at a time.
+"""Slow and obvious: operators once more, from the formulas of their specifications, one index at a time.
 
-Coordinates are fractions, so no tie is ever missed. Nothing here is shared with the package.
+Coordinates are fractions, so no tie is ever missed. Nothing here is shared with the package. Convolutions are not here:
+their loops are those of the route "loops".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -101,57 +102,11 @@ class Correlation:
         )
         return tuple(count_windows(*axis) for axis in lengths)
 
-    def meetings(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """(o, k, i): destination cell o reads source cell i through kernel cell k."""
-        for o in product(*map(range, self.out)):
-            for k in product(*map(range, self.kernel)):
-                i = tuple(
-                    a * s + b * d - p
-                    for a, b, s, d, p in zip(o, k, self.strides, self.dilations, self.pads_begin, strict=True)
-                )
-                if all(0 <= cell < length for cell, length in zip(i, self.source, strict=True)):
-                    yield o, k, i
-
-    def channel_pairs(self, d_channels: int, s_per_group: int) -> Iterator[tuple[int, int, int]]:
-        """(d, s in its group, s): destination channel d sees source channel s."""
-        for d in range(d_channels):
-            group = d // (d_channels // self.groups)
-            for s in range(s_per_group):
-                yield d, s, group * s_per_group + s
-
 
 def count_windows(source: int, kernel: int, stride: int, dilation: int, begin: int, end: int) -> int:
     cells = range(-begin, source + end)
     starts = range(-begin, source + end, stride)
     return sum(start + (kernel - 1) * dilation in cells for start in starts)
-
-
-def forward(c: Correlation, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x (N, S, …), w (D, S/g, …) -> y (N, D, …)."""
-    y = np.zeros((len(x), len(w), *c.out))
-    for o, k, i in c.meetings():
-        for d, local, s in c.channel_pairs(len(w), w.shape[1]):
-            for n in range(len(x)):
-                y[(n, d, *o)] += x[(n, s, *i)] * w[(d, local, *k)]
-    return y
-
-
-def backward_data(c: Correlation, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
-    dx = np.zeros((len(dy), w.shape[1] * c.groups, *c.source))
-    for o, k, i in c.meetings():
-        for d, local, s in c.channel_pairs(len(w), w.shape[1]):
-            for n in range(len(dy)):
-                dx[(n, s, *i)] += dy[(n, d, *o)] * w[(d, local, *k)]
-    return dx
-
-
-def backward_weights(c: Correlation, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    dw = np.zeros((dy.shape[1], x.shape[1] // c.groups, *c.kernel))
-    for o, k, i in c.meetings():
-        for d, local, s in c.channel_pairs(len(dw), dw.shape[1]):
-            for n in range(len(x)):
-                dw[(d, local, *k)] += dy[(n, d, *o)] * x[(n, s, *i)]
-    return dw
 
 
 def relayout(array: np.ndarray, have: str, want: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The convolution operators against index loops over random geometries.
+"""The convolution operators against the loops of the route "loops", over random geometries.
 
 All numbers are small integers, so every sum is exact in float32 and answers must be equal, not close.
 """
@@ -6,6 +6,7 @@ All numbers are small integers, so every sum is exact in float32 and answers mus
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from onnx_backprop.opset.maths import convolution as correlation
 from onnx_backprop.opset.maths.convolution import Geometry
+from onnx_backprop.ort_ops.loops import convolution as loops
 from tests.opset.operators import naive
 from tests.support.checks import assert_rounded_once, evaluate
 from tests.worked.convolution import GROUPED_ROWS, W, oix
@@ -32,6 +34,18 @@ class Case:
     dy: np.ndarray  # the correlation's destination
     attributes: dict[str, Any]
     output_padding: list[int]  # what a transposed convolution needs to make x's lengths
+
+    @property
+    def geometry(self) -> Geometry:
+        c = self.correlation
+        return Geometry(c.strides, c.dilations, c.pads_begin, c.groups)
+
+    def products(self, module: ModuleType) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """y, dx and dw, as the functions of a module compute them in float64."""
+        c, geo = self.correlation, self.geometry
+        x, w, dy = (a.astype(np.float64) for a in (self.x, self.w, self.dy))
+        y, dx = module.forward(x, w, c.out, geo), module.backward_data(dy, w, c.source, geo)
+        return y, dx, module.backward_weights(x, dy, c.kernel, geo)
 
     def attributes_in(self, **formats: object) -> dict[str, Any]:
         return self.attributes | formats
@@ -113,7 +127,7 @@ def test_convolution(padding: str, rng: np.random.Generator) -> None:
 
         bias = [] if rng.random() < 0.5 else [numbers(rng, len(c.w))]
         got = evaluate("Convolution", attributes, [x, w, *bias])
-        expected = naive.forward(c.correlation, c.x, c.w)
+        expected, dx, dw = c.products(loops)
         if bias:
             expected = expected + bias[0].reshape(-1, *[1] * (expected.ndim - 2))
         expected = naive.relayout(expected, "NCX", data)
@@ -121,12 +135,12 @@ def test_convolution(padding: str, rng: np.random.Generator) -> None:
 
         attribute, shape_input = stated(rng, "dst_shape", x.shape)
         got = evaluate("ConvolutionBackwardData", attributes | attribute, [dy, w, *shape_input])
-        expected = naive.relayout(naive.backward_data(c.correlation, c.dy, c.w), "NCX", data)
+        expected = naive.relayout(dx, "NCX", data)
         np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)
 
         attribute, shape_input = stated(rng, "weights_shape", w.shape)
         got = evaluate("ConvolutionBackwardWeights", attributes | attribute, [x, dy, *shape_input])
-        expected = naive.relayout(naive.backward_weights(c.correlation, c.x, c.dy), "OIX", weights)
+        expected = naive.relayout(dw, "OIX", weights)
         np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)
 
 
@@ -144,10 +158,11 @@ def test_conv_transpose(padding: str, rng: np.random.Generator) -> None:
         # without it, SAME takes a length that the forward makes with output_padding only for that of another forward
         told = {"output_padding": c.output_padding} if padding.startswith("SAME") else {}
         got = evaluate("ConvTransposeBackwardData", attributes | told | {"weights_format": weights}, [diff_dst, w])
-        expected = naive.relayout(naive.forward(c.correlation, c.x, c.w), "NCX", data)
+        dx, _, dw = c.products(loops)
+        expected = naive.relayout(dx, "NCX", data)
         np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)
 
-        expected = naive.relayout(naive.backward_weights(c.correlation, c.x, c.dy), "IOX", weights).astype(f32)
+        expected = naive.relayout(dw, "IOX", weights).astype(f32)
         for op, shape_name, format_name in (
             ("ConvTransposeBackwardWeights", "weights_shape", "weights_format"),
             ("ConvTransposeBackpropFilters", "filter_shape", "filter_format"),
@@ -162,16 +177,10 @@ def test_products_match_the_loops_and_are_adjoint(transposed: bool, rng: np.rand
     """<F(x, w), dy> = <x, backward data> = <w, backward weights>, in integers, hence exactly."""
     for number in range(CASES):
         c = case(rng, "explicit", transposed=transposed)
-        k = c.correlation
-        geo = Geometry(k.strides, k.dilations, k.pads_begin, k.groups)
-        x, w, dy = (a.astype(np.float64) for a in (c.x, c.w, c.dy))
-        y = correlation.forward(x, w, k.out, geo)
-        dx = correlation.backward_data(dy, w, k.source, geo)
-        dw = correlation.backward_weights(x, dy, k.kernel, geo)
-        np.testing.assert_array_equal(y, naive.forward(k, x, w), strict=True, err_msg=f"case {number}: {k}")
-        np.testing.assert_array_equal(dx, naive.backward_data(k, dy, w), strict=True)
-        np.testing.assert_array_equal(dw, naive.backward_weights(k, x, dy), strict=True)
-        assert (y * dy).sum() == (x * dx).sum() == (w * dw).sum()
+        y, dx, dw = c.products(correlation)
+        for got, expected in zip((y, dx, dw), c.products(loops), strict=True):
+            np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"case {number}: {c.correlation}")
+        assert (y * c.dy).sum() == (c.x * dx).sum() == (c.w * dw).sum()
 
 
 def geometry(stride: int = 2, pad: int = 1, dilation: int = 1, groups: int = 1) -> Geometry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from itertools import product
 
@@ -9,7 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx_backprop.opset.maths.interpolation import apply, apply_transpose, matrix, resample_taps, spec_taps
+from onnx_backprop.opset.core.op import Op
+from onnx_backprop.opset.maths.interpolation import Taps, apply, apply_transpose, matrix, resample_taps, spec_taps
+from onnx_backprop.opset.operators.registry import BY_NAME
+from onnx_backprop.ort_ops.loops import BY_LOOPS, interpolate, resample
 from tests.opset.operators import naive
 from tests.support.checks import DTYPES, assert_rounded_once, evaluate
 
@@ -17,6 +21,20 @@ f32 = np.float32
 LENGTHS = range(1, 13)
 SPEC_CASES = list(product(("nearest", "linear"), ("half_pixel", "align_corners")))
 HALF = Fraction(1, 2)
+each_reference = pytest.mark.parametrize("operators", [BY_NAME, BY_LOOPS], ids=["reference", "loops"])
+
+
+def loops_spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
+    return Taps(*interpolate.place(length, out, mode == "nearest", coordinates == "half_pixel"), length)
+
+
+def loops_resample_taps(mode: str, length: int, out: int, scale: float | None, *offsets: float) -> Taps:
+    ratio = (float(length), float(out)) if scale is None else (1.0, scale)
+    return Taps(*resample.place(length, out, mode == "NEAREST_NEIGHBOR", *ratio, *offsets), length)
+
+
+each_spec_taps = pytest.mark.parametrize("place", [spec_taps, loops_spec_taps])
+each_resample_taps = pytest.mark.parametrize("place", [resample_taps, loops_resample_taps])
 
 
 def assert_same_matrix(got: np.ndarray, expected: np.ndarray, what: object) -> None:
@@ -24,29 +42,32 @@ def assert_same_matrix(got: np.ndarray, expected: np.ndarray, what: object) -> N
     np.testing.assert_allclose(got, expected, rtol=0, atol=3e-16, err_msg=str(what), strict=True)
 
 
+@each_spec_taps
 @pytest.mark.parametrize(("mode", "coordinates"), SPEC_CASES)
-def test_spec_matrix(mode: str, coordinates: str) -> None:
+def test_spec_matrix(mode: str, coordinates: str, place: Callable[..., Taps]) -> None:
     for length, out in product(LENGTHS, LENGTHS):
         expected = naive.as_array(naive.interpolation_matrix(mode, coordinates, length, out), length)
-        got = matrix(spec_taps(mode, coordinates, length, out))
+        got = matrix(place(mode, coordinates, length, out))
         assert_same_matrix(got, expected, (length, out))
         np.testing.assert_allclose(got.sum(axis=1), 1, rtol=1e-15)
 
 
+@each_resample_taps
 @pytest.mark.parametrize("mode", ["NEAREST_NEIGHBOR", "LINEAR"])
-def test_resample_matrix_of_default_scales(mode: str) -> None:
+def test_resample_matrix_of_default_scales(mode: str, place: Callable[..., Taps]) -> None:
     """No scale means the fraction O/I; larger lengths than elsewhere, for a rounded quotient first errs at 14 -> 17."""
     for length, out in product(range(1, 30), range(1, 30)):
         matrix_of_fractions = naive.resample_matrix(mode, length, out, Fraction(out, length), HALF, -HALF)
         expected = naive.as_array(matrix_of_fractions, length)
         # the coordinate itself, up to 29, is rounded once
         atol = 0 if mode == "NEAREST_NEIGHBOR" else 5e-15
-        got = matrix(resample_taps(mode, length, out, None, 0.5, -0.5))
+        got = matrix(place(mode, length, out, None, 0.5, -0.5))
         np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=f"{length} -> {out}", strict=True)
 
 
+@each_resample_taps
 @pytest.mark.parametrize("mode", ["NEAREST_NEIGHBOR", "LINEAR"])
-def test_resample_matrix_of_given_scales_and_offsets(mode: str) -> None:
+def test_resample_matrix_of_given_scales_and_offsets(mode: str, place: Callable[..., Taps]) -> None:
     """The scale is used as given, whatever the lengths are: surplus is cropped, the edge repeats."""
     for scale, offsets, length, out in product(
         (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, float(f32(0.3)), float(f32(5 / 3))),
@@ -56,7 +77,7 @@ def test_resample_matrix_of_given_scales_and_offsets(mode: str) -> None:
     ):
         expected = naive.resample_matrix(mode, length, out, *map(Fraction, (scale, *offsets)))
         atol = 0 if mode == "NEAREST_NEIGHBOR" else 1e-14
-        got = matrix(resample_taps(mode, length, out, scale, *offsets))
+        got = matrix(place(mode, length, out, scale, *offsets))
         message = f"scale {scale}, offsets {offsets}, {length} -> {out}"
         np.testing.assert_allclose(
             got, naive.as_array(expected, length), rtol=0, atol=atol, err_msg=message, strict=True
@@ -100,12 +121,15 @@ def test_apply_and_its_transpose_are_adjoint(rng: np.random.Generator) -> None:
         np.testing.assert_allclose((apply(taps, x, axis) * dy).sum(), (x * apply_transpose(taps, dy, axis)).sum())
 
 
+@each_reference
 @pytest.mark.parametrize("op", ["InterpolateBackward", "InterpolateBackprop"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize(
     ("mode", "coordinates"), [*SPEC_CASES, ("bilinear", "half_pixel"), ("trilinear", "half_pixel")]
 )
-def test_operator(op: str, data_format: str, mode: str, coordinates: str, rng: np.random.Generator) -> None:
+def test_operator(
+    op: str, data_format: str, mode: str, coordinates: str, operators: Mapping[str, Op], rng: np.random.Generator
+) -> None:
     """One to three spatial axes, batch and channels; also Σ dx = Σ dy, and the values of the source are never read."""
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, "data_format": data_format}
     for axes in (1, 2, 3, 1, 2, 3):
@@ -118,18 +142,18 @@ def test_operator(op: str, data_format: str, mode: str, coordinates: str, rng: n
         expected = np.stack([[naive.transpose_all_axes(matrices, c) for c in batch] for batch in dy])
         src = naive.relayout(np.full((2, 3, *source), np.nan, f32), "NCX", data_format)
         given = naive.relayout(dy, "NCX", data_format)
-        got = naive.relayout(evaluate(op, attributes, [src, given]), data_format, "NCX")
+        evaluated = evaluate(op, attributes, [src, given], operators=operators)
+        got = naive.relayout(evaluated, data_format, "NCX")
         assert got.dtype == f32
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6, err_msg=f"{source} -> {out}")
         assert got.shape == expected.shape
         np.testing.assert_allclose(got.sum(dtype=np.float64), dy.sum(), atol=1e-4)
-        np.testing.assert_array_equal(
-            evaluate(op, attributes, [src.shape, given]), evaluate(op, attributes, [src, given])
-        )
+        np.testing.assert_array_equal(evaluate(op, attributes, [src.shape, given], operators=operators), evaluated)
 
 
+@each_reference
 @pytest.mark.parametrize("mode", ["NEAREST_NEIGHBOR", "LINEAR"])
-def test_resample_grad_over_all_axes(mode: str, rng: np.random.Generator) -> None:
+def test_resample_grad_over_all_axes(mode: str, operators: Mapping[str, Op], rng: np.random.Generator) -> None:
     """Ranks 1 to 5, batch and channels resized too, random scales and offsets."""
     for rank in (1, 2, 3, 4, 5, 1, 2, 3, 4, 5):
         source, out = (tuple(int(v) for v in rng.integers(1, 4, rank)) for _ in range(2))
@@ -147,21 +171,23 @@ def test_resample_grad_over_all_axes(mode: str, rng: np.random.Generator) -> Non
             "output_pixel_offsets": offsets[1],
             "dimension_count": rank,
         }
-        got = evaluate("ResampleGrad", attributes, [dy, np.int32(source)])
+        got = evaluate("ResampleGrad", attributes, [dy, np.int32(source)], operators=operators)
         expected = naive.transpose_all_axes(matrices, dy)
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6, err_msg=f"{source} -> {out}: {attributes}")
         assert got.shape == expected.shape
         np.testing.assert_allclose(got.sum(dtype=np.float64), dy.sum(), atol=1e-4)
 
 
+@each_reference
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_sums_are_rounded_once(mode: str, dtype: str) -> None:
+def test_sums_are_rounded_once(mode: str, dtype: str, operators: Mapping[str, Op]) -> None:
     """600 ones into one pixel: an accumulator in bf16 stops at 256."""
     shapes = ((1, 1, 1), (1, 1, 600)), ((1, 1, 1, 1), (1, 1, 20, 30))
     for source, out in shapes:
         dy = np.ones(out, f32)
-        got = evaluate("InterpolateBackward", {"mode": mode, "data_format": "NCX"}, [np.zeros(source, f32), dy], dtype)
+        attributes = {"mode": mode, "data_format": "NCX"}
+        got = evaluate("InterpolateBackward", attributes, [np.zeros(source, f32), dy], dtype, operators)
         assert_rounded_once(got, np.full(source, 600.0), dtype)
 
 
@@ -174,22 +200,24 @@ def test_sum_of_600_in_bfloat16_channels_last() -> None:
     assert_rounded_once(got, [[[600, 600]]], "bf16")
 
 
+@each_reference
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_pixels_nobody_reads_get_exact_zeros(mode: str) -> None:
+def test_pixels_nobody_reads_get_exact_zeros(mode: str, operators: Mapping[str, Op]) -> None:
     dy = np.ones((1, 1, 2), f32)
-    got = evaluate("InterpolateBackward", {"mode": mode, "data_format": "NCX"}, [(1, 1, 8), dy])
+    got = evaluate("InterpolateBackward", {"mode": mode, "data_format": "NCX"}, [(1, 1, 8), dy], operators=operators)
     expected = [0, 0, 1, 0, 0, 0, 1, 0] if mode == "nearest" else [0, 0.5, 0.5, 0, 0, 0.5, 0.5, 0]
     assert got.ravel().tolist() == expected
     assert not np.signbit(got).any()
 
 
-def test_empty_tensors_give_zeros() -> None:
+@each_reference
+def test_empty_tensors_give_zeros(operators: Mapping[str, Op]) -> None:
     ncx = {"mode": "linear", "data_format": "NCX"}
     for source, out in (((0, 3, 4), (0, 3, 7)), ((2, 0, 4), (2, 0, 7)), ((2, 3, 4), (2, 3, 0)), ((2, 3, 0), (2, 3, 0))):
-        got = evaluate("InterpolateBackward", ncx, [source, np.ones(out, f32)])
+        got = evaluate("InterpolateBackward", ncx, [source, np.ones(out, f32)], operators=operators)
         np.testing.assert_array_equal(got, np.zeros(source, f32), strict=True)
-    resample = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
-    got = evaluate("ResampleGrad", resample | {"output_sizes": [2, 3]}, [np.ones((0, 4), f32)])
+    defaults = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
+    got = evaluate("ResampleGrad", defaults | {"output_sizes": [2, 3]}, [np.ones((0, 4), f32)], operators=operators)
     np.testing.assert_array_equal(got, np.zeros((2, 3), f32), strict=True)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.signals import Deferred
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops import numpy_route
 from onnx_backprop.ort_ops.runtime import bridge, c_abi, extensions
 from tests.support import single_op
@@ -69,11 +70,12 @@ def test_an_interrupted_plan_fails_the_run_alone(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Sudden, MemoryError])
 @pytest.mark.parametrize("place", ["evaluate_all", "cast_attributes"])
+@pytest.mark.parametrize("kernels", PYTHON_KERNELS)
 def test_an_interrupted_python_operator_fails_the_run_alone(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str, kernels: str
 ) -> None:
     """In the operator, and in the library's Python around it."""
-    session = ob.session(MODEL, kernels="numpy")
+    session = ob.session(MODEL, kernels=kernels)
     owner = numpy_route.Op if place == "evaluate_all" else extensions._ocos.Opdef
     sentence = error is MemoryError and place == "evaluate_all"
     with monkeypatch.context() as patched:
