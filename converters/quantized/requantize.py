@@ -103,7 +103,7 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
         count = sum(values[weight.name].size for weight in stored)
         warnings.warn(
             f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
-            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it is lost. Train longer, with "
+            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it may be lost. Train longer, with "
             "a larger learning rate, or keep the floats",
             OnnxBackpropWarning,
             stacklevel=3,

@@ -114,7 +114,7 @@ def test_a_training_that_rounding_undoes() -> None:
     floats = ob.dequantize(original)
     w = tensors(floats)["w"]
     moved = put(floats, w=w + np.where(np.abs(w) < 0.9, 0.001, 0))  # a tenth of a step, the largest number stays
-    with pytest.warns(ob.OnnxBackpropWarning, match=r"by (\d\.\de-04) .* by \1: much of it is lost"):
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"by (\d\.\de-04) .* by \1: much of it may be lost"):
         back = ob.requantize(moved, original)
     np.testing.assert_array_equal(tensors(back)["w_quantized"], tensors(original)["w_quantized"])
 
