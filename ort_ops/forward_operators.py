@@ -12,6 +12,7 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.functions.scope import names_in, unique
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 
 _DEFAULT = ("", "ai.onnx")
@@ -53,7 +54,7 @@ def _own_batch_norms(model: ModelProto) -> None:
     types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output, *graph.input)}
     kinds = {name: kind.elem_type for name, kind in types.items()}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(kinds)
+    taken = names_in(graph)
     found: dict[str, list[str]] = {}  # of an input: its mean and variance
     for node in graph.node:
         if node.op_type == "BatchNormalization" and node.domain in _DEFAULT:
@@ -62,7 +63,7 @@ def _own_batch_norms(model: ModelProto) -> None:
             if numbers and ranked and all(kinds.get(name) == TensorProto.FLOAT for name in node.input):
                 x, gamma, beta, mean, variance = node.input
                 outputs = [*node.output, *[""] * (3 - len(node.output))]
-                statistics = [_fresh(f"{next(filter(None, outputs))}/{name}", taken) for name in ("mean", "variance")]
+                statistics = [unique(f"{next(filter(None, outputs))}/{name}", taken) for name in ("mean", "variance")]
                 node.input[:] = x, mean, variance, gamma, beta
                 node.output[:] = *outputs, *statistics
                 _become(node, "BatchNormForwardTraining", numbers | {"data_format": "NCX"})
@@ -79,13 +80,6 @@ def _numbers(node: NodeProto) -> dict[str, float] | None:
     numbers = {"epsilon": given.get("epsilon", 1e-5), "momentum": given.get("momentum", 0.9)}
     fits = given.get("training_mode") and all(map(math.isfinite, numbers.values())) and numbers["epsilon"] >= 0
     return numbers if fits else None
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _become(node: NodeProto, op_type: str, attributes: dict[str, Any]) -> None:

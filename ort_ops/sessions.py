@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto
+from onnx import ModelProto, parser
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
@@ -25,6 +25,7 @@ from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
+from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
 from onnx_backprop.opset.functions.numba import write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 
@@ -39,6 +40,11 @@ _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
 
+_QUIET = {"log_severity_level": 4, "optimized_model_filepath": "", "enable_profiling": False}  # while options are tried
+_TOO_EARLY = (
+    "onnxruntime-extensions' library was registered with these session options before the kernels were in it. Call "
+    "onnx_backprop.register_ops(options) in the place of options.register_custom_ops_library(…), which it does too"
+)
 _registered: WeakSet[SessionOptions] = WeakSet()
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
 _registration = threading.RLock()
@@ -55,20 +61,68 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
     a model with kernels="numba" or "numpy". Those of "numpy" run in the Python process that calls this, under its
     interpreter lock. Where the native kernels of "numba" cannot work, a warning says why, and models that need them
     do not load.
+    Options that onnxruntime-extensions' library was registered with by `register_custom_ops_library` are taken as they
+    are: they have the kernels where these had been registered in the process by then. KernelError where they have not:
+    the library cannot be registered with them again.
     """
+    if not _has_kernels(session_options) and not _missing():
+        raise KernelError(_TOO_EARLY)
+    return session_options
+
+
+def _has_kernels(session_options: SessionOptions) -> bool:
+    """Register the kernels with session options; whether they have them."""
     with _registration:
         native_kernels_work()
         if _missing():
-            return session_options
+            return False
         from onnx_backprop.ort_ops import numpy_route
         from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
         numpy_route.register()
         with Deferred():
             if session_options not in _registered:
-                session_options.register_custom_ops_library(get_library_path())
+                if _loads(session_options, "ai.onnx.contrib.StringUpper", "string"):
+                    if not _loads(session_options, f"{numpy_route.RANKS_DOMAIN}.{numpy_route.SUM}", "double"):
+                        return False
+                else:
+                    session_options.register_custom_ops_library(get_library_path())
                 _registered.add(session_options)
-    return session_options
+    return True
+
+
+def kernels_on(options: SessionOptions, kernels: str | None) -> str | None:
+    """Register the kernels with session options; the route that then runs there.
+
+    That is the given one, "onnx" in the place of "numba" where that is missing, with a warning. KernelError for "numpy"
+    where it is missing.
+    """
+    there = _has_kernels(options)
+    if kernels == "numpy":
+        require_operators('kernels="numpy"')
+        if not there:
+            raise KernelError(_TOO_EARLY)
+    if kernels == "numba" and not there and not _missing():
+        logger.warning('kernels="onnx" take the place of "numba": %s', _TOO_EARLY)
+    return "onnx" if kernels == "numba" and not (there and native_kernels_work()) else kernels
+
+
+def _loads(options: SessionOptions, operator: str, kind: str) -> bool:
+    """Whether a session on some options has an operator of one input and one output of a type."""
+    domain = operator.rpartition(".")[0]
+    graph = f"trial ({kind}[n] x) => ({kind}[] y) {{ y = {operator}(x) }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "{domain}": 1]> {graph}')
+    kept = {name: getattr(options, name) for name in _QUIET}
+    try:
+        for name, value in _QUIET.items():
+            setattr(options, name, value)
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except _REFUSALS:
+        return False
+    finally:
+        for name, value in kept.items():
+            setattr(options, name, value)
+    return True
 
 
 def session(
@@ -83,22 +137,20 @@ def session(
 
     kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
     warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
-    with them. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
+    with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
+    them, `opset.functions.half`. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
     its sentence; KernelError for "numpy" without onnxruntime-extensions or llvmlite; what `use_kernels` raises.
     """
     model = load(model) if is_ir_model(model) else model
     path = None if isinstance(model, ModelProto) else existing(model)
-    options = register_ops(session_options or default_options(python_operators=kernels == "numpy"))
+    options = session_options or default_options(python_operators=kernels == "numpy")
+    kernels = kernels_on(options, kernels)
     source: str | bytes
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(path)
     else:
         model = load(model)
-        if kernels == "numba" and not native_kernels_work():
-            kernels = "onnx"
-        if kernels == "numpy":
-            require_operators('kernels="numpy"')
         model = use_kernels(model, kernels)
         if kernels == "numba":
             from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
@@ -106,6 +158,8 @@ def session(
             fuse_updates(model)
             write_out(model)
         source = model.SerializeToString()
+    if isinstance(model, ModelProto) and holds_half(model):
+        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:

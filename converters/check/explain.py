@@ -291,7 +291,8 @@ class _Explainer:
         )
 
     def _on_path(self, node: ir.Node) -> NodeExplanation:
-        alone = GradientPath([node], self.path.active, {})
+        around = values_read(node).union(node.outputs)  # not all values: the time would grow with their square
+        alone = GradientPath([node], self.path.active & around, {})
         by = ""
         try:
             by = _served_by(plan(alone, self.opsets)[0])

@@ -19,7 +19,8 @@ from onnx import (
 )
 
 from onnx_backprop.opset.core.lazy import ir
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.functions.scope import Scope, names_in
+from onnx_backprop.opset.functions.scope import unique as unique
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -37,9 +38,9 @@ def subgraphs(node: NodeProto | ir.Node) -> list[GraphProto] | list[ir.Graph]:
     """The graphs in a node's attributes."""
     if isinstance(node, NodeProto):
         return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
-    given = [a for a in node.attributes.values() if not a.is_ref()]
-    one = [a.as_graph() for a in given if a.type == ir.AttributeType.GRAPH]
-    return [*one, *(graph for a in given if a.type == ir.AttributeType.GRAPHS for graph in a.as_graphs())]
+    one, several = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
+    given = [a for a in node.attributes.values() if a.type in (one, several) and not a.is_ref()]
+    return [graph for a in given for graph in ([a.as_graph()] if a.type == one else a.as_graphs())]
 
 
 @overload
@@ -104,24 +105,15 @@ def rename(node: NodeProto, new: Mapping[str, str]) -> None:
 
 def used_names(graph: GraphProto | ir.Graph) -> set[str]:
     """The names of all values and nodes of a graph and the graphs inside it."""
-    if not isinstance(graph, GraphProto):
-        values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
-        values += [v for node in graph.all_nodes() for v in node.outputs]
-        return {str(v.name) for v in values} | {str(node.name) for node in graph.all_nodes()}
-    names = made_in(graph)
-    for node in all_nodes(graph):
-        names |= {node.name, *node.output}.union(*map(made_in, subgraphs(node)))
+    if isinstance(graph, GraphProto):
+        return names_in(graph)
+    names = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
+    for node in graph:
+        names.add(str(node.name))
+        names.update(str(v.name) for v in node.outputs)
+        for inner in subgraphs(node):
+            names |= used_names(inner)
     return names
-
-
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it where it is taken; it is taken from then on."""
-    candidate, n = name, 1
-    while candidate in taken:
-        n += 1
-        candidate = f"{name}_{n}"
-    taken.add(candidate)
-    return candidate
 
 
 def called(node: NodeProto) -> str:

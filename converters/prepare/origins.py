@@ -42,6 +42,8 @@ _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
+_EMBEDDING = re.compile(r"embedding(_\d+)*")
+_POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
@@ -191,7 +193,10 @@ def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> O
     if parameters:
         if name.partition("_")[0] == "detach":
             return Origin(CONSTANT)
-        moved = all(is_rearranged(step) for step in (name, *computed_from) if step not in targets)
+        steps = [step for step in computed_from if step not in targets]
+        if _EMBEDDING.fullmatch(name) and any(step.partition("_")[0] == "arange" for step in steps):
+            steps = [step for step in steps if not _POSITIONS.fullmatch(step)]
+        moved = all(map(is_rearranged, (name, *steps)))
         only = len(computed_from) == 1 and moved
         whole = parameters[0] if len(parameters) == 1 else ""
         return Origin(PARAMETER, whole, () if only else tuple(sources), moved)

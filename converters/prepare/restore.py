@@ -62,13 +62,17 @@ def separate_named(
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
     outputs = {value.name for value in proto.graph.output}
     pairs: list[tuple[str, str]] = []
+    readers: dict[str, NodeProto] = {}
+    for node in proto.graph.node:
+        for name in node.input if node.op_type != "Identity" else ():
+            readers.setdefault(name, node)
     for node in list(proto.graph.node):
         tensor = stored.get(node.input[0]) if (node.domain, node.op_type) == ("", "Identity") else None
         kind = found.get(tensor.name, Origin()).kind if tensor is not None else ""
         if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
             continue
-        name = node.output[0] if kind == NAMED else _read_as(proto, node.output[0])
-        before = tensor.name if kind == NAMED else _read_as(proto, tensor.name)
+        name = node.output[0] if kind == NAMED else _read_as(readers.get(node.output[0]))
+        before = tensor.name if kind == NAMED else _read_as(readers.get(tensor.name))
         siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
         if not (siblings or (name != before and _is_uniform(tensor))):
             continue
@@ -81,12 +85,10 @@ def separate_named(
     return pairs
 
 
-def _read_as(proto: ModelProto, name: str) -> str:
+def _read_as(reader: NodeProto | None) -> str:
     """The name in the module of a tensor of the exporter's, from the first node that reads it; "" if unknown."""
-    readers = (node for node in proto.graph.node if name in node.input and node.op_type != "Identity")
-    node = next(readers, None)
-    module = "" if node is None else module_of(node)
-    return f"{module}.{'bias' if node is not None and node.op_type == 'Add' else 'weight'}" if module else ""
+    module = "" if reader is None else module_of(reader)
+    return f"{module}.{'bias' if reader is not None and reader.op_type == 'Add' else 'weight'}" if module else ""
 
 
 def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorProto]) -> None:

@@ -229,13 +229,14 @@ class Emitter:
     ) -> ir.Value | None:
         """The last value on the way to a parameter's gradient, before others go on, that can have one more reader."""
         limit = min((place[reader] for reader, _ in later), default=-1)
-        value = node.outputs[0]
-        while not (value.is_graph_output() or self._readable(value)):
+        value, found = node.outputs[0], None
+        while True:
+            ends = value.is_graph_output()
+            found = value if ends or self._readable(value) else found
             readers = [reader for reader, _ in value.uses()]
-            if len(readers) != 1 or not (self.program.position.get(readers[0], limit) < limit):
-                return None
+            if ends or len(readers) != 1 or not (self.program.position.get(readers[0], limit) < limit):
+                return found
             value = readers[0].outputs[0]
-        return value
 
     def _hoist_shapes(self) -> set[ir.Node]:
         """Take shapes of the forward part's values when these are made, where they are gone later; the nodes moved."""

@@ -75,8 +75,8 @@ def weights_early(graph: ir.Graph, forward: Collection[ir.Node], gradients: Sequ
 
     Gradients that are larger than all that they are made of come last: they would fill the memory that is to be freed.
     """
-    nodes = list(graph)
-    start = 1 + max((n for n, node in enumerate(nodes) if node in forward), default=-1)
+    nodes, first = list(graph), set(forward)
+    start = 1 + max((n for n, node in enumerate(nodes) if node in first), default=-1)
     backward = sorted(nodes[start:], key=lambda node: node.op_type != "Constant")  # which several may read
     own = own_nodes(backward, gradients)
     read: dict[ir.Value, set[ir.Value]] = defaultdict(set)

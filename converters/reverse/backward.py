@@ -33,14 +33,16 @@ from onnx_backprop.converters.reverse.differentiate import (
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.faults import avoid_faults
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths
 from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
-from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
+from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, check_kernels
+from onnx_backprop.opset.functions.half import note_optimisers
+from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 
 
 @as_given
@@ -132,10 +134,12 @@ def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inli
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
     """Serialise, keep what the graph library drops, attach kernels."""
     _expose_statistics(ir_model.graph)
+    avoid_faults(ir_model)
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
-    result = use_kernels(proto, kernels)
-    return inlined(result) if inline else result
+    note_optimisers(proto)
+    attach_kernels(proto, kernels)
+    return inlined(proto) if inline else proto
 
 
 def _expose_statistics(graph: ir.Graph) -> None:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse import sequences
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import ShapeError
@@ -39,6 +40,7 @@ class Builder:
         self.prefix = "grad"
         self.straight_through = False  # whether rounding counts as the identity, see rules.quantize
         self.checkpoint = 0  # how many steps of a loop lie between two states that are stored, 0: all are; see segments
+        self.imputed: ir.Value | None = None  # the gradient of a node, where 0 · NaN is to be 0
         self.domain = _Domain(self)
         self._names = used_names
         self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
@@ -204,7 +206,7 @@ class Builder:
 
         Decided here where the shapes are known (equal symbols are equal lengths), else at run time.
         """
-        small, large = dims(like), dims(out)
+        g, small, large = self.where_it_flows(g), dims(like), dims(out)
         if small is not None and large is not None and len(small) > len(large):
             raise ShapeError(
                 f"{like.name!r} of rank {len(small)} does not broadcast to {out.name!r} of rank {len(large)}"
@@ -212,17 +214,23 @@ class Builder:
         if small is None or large is None or (axes := broadcast_axes(small, large)) is None:
             return self._unbroadcast_at_run_time(g, like, out)
         leading = len(large) - len(small)
-        kept = [axis for axis in axes if axis >= leading]
-        if kept:
-            g = self.ReduceSum(g, kept, keepdims=1)
-        if leading:
-            g = self.ReduceSum(g, range(leading), keepdims=0)
-        return g
+        if not axes:
+            return g
+        if not leading or len(axes) == leading:
+            return sum_over(self, g, axes, large, keepdims=0 if leading else 1)
+        return self.Reshape(sum_over(self, g, axes, large, keepdims=0), self.shape(like), allowzero=1)
+
+    def where_it_flows(self, g: ir.Value) -> ir.Value:
+        """`g`, of the shape of the gradient `imputed` where there is one, and 0 where that is 0; see `imputed`."""
+        return g if self.imputed is None else self.Where(self.Equal(self.imputed, 0), 0, g)
 
     def _unbroadcast_at_run_time(self, g: ir.Value, like: ir.Value, out: ir.Value) -> ir.Value:
         small, large = self.shape(like), self.shape(out)
         missing = self.Sub(self.Shape(large), self.Shape(small))
         aligned = self.Concat(self.filled(missing, 1), small, axis=0)
+        if g.dtype == ir.DataType.FLOAT and known_lengths(like) is not None:  # of a parameter: it may be a long sum
+            wide = self.sum_stretched(self.Cast(g, to=ir.DataType.DOUBLE), aligned, large)
+            return self.Reshape(self.Cast(wide, to=ir.DataType.FLOAT), small, allowzero=1)
         return self.Reshape(self.sum_stretched(g, aligned, large), small, allowzero=1)
 
     def sum_stretched(self, g: ir.Value, small: ir.Value, large: ir.Value) -> ir.Value:

@@ -7,7 +7,7 @@ of its outputs into gradients of its inputs, and the gradients of a value that i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from onnx_backprop.converters.reverse.expand import (
     settle,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
+from onnx_backprop.converters.reverse.imputed import UNARY, imputed
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops import LoopPlan, loop_gradients, plan_loop
 from onnx_backprop.converters.reverse.segments import has_segments, segmented
@@ -282,7 +283,9 @@ def walk_back(
     wide = Widened(path.nodes, op)
     active = path.active | {wide.of(value) for value in path.active}
     plans = plan(GradientPath(wide.nodes, active, path.stops), opsets)
-    return wide.settle(_walk_back(plans, active, seeds, op, wide, opsets, progress))
+    marked = imputed(path.nodes)
+    masked = {new for new, old in zip(wide.nodes, path.nodes, strict=True) if old in marked}
+    return wide.settle(_walk_back(plans, active, seeds, op, wide, opsets, progress, masked))
 
 
 def _walk_back(
@@ -293,6 +296,7 @@ def _walk_back(
     wide: Widened,
     opsets: dict[str, int],
     progress: Progress = iter,
+    masked: Collection[ir.Node] = (),
 ) -> dict[ir.Value, ir.Value]:
     pending: dict[ir.Value, list[ir.Value]] = defaultdict(list)
 
@@ -313,7 +317,9 @@ def _walk_back(
         pending.update((wide.of(y), [dy]) for y, dy in summed.items())  # kept: each may itself be asked for
         dys = [wide.cast(summed[y], y) if y in summed else None for y in node.outputs]
         if one.rule is not None:
+            op.imputed = dys[0] if node in masked else None
             received = _apply(one.rule, op, Forward(node, active, one.version), dys)
+            op.imputed = None
         elif one.loop is not None:
             received = _through_segments(one, active, dys, op, opsets) or _through_steps(one, dys, op, opsets)
         elif node.op_type == "If":
@@ -412,6 +418,8 @@ def _apply(
             raise node.invalid(words) from e
         raise
     grads = (grads,) if isinstance(grads, ir.Value) else grads
+    if node.op_type in UNARY and not node.node.domain:
+        grads = [op.where_it_flows(g) for g in grads if g is not None]
     received = list(zip(node.inputs, grads, strict=False))
     if not rule.broadcasts:
         return received

@@ -2,11 +2,13 @@
 
 A rule is `rule(op, node, dy) -> one value or None per forward input`; those at the end may be left out, and for one
 input the value alone will do. It states the versions of the operator it serves, as `OpSchema.since_version`; a version
-nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula.
+nobody looked at has no rule, so a changed operator is refused and never differentiated by an outdated formula. Where a
+schema says word for word what that of an earlier version says, but for types, the operator is no changed one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -126,7 +128,33 @@ def find(node: ir.Node, opsets: dict[str, int]) -> Rule | None:
     """The rule that serves a node, or None."""
     version = version_of(node, opsets) or opsets[node.domain]  # of a domain without schemas, what the model imports
     rule = RULES.get((node.domain, node.op_type, version), RULES.get((node.domain, node.op_type, ANY_VERSION)))
+    rule = rule or _rule_of_equal(node.domain, node.op_type, version)
     return None if rule is None or (rule.serves is not None and not rule.serves(node)) else rule
+
+
+def _rule_of_equal(domain: str, op_type: str, version: int) -> Rule | None:
+    """The rule of the newest earlier version, where this one differs from it in the types that it takes alone."""
+    earlier = [n for n in served_versions(op_type, domain) if 0 < n < version]
+    same = bool(earlier) and _say_the_same(domain, op_type, earlier[-1], version)
+    return RULES[domain, op_type, earlier[-1]] if same else None
+
+
+@cache
+def _say_the_same(domain: str, op_type: str, earlier: int, later: int) -> bool:
+    try:
+        old, new = (defs.get_schema(op_type, n, domain) for n in (earlier, later))
+    except defs.SchemaError:
+        return False
+    return _said(old) == _said(new)
+
+
+def _said(schema: defs.OpSchema) -> tuple[Any, ...]:
+    """All that a schema says but for types and its version."""
+    values = [
+        (v.name, v.option, v.is_homogeneous, v.min_arity, v.description) for v in (*schema.inputs, *schema.outputs)
+    ]
+    given = {name: (a.type, a.required, str(a.default_value), a.description) for name, a in schema.attributes.items()}
+    return schema.doc, values, given, len(schema.inputs)
 
 
 def stops(node: ir.Node) -> Stop | None:

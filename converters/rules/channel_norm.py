@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims, element_type
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, size_ratio, widen, work_type
 from onnx_backprop.converters.rules.merged_shapes import channel_view, group_view
 from onnx_backprop.converters.rules.standardise import standardise
+from onnx_backprop.opset.core.shapes import Dims, product
 
 LATEST_GROUPS = 21  # the version of GroupNormalization whose scale and bias are per channel
 
@@ -42,7 +44,8 @@ class _BatchNorm:
         self._view = channel_view(op, x) if known is None else None
         rank = 3 if known is None else len(known)
         self._per_channel = [-1] + [1] * (rank - 2)
-        self._others = op.ints([axis for axis in range(rank) if axis != 1])
+        self._others = [axis for axis in range(rank) if axis != 1]
+        self._lengths: Dims = (None,) * 3 if known is None else known
         self._epsilon = node.float("epsilon", 1e-5)
         self._x = self._seen(x)
         self._scale, _, self._mean, self._variance = (cast(op, value, self._wide) for value in self._inputs[1:])
@@ -99,7 +102,7 @@ class _BatchNorm:
         return value if self._view is None else self._op.Reshape(value, self._view, allowzero=1)
 
     def _sum(self, value: ir.Value) -> ir.Value:
-        return self._op.ReduceSum(value, self._others, keepdims=0)
+        return sum_over(self._op, value, self._others, self._lengths, keepdims=0)
 
     def _share(self, statistic: ir.Value, factor: float) -> ir.Value:
         """statistic · factor / n, n = the elements of one channel, in a shape that broadcasts to x."""
@@ -140,10 +143,22 @@ def _grouped(
     x, scale, bias = node.every_input()
     view = group_view(op, x, groups)
     wide, given = (op.Reshape(widen(op, value, x), view, allowzero=1) for value in (x, dy))
-    unit = standardise(op, wide, op.ints([2, 3]), node.float("epsilon", 1e-5))
+    lengths = _lengths(x, groups)
+    unit = standardise(op, wide, [2, 3], node.float("epsilon", 1e-5), lengths=lengths)
     g = op.Mul(given, op.Reshape(widen(op, scale), scale_shape))
     dscale, dbias = (
-        narrow(op, op.Reshape(op.ReduceSum(terms, others, keepdims=0), [-1]), like)
+        narrow(op, op.Reshape(sum_over(op, terms, others, lengths, keepdims=0), [-1]), like)
         for terms, like in ((op.Mul(given, unit.z), scale), (given, bias))
     )
     return narrow(op, as_shaped(op, unit.gradient(op, g), x), x), dscale, dbias
+
+
+def _lengths(x: ir.Value, groups: int | None) -> Dims:
+    """What is known of the lengths (N, G, C/G, L) of `group_view`."""
+    known = dims(x)
+    if known is None:
+        return None, groups, 1 if groups is None else None, None
+    first, channels, *rest = known
+    if groups is None:
+        return first, channels, 1, product(tuple(rest))
+    return first, groups, channels // groups if isinstance(channels, int) else None, product(tuple(rest))

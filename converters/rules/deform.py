@@ -3,6 +3,7 @@
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, count_up, narrow, widen
 from onnx_backprop.converters.rules.taps import SampleTaps, sample_taps
@@ -51,7 +52,7 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         as_shaped(op, samples.add_into(dv, flat), x),
         as_shaped(op, dw, weights),
         _offsets(op, samples, weighted, taken, positions, op.shape(offset)),
-        op.ReduceSum(dy, [0, 2, 3], keepdims=0),
+        sum_over(op, dy, [0, 2, 3], (None,) * 4, keepdims=0),
         None if mask is None else as_shaped(op, dmask, node.input(4)),
     )
     return [None if grad is None else narrow(op, grad, x) for grad in grads]

@@ -33,9 +33,12 @@ def div(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return da, op.Neg(op.Mul(da, node.output()))
 
 
-@gradient("Mod", versions=(13,), broadcasts=True)
+@gradient("Mod", versions=(13, 28), broadcasts=True)
 def mod(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = a - b · trunc(a / b)  =>  da = dy, db = -dy · trunc(a / b). The jumps where a / b is whole are left out."""
+    """Y = a - b · q, q = trunc(a / b)  =>  da = dy, db = -dy · q. The jumps where a / b is whole are left out.
+
+    With fmod=0, which takes floats from version 28 on, q = floor(a / b).
+    """
     quotient = op.Round(op.Div(op.Sub(node.input(0), node.output()), node.input(1)))
     return dy, op.Neg(op.Mul(dy, quotient))
 
@@ -137,7 +140,7 @@ def cumulative_sum(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.CumSum(dy, node.input(1), exclusive=node.int("exclusive", 0), reverse=reverse)
 
 
-@gradient("Range", versions=(11,))
+@gradient("Range", versions=(11, 27))
 def range_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y_i = start + i · delta  =>  dstart = Σ dy, ddelta = Σ i · dy; limit only sets the length."""
     index = op.Cast(positions(op, node.output()), to=element_type(dy))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import FLOAT_TYPES, cast, narrow, widen, work_type
 
@@ -80,4 +81,4 @@ def _weights_gradient(
     if mean:
         value = op.Sub(value, widen(op, node.output()))
     per_class = op.Mul(onehot, op.Unsqueeze(op.Mul(g, value), [1]))
-    return op.ReduceSum(op.Reshape(per_class, [0, 0, -1]), [0, 2], keepdims=0)
+    return sum_over(op, op.Reshape(per_class, [0, 0, -1]), [0, 2], (None,) * 3, keepdims=0)

@@ -8,6 +8,7 @@ integer tensor is a float tensor.
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, cast, narrow, widen, work_type
 from onnx_backprop.converters.rules.conv import conv
@@ -154,7 +155,8 @@ def _summed(op: Builder, node: Forward, terms: ir.Value, scale: ir.Value) -> ir.
     if axis is None:
         return as_shaped(op, op.ReduceSum(terms, keepdims=0), scale)
     rank = node.rank(0)
-    sums = op.ReduceSum(terms, [n for n in range(rank) if n != axis + rank], keepdims=0, noop_with_empty_axes=1)
+    others = [n for n in range(rank) if n != axis + rank]
+    sums = sum_over(op, terms, others, dims(node.input(0)) or (), keepdims=0) if others else terms
     if known_lengths(scale) is None:
         sums = op.sum_stretched(sums, op.shape(scale), op.Shape(sums))
     return sums

@@ -14,6 +14,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules import recurrent_parts as unrolled
 from onnx_backprop.converters.rules.cell_activations import activations
@@ -93,7 +95,7 @@ def _outer_sum(op: Builder, da: ir.Value, value: ir.Value) -> ir.Value:
 
 
 def _sum(op: Builder, da: ir.Value) -> ir.Value:
-    return op.ReduceSum(da, [0, 1], keepdims=0)
+    return sum_over(op, da, [0, 1], dims(da) or (None,) * 3, keepdims=0)
 
 
 def _found(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.Found:

@@ -65,10 +65,11 @@ def tile(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.ReduceSum(repeats, axes, keepdims=0, noop_with_empty_axes=1)
 
 
-@gradient("SpaceToDepth", versions=(13,))
+@gradient("SpaceToDepth", versions=(13, 28))
 def space_to_depth(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = b × b blocks moved into channels  =>  dx = DepthToSpace(dy) with the same b, mode DCR."""
-    return op.DepthToSpace(dy, blocksize=node.int("blocksize", 0), mode="DCR")
+    """Y = b × b blocks moved into channels  =>  dx = DepthToSpace(dy) with the same b and mode."""
+    mode = node.choice("mode", "DCR", ("DCR", "CRD"))
+    return op.DepthToSpace(dy, blocksize=node.int("blocksize", 0), mode=mode)
 
 
 @gradient("DepthToSpace", versions=(13,))

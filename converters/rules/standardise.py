@@ -1,10 +1,13 @@
 """Standardising x over some axes, the part that Batch-, Group-, Instance- and LayerNormalization share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.long_sums import mean_over
+from onnx_backprop.opset.core.shapes import Dims
 
 
 @dataclass(frozen=True)
@@ -16,20 +19,36 @@ class Standardised:
 
     z: ir.Value
     rate: ir.Value
-    axes: ir.Value
+    axes: ir.Value | Sequence[int]
     centred: bool = True
+    lengths: Dims | None = None
 
     def gradient(self, op: Builder, g: ir.Value) -> ir.Value:
         """dx = r · (dz - mean dz - z · mean(dz · z)), the means over the axes; without centring there is no mean dz."""
-        along = op.Mul(self.z, op.ReduceMean(op.Mul(g, self.z), self.axes, keepdims=1))
+        along = op.Mul(self.z, _mean(op, op.Mul(g, self.z), self.axes, self.lengths))
         if self.centred:
-            along = op.Add(along, op.ReduceMean(g, self.axes, keepdims=1))
+            along = op.Add(along, _mean(op, g, self.axes, self.lengths))
         return op.Mul(self.rate, op.Sub(g, along))
 
 
-def standardise(op: Builder, x: ir.Value, axes: ir.Value, epsilon: float, *, centred: bool = True) -> Standardised:
-    """z = (x - μ) / √(σ² + ε), computed anew from x; not centred: x / √(mean x² + ε)."""
-    deviation = op.Sub(x, op.ReduceMean(x, axes, keepdims=1)) if centred else x
-    power = op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1)
+def standardise(
+    op: Builder,
+    x: ir.Value,
+    axes: ir.Value | Sequence[int],
+    epsilon: float,
+    *,
+    centred: bool = True,
+    lengths: Dims | None = None,
+) -> Standardised:
+    """z = (x - μ) / √(σ² + ε), computed anew from x; not centred: x / √(mean x² + ε).
+
+    Where the lengths of x are given, and the axes by their numbers, means over many elements are taken in stages.
+    """
+    deviation = op.Sub(x, _mean(op, x, axes, lengths)) if centred else x
+    power = _mean(op, op.Mul(deviation, deviation), axes, lengths)
     rate = op.Reciprocal(op.Sqrt(op.Add(power, epsilon)))
-    return Standardised(op.Mul(deviation, rate), rate, axes, centred)
+    return Standardised(op.Mul(deviation, rate), rate, axes, centred, lengths)
+
+
+def _mean(op: Builder, x: ir.Value, axes: ir.Value | Sequence[int], lengths: Dims | None) -> ir.Value:
+    return op.ReduceMean(x, axes, keepdims=1) if isinstance(axes, ir.Value) else mean_over(op, x, axes, lengths)

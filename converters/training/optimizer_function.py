@@ -19,7 +19,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropEr
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
+EMA = "ema"  # the number that says how slowly running means follow, where there are any
 FINITE = "finite"  # the number that is 0 where everything is to stay as it is, where there is any
+_MEAN = "running_mean"  # where slots have their names
 Write = Callable[..., Sequence[str]]
 
 
@@ -80,6 +82,14 @@ class Update:
         """1 - βᵗ in float64: most of its digits would be lost in float32."""
         return self.exact.Sub(self.exact_one, self.exact.Pow(self.exact_number(name), self.exact_step))
 
+    def newest(self, name: str) -> str:
+        """(1 - d) / (1 - dᵗ), the part that the newest value has of a mean of t values."""
+
+        def part() -> str:
+            return self.exact.Div(self.exact.Sub(self.exact_one, self.exact_number(name)), self.one_less_power(name))
+
+        return self.scalar(f"(1-{name})/(1-{name}ᵗ)", part)
+
     def decayed(self, x: str, g: str) -> str:
         """G + λ·x."""
         return g if self.decay is None else self.Add(g, self.Mul(self.number(self.decay), x))
@@ -139,11 +149,16 @@ def _written(name: str, write: Write, update: Update, x: str, g: str, *state: st
 def update_function(
     name: str, numbers: Sequence[str], tensors: Sequence[ir.Value], slots: Sequence[str], write: Write, opset: int
 ) -> FunctionProto:
-    """The function that updates tensors of the types and ranks of these, each with a tensor of state for each slot."""
+    """The function that updates tensors of the types and ranks of these, each with a tensor of state for each slot.
+
+    With the number `EMA` each has a running mean behind these: m ← m + (1 - d) / (1 - dᵗ)·(x - m). That is
+    Σ dᵗ⁻ⁱ·xᵢ / Σ dᵗ⁻ⁱ over the values after the updates i = 1 … t.
+    """
     body = Body(name)
     update = Update(body, "learning_rate", "step", str)
     update.decay = "weight_decay" if "weight_decay" in numbers else None
-    kinds = ("X", "G", *slots)
+    averaged = [_MEAN] if EMA in numbers else []
+    kinds = ("X", "G", *slots, *averaged)
     made: dict[str, str] = {}
     for n, tensor in enumerate(tensors):
         own = element_type(tensor)
@@ -152,12 +167,16 @@ def update_function(
         x, g, *state = (f"{kind}_{n}" for kind in kinds)
         if CLIP_FACTOR in numbers:
             g = update.Mul(g, update.number(CLIP_FACTOR))
-        new, *kept = _written(name, write, update, x if own == wide else body.Cast(x, to=wide.value), g, *state)
+        now, old = x if own == wide else body.Cast(x, to=wide.value), state[: len(slots)]
+        new, *kept = _written(name, write, update, now, g, *old)
         results = [new if own == wide else body.Cast(new, to=own.value), *kept]
+        if averaged:
+            value = new if own == wide else body.Cast(results[0], to=wide.value)
+            results.append(update.Add(state[-1], update.Mul(update.newest(EMA), update.Sub(value, state[-1]))))
         if FINITE in numbers:
             finite = update.once(f"finite, {len(shape)} axes", partial(_truth, body, shape))
             results = [body.Where(finite, *pair) for pair in zip(results, (x, *state), strict=True)]
-        for kind, result in zip(("X", *slots), results, strict=True):
+        for kind, result in zip(("X", *slots, *averaged), results, strict=True):
             made[f"{kind}_{n}_new"] = result
     for output, value in made.items():
         body.nodes.append(helper.make_node("Identity", [value], [output]))

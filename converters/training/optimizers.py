@@ -54,7 +54,8 @@ class Optimizer(ABC):
         clip_norm: gradients are scaled by min(1, clip_norm / (n + 10⁻⁶)), n the square root of the sum of the squares
             of all of them.
         accumulate: one update for so many runs of the graph, along the mean of their gradients.
-        ema: d of a running mean of each parameter, m ← d·m + (1 - d)·x, which starts at x.
+        ema: d of a running mean of each parameter, m ← m + (1 - d) / (1 - dᵗ)·(x - m) after update t: the mean of what
+            the updates have made of it, weighed by dᵗ⁻ⁱ, in which the start has no part. Before the first it is x.
         groups: parameters with a learning rate or a weight decay of their own.
     """
 
@@ -69,7 +70,13 @@ class Optimizer(ABC):
     groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        """Refuse numbers outside their range."""
+        """Refuse numbers outside their range, and a class of a user's own that lacks what it names."""
+        lacking = [name for name in ("name", *self.hyper) if not hasattr(self, name)]
+        if lacking:
+            raise InvalidArgumentError(
+                f"optimizer: {type(self).__name__} has no {lacking[0]!r}. A class of your own names itself by `name` "
+                "and has a field for every number in `hyper`: write @dataclass(frozen=True, kw_only=True) above it"
+            )
         require(self.name, "weight_decay", self.weight_decay, low=0)
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)

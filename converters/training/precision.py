@@ -147,7 +147,8 @@ class Rounding:
         stored = self._op.Cast(x, to=self.half)
         wide = self._op.Cast(stored, to=ir.DataType.FLOAT)
         wide.shape = stored.shape = x.shape
-        self._op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
+        for cast in self._op.nodes:  # whose shape alone other nodes of the forward pass may ask for
+            cast.metadata_props[STANDS_FOR] = str(x.name)
         self._place_nodes(node, after=True)
         for reader, n in readers:
             reader.replace_input_with(n, stored if reader.op_type == "Shape" else wide)

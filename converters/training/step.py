@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.modes import is_statistic
 from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.optimizer_function import (
     CLIP_FACTOR,
+    EMA,
     FINITE,
     UpdateFunctions,
     one_element,
@@ -171,6 +172,9 @@ class StepWriter:
             if decay:
                 own = group is not None and group.weight_decay is not None
                 values.append(self._number(f"group{index}.weight_decay" if own else "weight_decay", decay))
+            if optimizer.ema is not None:
+                names.append(EMA)
+                values.append(self._number(EMA, optimizer.ema))
             if factor is not None:
                 names.append(CLIP_FACTOR)
                 values.append(factor)
@@ -180,17 +184,15 @@ class StepWriter:
             group_rate = rate
             if group is not None and group.rate != 1:
                 group_rate = op.Mul(rate, self._number(f"group{index}.rate", group.rate))
-            tensors = [tensor for x in members for tensor in (x, clipped[x], *slots[x])]
+            kept = {x: [*slots[x], *([update.means[x]] if update.means else [])] for x in members}
+            tensors = [tensor for x in members for tensor in (x, clipped[x], *kept[x])]
             function = update_function(
                 optimizer.name, names, members, list(optimizer.slots()), optimizer.update, self._opset
             )
             results = iter(self._call(op, function, [group_rate, count, *values, *tensors]))
             for x in members:
-                for value in (x, *slots[x]):
+                for value in (x, *kept[x]):
                     new[value] = op.typed(next(results), value)
-        for x, mean in update.means.items():
-            renewed = self._running_mean(op, new[x], x, mean)
-            new[mean] = renewed if finite is None else self.if_finite(op, renewed, mean)
         return new
 
     def if_finite(self, op: Builder, new: ir.Value, old: ir.Value) -> ir.Value:
@@ -244,20 +246,14 @@ class StepWriter:
         norm = op.Add(op.Sqrt(op.Sum(*(self._square_sum(op, g) for g in result.values()))), NORM_EPSILON)
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
-    def _running_mean(self, op: Builder, value: ir.Value, x: ir.Value, mean: ir.Value) -> ir.Value:
-        """m + (1 - d)·(x - m)."""
-        assert self.optimizer.ema is not None
-        difference = op.Sub(cast(op, value, element_type(mean)), mean)
-        rest = _number_like(1 - self.optimizer.ema, mean, x)
-        return _shaped(op.Add(mean, op.Mul(rest, difference)), x)
-
 
 def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
     """Make inputs of everything in the state and outputs `<x>_new` of its new values; {input: output}.
 
     Numbers of the optimizer come last among the inputs, `first` in front of the state.
     """
-    numbers = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    own = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
+    numbers = [v for v in own if v not in state.new]
     for value in numbers:
         graph.inputs.remove(value)
     graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])

@@ -13,11 +13,12 @@ from onnx import ModelProto, helper
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.training.metadata import fields
-from onnx_backprop.converters.training.names import OPTIMIZER_METADATA
+from onnx_backprop.converters.training.names import OPTIMIZER_METADATA, STEP, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import SessionOptions, session
+from onnx_backprop.training.divergence import bad_batch
 from onnx_backprop.training.inputs import refusals
 from onnx_backprop.training.schedules import checked_rate
 
@@ -75,9 +76,9 @@ class Module:
     def __call__(self, *user_inputs: Any) -> Any:
         """One training or evaluation step; the loss, or a tuple of all outputs where there are several.
 
-        Inputs in the order of `input_names`: arrays give arrays, OrtValues give OrtValues, and
-        so do outputs that are no tensors. Errors: ArtifactError for
-        another number of inputs, and for what onnxruntime cannot run.
+        Inputs in the order of `input_names`: arrays give arrays, OrtValues give OrtValues, and so do outputs that are
+        no tensors. Errors: ArtifactError for another number of inputs, for what onnxruntime cannot run, and for a loss
+        that is no finite number because of the data; nothing is added to the gradients then.
         """
         names = self.input_names()
         if len(user_inputs) != len(names):
@@ -109,6 +110,7 @@ class Module:
         wanted = [*self._train_outputs, *sums, *graph.updates.values()]
         results = self._train.run_with_ort_values(wanted, feeds)
         named = dict(zip(wanted, results, strict=True))
+        self._check_loss(named.get(graph.loss), feeds)
         for name, out in zip(graph.parameters, sums, strict=True):
             state.gradients[name] = named[out]
         for name, out in graph.updates.items():
@@ -118,7 +120,18 @@ class Module:
 
     def _eval_step(self, feeds: dict[str, OrtValue]) -> list[Any]:
         feeds |= {name: value for name, value in self._state.values.items() if name in self._eval_names}
-        return list(self._eval.run_with_ort_values(self._eval_outputs, feeds))
+        results = list(self._eval.run_with_ort_values(self._eval_outputs, feeds))
+        self._check_loss(dict(zip(self._eval_outputs, results, strict=True)).get(self.graph.loss), feeds)
+        return results
+
+    def _check_loss(self, loss: OrtValue | None, feeds: Mapping[str, OrtValue]) -> None:
+        """ArtifactError where the loss is no finite number and what is fed explains it."""
+        if loss is None or not loss.is_tensor() or np.isfinite(value := loss.numpy()).all():
+            return
+        given = {name: feeds[name] for name in self.graph.inputs}
+        fault = bad_batch(f"the loss is {float(value.reshape(-1)[0])}", given, self.graph.settings.get("labels") or {})
+        if fault is not None:
+            raise ArtifactError(str(fault))
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training, or away from it."""
@@ -227,7 +240,7 @@ class Optimizer:
     @property
     def steps(self) -> int:
         """How many updates there have been."""
-        return int(self._own["optimizer_step"].numpy())
+        return int(self._own[state_of(self._own, STEP) or STEP].numpy())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The learning rate of the next updates; InvalidArgumentError unless it is a finite number of 0 or more."""

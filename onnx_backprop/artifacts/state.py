@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from onnx_backprop.converters.training.names import STEP, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
@@ -181,7 +182,7 @@ class CheckpointState:
     def check_finite(self, tensors: Mapping[str, np.ndarray], checkpoint: Uri | None = None) -> None:
         """Before tensors are written: FloatingPointError for numbers that are not finite and were at the start."""
         accepted = {f"parameter/{name}": where for name, where in self.accepted.items()} | self.accepted
-        updates = self.optimizer.get("optimizer_step")
+        updates = self.optimizer.get(state_of(self.optimizer, STEP) or STEP)
         check_finite(
             tensors,
             accepted,

@@ -82,7 +82,7 @@ def add_train(commands: Any) -> None:
     how.add_argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)")
     how.add_argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients")
     how.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
-    how.add_argument("--ema", type=float, metavar="DECAY", help="keep running means of the weights and write those")
+    how.add_argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights")
     how.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the order of the rows and of Dropout (%(default)s)"
     )
@@ -179,6 +179,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
                 schedule=schedule,
                 callbacks=[keep_norms] if arguments.report else [],
                 evaluation=measured,
+                ema=measured is not None and arguments.ema is not None,
                 checkpoint=checkpoint,
                 every=arguments.every,
                 log=arguments.log,
@@ -194,13 +195,18 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         if trainer.kept:
             raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
         raise
-    outcome = _outcome(records, seconds, trainer.steps)
+    means = " of the running means" if arguments.ema is not None else ""
+    outcome = _outcome(records, seconds, trainer.steps, means)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
         _report(arguments, trainer, loader, plan | outcome | _program(arguments, trainer), records, norms)
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
     say(arguments, "\n".join(_lines(outcome | curve)))
-    say(arguments, f"written: {target}, {checkpoint}" + (f", {arguments.report}" if arguments.report else ""))
+    say(
+        arguments,
+        f"written: {target}{means and f' ({means[4:]} of the weights)'}, {checkpoint}"
+        + (f", {arguments.report}" if arguments.report else ""),
+    )
     return 0
 
 
@@ -304,8 +310,8 @@ def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
     return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
 
 
-def _outcome(records: list[Record], seconds: float, steps: int) -> dict[str, str]:
-    """What came out."""
+def _outcome(records: list[Record], seconds: float, steps: int, means: str) -> dict[str, str]:
+    """What came out. means: what the evaluation is of, if that is not the weights themselves."""
     if not records:
         return {"steps": f"{steps}, all of them before"}
     ends = max(1, min(len(records) // 10, 100))
@@ -317,7 +323,7 @@ def _outcome(records: list[Record], seconds: float, steps: int) -> dict[str, str
     facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:
-        facts["evaluation loss"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
+        facts[f"evaluation loss{means}"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
     return facts
 
 

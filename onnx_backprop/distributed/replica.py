@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.training.names import MICRO_STEP, RANDOM_STATE
+from onnx_backprop.converters.training.names import LOSS_SCALE, MICRO_STEP, RANDOM_STATE, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import Split
 from onnx_backprop.distributed.batch_norm import synchronise
@@ -62,14 +62,15 @@ class Replica:
         self._weights = Weights(graph)
         self._scale = None if self._weights.summed else divide_by_all(parts.gradients, graph.loss)
         self._accumulate = int((graph.settings.get("optimizer") or {}).get("accumulate", 1))
-        self._scaled = any(name.startswith("loss_scale") for name in graph.fill)
+        self._scaled = state_of(graph.fill, LOSS_SCALE) is not None
         self._inputs = list(parts.gradients.graph.input)
         self._buffer = _Buffer(parts, in_order(parts.gradients, set(parts.of.values())))
         self.overlap = self._overlapping(parts.gradients, start) if start is not None else None
         self._session = open_session(parts.gradients)
         self._read = [value.name for value in self._session.get_inputs() if value.name in graph.updates]
         self._seen = set[tuple[tuple[int, ...], ...]]()  # shapes that a run has had, whose kernels are compiled
-        self._micro = next((name for name in graph.fill if name.startswith(MICRO_STEP)), None)
+        self._micro = state_of(graph.fill, MICRO_STEP)
+        self._random = state_of(graph.fill, RANDOM_STATE)
         self._sums = self._accumulated(parts) if self._accumulate > 1 else {}
         self._waits = False  # whether gradients wait to be summed
 
@@ -192,7 +193,7 @@ class Replica:
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         for name in self._read:
-            binding.bind_ortvalue_input(name, self._own_masks(state[name]) if name == RANDOM_STATE else state[name])
+            binding.bind_ortvalue_input(name, self._own_masks(state[name]) if name == self._random else state[name])
         self._buffer.bind(binding)
         return binding
 

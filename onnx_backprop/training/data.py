@@ -11,6 +11,7 @@ from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.order import BlockOrder, lanes, row_order
 from onnx_backprop.training.rows import StoredRows
 
@@ -33,6 +34,11 @@ class Batches:
         whole: bool = False,
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
+        if not isinstance(arrays, Mapping):
+            raise InvalidArgumentError(
+                f"arrays: expected arrays by the names of the inputs, as {{'x': x, 'target': target}}, "
+                f"got {type(arrays).__name__}"
+            )
         self.arrays = {
             name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
         }
@@ -108,11 +114,22 @@ class Batches:
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[rows] for name, array in self.arrays.items()}
 
+    def numbers(self, batch: int) -> np.ndarray:
+        """The numbers of the rows of a batch of this epoch."""
+        return next(self._chosen(batch))
+
     def samples(self) -> Iterator[dict[str, np.ndarray]]:
         """A batch of every size that there is, of the first rows."""
         rest = 0 if self.whole else self.rows % self.size
         for size in dict.fromkeys((self.size, rest or self.size)):
             yield {name: array[:size] for name, array in self.arrays.items()}
+
+
+def of_data(error: BadBatchError, loader: Iterable[Any], batch: int, where: str) -> BadBatchError:
+    """The error about a batch, with the number of its row among all rows where the loader knows it."""
+    if error.row is None or not isinstance(loader, Batches):
+        return error
+    return error.of_row(int(loader.numbers(batch)[error.row]), where)
 
 
 class Shards:

@@ -7,16 +7,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
 from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.data import Batches, Shards, own_rows_of
+from onnx_backprop.training.data import Batches, Shards, of_data, own_rows_of
+from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.schedules import Schedule
@@ -33,6 +37,7 @@ class Trained(Protocol):
     epoch: int
     batch: int
     schedule: Schedule | None
+    graph: TrainingGraph
     inputs: Inputs
     communicator: Communicator
 
@@ -50,7 +55,7 @@ class Trained(Protocol):
     def loss_scale(self) -> float | None: ...
     def named(self, batch: Any) -> dict[str, Any]: ...
     def step(self, feeds: Mapping[str, Any], /) -> float: ...
-    def evaluate(self, loader: Iterable[Any], /) -> float: ...
+    def evaluate(self, loader: Iterable[Any], /, *, ema: bool = False) -> float: ...
     def save(self, path: str | Path) -> None: ...
 
 
@@ -62,6 +67,7 @@ def fit(
     schedule: Schedule | None = None,
     callbacks: Iterable[Callback] = (),
     evaluation: Iterable[Any] | None = None,
+    ema: bool = False,
     checkpoint: str | Path | None = None,
     every: int = 0,
     log: str | Path | Logger | None = None,
@@ -78,6 +84,7 @@ def fit(
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
             returns True ends the training, of all ranks. As many on every rank.
         evaluation: batches whose loss in inference mode is measured after every epoch.
+        ema: measure it of the running means of the weights, which `export(ema=True)` writes.
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
         log: a file that gets a line for every step, .csv or .jsonl; or a function that gets a dict for every step, as
@@ -91,10 +98,11 @@ def fit(
 
     Returns: a record for every step, a list that a notebook shows as a curve. Errors: FloatingPointError when a loss
     is no finite number, or the state that is to be saved holds one that was finite at the start; the last checkpoint
-    is of a step before that.
+    is of a step before that. Where a batch explains it, by NaN, infinity or no label that counts, the error says which
+    array and row. What that is in the evaluation ends the training behind the checkpoint of the epoch.
     """
-    if epochs < 0 or every < 0:
-        raise InvalidArgumentError(f"epochs, every: expected 0 or more, got {epochs}, {every}")
+    if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
+        raise InvalidArgumentError(f"epochs, every: expected whole numbers of 0 or more, got {epochs!r}, {every!r}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")
     if checkpoint is not None:
@@ -102,10 +110,22 @@ def fit(
     if plot is not None:
         check_plot(plot)
     trainer.inputs.check_loader(loader)
-    trainer.inputs.check_loader(evaluation)
+    if evaluation is not None:
+        trainer.inputs.check_loader(evaluation)
+    if ema and evaluation is None:
+        raise InvalidArgumentError("ema: goes with evaluation, the batches to measure")
+    if ema and not trainer.graph.copies:
+        raise InvalidArgumentError("ema: the optimizer keeps no running means. Make it with ema=0.999")
     if schedule is not None:
+        if not callable(schedule):
+            raise InvalidArgumentError(
+                f"schedule: expected a function from the number of an update to its learning rate, got {schedule!r}, "
+                "as those in onnx_backprop.schedules"
+            )
         trainer.schedule = schedule
-    callbacks, records = tuple(callbacks), Records()
+    if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
+        raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
+    records = Records()
     writes = trainer.communicator.rank == 0
     log, plot, progress = (log, plot, progress) if writes else (None, None, False)
     with ExitStack() as stack:
@@ -117,7 +137,8 @@ def fit(
             file = Log(log, start=trainer.steps)
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
-        for record in _steps(trainer, own_rows_of(loader, trainer.communicator), epochs, evaluation):
+        measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint)
+        for record in _steps(trainer, own_rows_of(loader, trainer.communicator), epochs, measure):
             records.append(record)
             if file is not None:
                 file.write(record)
@@ -142,7 +163,9 @@ def fit(
     return records
 
 
-def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Iterable[Any] | None) -> Iterator[Record]:
+def _steps(
+    trainer: Trained, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None
+) -> Iterator[Record]:
     """Run step after step; the trainer's epoch and batch are those of the step to come."""
     while trainer.epoch < epochs:
         epoch = trainer.epoch
@@ -158,19 +181,32 @@ def _steps(trainer: Trained, loader: Iterable[Any], epochs: int, evaluation: Ite
             if trainer.schedule is not None:
                 trainer.learning_rate = trainer.schedule(trainer.updates)
             rate = trainer.learning_rate
-            loss = trainer.step(trainer.named(batch))
+            try:
+                loss = trainer.step(trainer.named(batch))
+            except BadBatchError as e:
+                raise of_data(e, loader, trainer.batch, "the data") from None
             seconds = time.perf_counter() - start
             batch = next(batches, None)
             measured = None
             if batch is None:
                 trainer.epoch, trainer.batch = epoch + 1, 0
-                measured = None if evaluation is None else trainer.evaluate(evaluation)
+                measured = None if measure is None else measure()
             else:
                 trainer.batch += 1
             skipped = None if trainer.loss_scale is None else trainer.skipped_steps
             yield Record(trainer.steps - 1, epoch, loss, rate, seconds, measured, skipped)
         if trainer.epoch == epoch:  # a checkpoint behind the last batch of a loader that has become shorter
             trainer.epoch, trainer.batch = epoch + 1, 0
+
+
+def _measured(trainer: Trained, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None) -> float:
+    """The loss of the evaluation; where its data are at fault the epoch is saved all the same."""
+    try:
+        return trainer.evaluate(evaluation, ema=ema)
+    except BadBatchError:
+        if checkpoint is not None and trainer.communicator.size == 1:
+            trainer.save(checkpoint)
+        raise
 
 
 class _Bar:

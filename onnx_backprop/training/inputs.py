@@ -18,6 +18,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropEr
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data import Batches
+from onnx_backprop.training.divergence import BadBatchError, bad_batch
 
 OrtValue = onnxruntime.OrtValue
 _WHOLE = (
@@ -91,6 +92,11 @@ class Inputs:
             first = self.named(loader[0])
             if not isinstance(first, Shard) or first.rows:
                 self.checked(first)
+        elif not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise InvalidArgumentError(
+                f"loader: expected batches to go through, anew in every epoch, got {type(loader).__name__}: as a list, "
+                "a DataLoader, or onnx_backprop.Batches"
+            )
 
     def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
         """A batch as onnxruntime takes it; errors as `checked`."""
@@ -119,6 +125,10 @@ class Inputs:
             if isinstance(labels := fed[name], np.ndarray):
                 self._check_classes(name, labels)
         return fed
+
+    def fault(self, what: str, given: Mapping[str, Any]) -> BadBatchError | None:
+        """The error about a loss that is no finite number, where a batch that has run explains it."""
+        return bad_batch(what, self.checked(given), self.labels)
 
     def check_names(self, given: Mapping[str, Any]) -> None:
         """InvalidArgumentError for names that are missing or unknown."""

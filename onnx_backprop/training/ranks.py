@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnx_backprop.converters.training.names import RANDOM_STATE
+from onnx_backprop.converters.training.names import RANDOM_STATE, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
@@ -89,8 +89,9 @@ class Ranks:
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""
         graph = self._trainer.graph
+        random = state_of(graph.fill, RANDOM_STATE)
         for name in sorted(state):
-            if name == RANDOM_STATE or name not in graph.fill:
+            if name == random or name not in graph.fill:
                 self._communicator.broadcast(state[name])
 
     def summed(self, batch: Mapping[str, Any], state: Mapping[str, OrtValue]) -> dict[str, OrtValue]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +15,25 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
-from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, RANDOM_STATE, SKIPPED_STEPS
+from onnx_backprop.converters.training.names import (
+    GOOD_STEPS,
+    LEAST_SCALE,
+    LOSS_SCALE,
+    RANDOM_STATE,
+    SKIPPED_STEPS,
+    state_of,
+)
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.ort_ops import (
-    SessionOptions,
-    be_lean,
-    default_options,
-    native_kernels_work,
-    require_operators,
-    session,
-)
+from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
+from onnx_backprop.training.data import of_data
+from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.history import Losses
 from onnx_backprop.training.inputs import Inputs, refusals, rows
@@ -107,6 +109,12 @@ class Trainer:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
+        if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+            raise InvalidArgumentError(f"seed: expected a whole number of 64 bits, got {seed!r}")
+        if session_options is not None and not isinstance(session_options, onnxruntime.SessionOptions):
+            raise InvalidArgumentError(
+                f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
+            )
         state = self.graph.initial_state()
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
@@ -115,11 +123,11 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
-        self.kernels = "onnx" if kernels == "numba" and not native_kernels_work() else kernels
         self.communicator = connected(communicator)
         threads = self.communicator.threads
         options = session_options or default_options(python_operators=kernels == "numpy", lean=True, threads=threads)
         options = be_lean(options)
+        self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         in_place: frozenset[str] = frozenset()
@@ -148,8 +156,8 @@ class Trainer:
         self._buffers = Buffers(self.graph, self._session, in_place, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        if RANDOM_STATE in state:
-            state[RANDOM_STATE][0] = seed
+        if random := state_of(self.graph.fill, RANDOM_STATE):
+            state[random][0] = seed
         if self._ranks is not None:
             self._ranks.start(state)
         self._accepted = not_finite(state)
@@ -188,7 +196,8 @@ class Trainer:
         float32, int32 to int64) to what the graph takes.
         Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
         another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
-        FloatingPointError for a loss that is no finite number. The state then is what it was before.
+        FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
+        label that counts. The state then is what it was before.
         """
         buffers, binding = self._buffers, self._buffers.binding
         feeds = self.inputs.together(batch, more)
@@ -201,12 +210,13 @@ class Trainer:
             buffers.run()
         loss = float(buffers.result(self.graph.loss).reshape(()))
         if not math.isfinite(loss):
-            what = f"the loss is {loss} in step {self.steps + 1} (learning rate {self.learning_rate:g})"
-            raise diverged(what, self.kept)
+            what = f"the loss is {loss} in step {self.steps + 1}"
+            fault = self.inputs.fault(what, feeds)
+            raise fault or diverged(f"{what} (learning rate {self.learning_rate:g})", self.kept)
         buffers.renew()
         if self._division is not None:
             self._division.exchange(buffers.state)
-        if self.loss_scale == LEAST_SCALE and buffers.state[GOOD_STEPS].numpy() == 0:
+        if self.loss_scale == LEAST_SCALE and self._counter(GOOD_STEPS) == 0:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
@@ -222,12 +232,17 @@ class Trainer:
     @property
     def skipped_steps(self) -> int:
         """How many of the steps have left out their update, since a gradient was not finite; 0 without a loss scale."""
-        return int(self._buffers.state[SKIPPED_STEPS].numpy()) if SKIPPED_STEPS in self.graph.fill else 0
+        return int(self._counter(SKIPPED_STEPS) or 0)
 
     @property
     def loss_scale(self) -> float | None:
         """What the loss of the next step is multiplied by; None where the graph does not scale it."""
-        return float(self._buffers.state[LOSS_SCALE].numpy()) if SKIPPED_STEPS in self.graph.fill else None
+        return self._counter(LOSS_SCALE)
+
+    def _counter(self, name: str) -> float | None:
+        """A number of the loss scale; None where the graph has none."""
+        found = state_of(self.graph.fill, name)
+        return None if found is None else float(self._buffers.state[found].numpy())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -317,16 +332,29 @@ class Trainer:
             results = self._evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
-    def evaluate(self, loader: Iterable[Any] | Feeds | None = None, /, *, ema: bool = False, **more: Any) -> float:
-        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows."""
+    def evaluate(
+        self, loader: Iterable[Any] | Feeds | None = None, /, *arrays: Any, ema: bool = False, **more: Any
+    ) -> float:
+        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
+
+        A batch is given as `step` takes it, but that one tuple or list is a loader. ema: of the running means of the
+        weights. Errors: as `step`; FloatingPointError for a batch whose loss is no finite number because of its data.
+        """
         weights = self._weights(ema=ema)
-        if loader is None or isinstance(loader, Mapping):
-            return float(self._predicted(self.inputs.together([loader], more), weights)[self.graph.loss].reshape(()))
+        if loader is None or isinstance(loader, Mapping) or arrays or more:
+            batch = self.inputs.together([loader, *arrays], more)
+            return self._measured(batch, weights, "the loss is")
+        if not isinstance(loader, Iterable):
+            self.inputs.check_loader(loader)
         total, seen = 0.0, 0
         batches = loader if self._ranks is None else self._ranks.whole_batches(loader)
-        for batch in shown(batches, what="evaluating", unit="batch"):
+        first, step = (0, 1) if self._ranks is None else (self.communicator.rank, self.communicator.size)
+        for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
             feeds = self.named(batch)
-            loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
+            try:
+                loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
+            except BadBatchError as e:
+                raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
             count = rows(feeds[self.graph.inputs[0]])
             total += count * loss
             seen += count
@@ -335,6 +363,12 @@ class Trainer:
         if not seen:
             raise InvalidArgumentError("the loader is empty; expected at least one batch")
         return total / seen
+
+    def _measured(self, feeds: Feeds, weights: Mapping[str, OrtValue], what: str) -> float:
+        loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
+        if not math.isfinite(loss) and (fault := self.inputs.fault(f"{what} {loss}", feeds)):
+            raise fault
+        return loss
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.elementwise import proof_of_shape, share
+from onnx_backprop.opset.bodies.sums import sum_channels
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_rank
@@ -23,23 +24,24 @@ def channels(attrs: Attributes, src: Dims | None, given: Iterable[tuple[str, Arg
 
 
 class Axes:
-    """The axes of src. x: src, or where its rank is unknown a view of it (N, C, all the rest); others: all but C."""
+    """The axes of src. x: src, or where its rank is unknown a view of it (N, C, all the rest)."""
 
     def __init__(self, b: Body, attrs: Attributes, src: Tensor) -> None:
         self._b, self._src, self._shape = b, src, ""
-        last = attrs["data_format"] == "NXC"
+        self._last = last = attrs["data_format"] == "NXC"
+        self._dims = src.dims
         self._lengths: Dims | None = None
         if src.dims is not None:
             channel = len(src.dims) - 1 if last else 1
             axes = [axis for axis in range(len(src.dims)) if axis != channel]
-            self.others, self._lengths = b.ints(axes), tuple(src.dims[axis] for axis in axes)
+            self._lengths = tuple(src.dims[axis] for axis in axes)
             self._per = [-1] if last else [-1, *[1] * (len(src.dims) - 2)]
         elif last:
-            self.others, self._per = b.other_axes(src, -1), [-1]
+            self._per = [-1]
         else:
             rest = b.ReduceProd(b.Shape(src, start=2), keepdims=1)
             self._shape = b.Concat(b.Shape(src, start=0, end=2), rest, axis=0)
-            self.others, self._per = b.ints([0, 2]), [-1, 1]
+            self._per, self._dims = [-1, 1], (None, None, None)
         self.x = self.view(src.name)
 
     def view(self, value: str) -> str:
@@ -49,6 +51,10 @@ class Axes:
     def back(self, value: str) -> str:
         """A tensor of the shape of x, as src."""
         return self._b.Reshape(value, self._b.Shape(self._src), allowzero=1) if self._shape else value
+
+    def sum(self, value: str) -> str:
+        """Σ over all axes but the channels', of a tensor of the shape of x: one number per channel."""
+        return sum_channels(self._b, value, self._dims, last=self._last)
 
     def spread(self, values: str) -> str:
         """One number per channel, for arithmetic with x."""

@@ -115,14 +115,6 @@ class Body:
             return self.ints(entries)
         return self.Shape(x, start=start, end=end)
 
-    def other_axes(self, x: Tensor, axis: int) -> str:
-        """The axes of x but one, 1-D int64, for an x whose rank is unknown; a run with a rank below 2 fails."""
-        shape = self.Shape(x)
-        second = self.Gather(shape, self.int_scalar(1), name=f"{self.op}: expected rank 2 or more")
-        axes = self.Range(self.Sub(second, second), self.Size(shape), self.int_scalar(1))
-        left_out = self.Gather(axes, self.ints([axis]))
-        return self.Compress(axes, self.Not(self.Equal(axes, left_out)), axis=0)
-
     def checked(self, x: Tensor, expected: Vector, message: str) -> Tensor:
         """X, proven to have the shape `expected`.
 

@@ -5,6 +5,7 @@ return None for what they cannot tell and raise only on a true contradiction.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from onnx_backprop.opset.core.errors import ShapeError
 
@@ -31,6 +32,11 @@ def times(a: Dim, factor: int) -> Dim:
     if factor == 1:
         return a
     return a * factor if isinstance(a, int) else None
+
+
+def product(dims: Dims) -> Dim:
+    """The number of elements, where known."""
+    return prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
 
 
 def require_rank(dims: Sequence[object], low: int, high: int, *, op: str, what: str) -> None:

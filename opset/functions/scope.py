@@ -97,6 +97,27 @@ def reads(node: NodeProto) -> Iterator[str]:
             yield from (value.name for value in graph.output)
 
 
+def names_in(graph: GraphProto) -> set[str]:
+    """The names of all values and nodes of a graph and of the graphs inside it."""
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        names |= {node.name, *node.output}
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                names |= names_in(inner)
+    return names
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it where it is taken; it is taken from then on."""
+    candidate, n = name, 1
+    while candidate in taken:
+        n += 1
+        candidate = f"{name}_{n}"
+    taken.add(candidate)
+    return candidate
+
+
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
     """Every node of our domain, in the main graph, its subgraphs and in functions, with what it can see."""
     yield from _walk(model.graph.node, Scope(model.graph))

@@ -44,6 +44,12 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
     check_kernels(kernels)
     result = ModelProto()
     result.CopyFrom(load(model))
+    attach_kernels(result, kernels)
+    return result
+
+
+def attach_kernels(result: ModelProto, kernels: str) -> None:
+    """`use_kernels` of a model that is sound, in place."""
     kept = [f for f in result.functions if f.domain != DOMAIN]
     del result.functions[:]
     result.functions.extend(kept)
@@ -69,7 +75,6 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
         result.ir_version = max(result.ir_version, MIN_IR_VERSION)
         _import(result, DOMAIN, OPSET_VERSION)
     refuse_older_runtimes(result)
-    return result
 
 
 def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -> None:

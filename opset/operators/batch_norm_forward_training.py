@@ -71,7 +71,7 @@ def body(
     b: Body, attrs: Attributes, src: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor | None, beta: Tensor | None
 ) -> Sequence[str]:
     axes = batch_norm.Axes(b, attrs, src)
-    sums = b.ReduceSum(axes.x, axes.others, keepdims=0)
+    sums = axes.sum(axes.x)
     part = axes.part(sums)
     given = [
         batch_norm.per_channel(b, value, name, sums)
@@ -79,7 +79,7 @@ def body(
     ]
     centre = b.Mul(sums, part)
     deviation = b.Sub(axes.x, axes.spread(centre))
-    power = b.Mul(b.ReduceSum(b.Mul(deviation, deviation), axes.others, keepdims=0), part)
+    power = b.Mul(axes.sum(b.Mul(deviation, deviation)), part)
     slope = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
     slope = b.Mul(slope, given[2]) if given[2] else slope
     dst = b.Mul(deviation, axes.spread(slope))

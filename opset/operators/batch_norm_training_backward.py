@@ -83,16 +83,16 @@ def body(
     if zero:
         dy = b.Reshape(diff_dst, b.Add(b.Shape(src), zero), allowzero=1)
     axes = batch_norm.Axes(b, attrs, src)
-    x, dy, others, spread = axes.x, axes.view(dy), axes.others, axes.spread
-    whole = b.ReduceSum(dy, others, keepdims=0)
+    x, dy, spread = axes.x, axes.view(dy), axes.spread
+    whole = axes.sum(dy)
     part = axes.part(whole)
     parameters = zip((mean, variance, gamma), PER_CHANNEL, strict=True)
     given = [batch_norm.per_channel(b, value, name, whole) for value, name in parameters]
-    centre = given[0] or b.Mul(b.ReduceSum(x, others, keepdims=0), part)
+    centre = given[0] or b.Mul(axes.sum(x), part)
     deviation = b.Sub(x, spread(centre))
-    power = given[1] or b.Mul(b.ReduceSum(b.Mul(deviation, deviation), others, keepdims=0), part)
+    power = given[1] or b.Mul(axes.sum(b.Mul(deviation, deviation)), part)
     rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
-    dgamma = b.Mul(b.ReduceSum(b.Mul(dy, deviation), others, keepdims=0), rate)
+    dgamma = b.Mul(axes.sum(b.Mul(dy, deviation)), rate)
     slope = b.Mul(rate, given[2]) if given[2] else rate
     level = b.Neg(b.Mul(b.Mul(slope, whole), part))
     along = b.Neg(b.Mul(b.Mul(b.Mul(slope, rate), dgamma), part))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
+from onnx_backprop.opset.bodies.sums import sum_channels
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, permute, require_rank
@@ -43,11 +44,7 @@ def reference(attrs: Attributes, _out: tuple[int, ...], diff_dst: Float64Array) 
 
 def body(b: Body, attrs: Attributes, diff_dst: Tensor) -> str:
     """The sum over all axes but one; an unknown rank is found at run time."""
-    if diff_dst.dims is None:
-        channels = 1 if attrs["data_format"] == "NCX" else -1
-        return b.ReduceSum(diff_dst, b.other_axes(diff_dst, channels), keepdims=0)
-    channels = _channel_axis(attrs, diff_dst.rank)
-    return b.ReduceSum(diff_dst, b.ints([axis for axis in range(diff_dst.rank) if axis != channels]), keepdims=0)
+    return sum_channels(b, diff_dst.name, diff_dst.dims, last=attrs["data_format"] == "NXC")
 
 
 OP = Op(

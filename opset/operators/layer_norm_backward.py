@@ -7,9 +7,10 @@ import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.bodies.elementwise import MAX_RANK, proof_of_shape, require_epsilon, same_shape, share
+from onnx_backprop.opset.bodies.sums import sum_rows
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
-from onnx_backprop.opset.core.shapes import Dims, merge, require_rank
+from onnx_backprop.opset.core.shapes import Dims, merge, product, require_rank
 
 DOC = """
 dx = r·(g - mean g - z·mean(g·z)),  dγ = Σ dy·z,  dβ = Σ dy,  g = γ·dy,  z = (x - μ)·r,  r = 1/√(σ² + ε)
@@ -123,7 +124,10 @@ def body(
             ("beta", beta, within, known[1], inner),
         )
     ]
-    x, dy, rows, columns = b.Flatten(src, axis=start), b.Flatten(diff_dst, axis=start), b.ints([0]), b.ints([1])
+    if start == 0 and src.dims is None:  # else Flatten refuses a scalar
+        first = b.Gather(whole, b.int_scalar(0), name=f"{b.op}: expected rank 1 or more")
+        zeros.append(b.Sub(first, first))
+    x, dy, columns = b.Flatten(src, axis=start), b.Flatten(diff_dst, axis=start), b.ints([1])
     part = share(b, known[1], lambda: b.ReduceProd(within, keepdims=0))
 
     def per_row(values: str) -> str:
@@ -135,8 +139,8 @@ def body(
     power = b.Reshape(variance, upright) if variance else b.Mul(per_row(b.Mul(deviation, deviation)), part)
     rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
     along = b.Mul(dy, deviation)
-    dgamma = b.ReduceSum(b.Mul(along, rate), rows, keepdims=0)
-    dbeta = b.ReduceSum(dy, rows, keepdims=0)
+    lengths = tuple(None if axes is None else product(axes) for axes in known)
+    dgamma, dbeta = sum_rows(b, b.Mul(along, rate), lengths), sum_rows(b, dy, lengths)
     if gamma is not None:
         scale = b.Reshape(gamma, b.ints([1, -1]))
         along, dy = b.Mul(along, scale), b.Mul(dy, scale)

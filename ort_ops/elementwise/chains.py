@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 
@@ -92,6 +92,7 @@ class _Chains:
     def __post_init__(self) -> None:
         graph = self.model.graph
         self._nodes = graph.node
+        self._taken = names_in(graph)
         self._shapes: dict[str, Shape] = {}
         self._types: dict[str, int] = {}
         for value in [*graph.value_info, *graph.input, *graph.output]:
@@ -212,7 +213,7 @@ class _Chains:
         node = self._nodes[last]
         program = Program(len(tensors), tuple(steps), (known[node.output[0]],))
         numbers = np.frombuffer(bytes.fromhex("".join(values) or "00000000"), np.float32)
-        name = f"{node.output[0]}/numbers"
+        name = unique(f"{node.output[0]}/numbers", self._taken)
         self.numbers.append(numpy_helper.from_array(numbers, name))
         return helper.make_node(
             ELEMENTWISE, [name, *tensors], node.output, name=node.name, domain=NATIVE_DOMAIN, program=str(program)

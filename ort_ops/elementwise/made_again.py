@@ -14,7 +14,7 @@ from collections import defaultdict
 from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
@@ -32,6 +32,7 @@ def make_again(model: ModelProto, loss: str) -> ModelProto:
     outputs = {value.name for value in model.graph.output}
     needed, gone = set[str](), set[str]()
     copies: dict[int, list[NodeProto]] = defaultdict(list)
+    taken = names_in(model.graph)
     for node in nodes[: end + 1]:
         late = [n for name in node.output for n in readers[name] if n > end]
         if not late or not _is_cheap(node) or not outputs.isdisjoint(node.output):
@@ -44,7 +45,7 @@ def make_again(model: ModelProto, loss: str) -> ModelProto:
         needed |= read
         gone.add(y)
         copy = NodeProto.FromString(node.SerializeToString())
-        copy.name, copy.output[0] = f"{node.name}/again", f"{y}/again"
+        copy.name = copy.output[0] = unique(f"{y}/again", taken)
         copies[min(late)].append(copy)
         for n in late:
             nodes[n].input[:] = [copy.output[0] if name == y else name for name in nodes[n].input]

@@ -1,4 +1,4 @@
-"""BiasAddBackward, compiled: channel sums in two levels of float32 partial sums whose order the shape alone decides."""
+"""BiasAddBackward, compiled: short float32 sums, added up in float64, in an order that the shape alone decides."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from onnx_backprop.opset.operators.bias_add_backward import OP
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.compiler.llvm import load_f32, load_f64, stack, store_f32, store_f64
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
@@ -15,7 +15,8 @@ from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 SUMS = 64  # independent partial sums of one run
-CHUNK = 128  # rows added up before they join the sum of the part
+BLOCK = 32 * SUMS  # elements of a run added up before they join the sum of the channel
+CHUNK = 64  # rows added up before they join the sum of the part
 
 _sums = stack(SUMS // 2)
 
@@ -39,21 +40,20 @@ def _sum_channel(kind, source, p, part, channel):
     channels, length = p.channels, p.length
     parts, batch = p.parts, p.batch
     sums = _sums()
-    total = np.float32(0.0)
+    total = 0.0
     for n in range(part * batch // parts, (part + 1) * batch // parts):
-        clear(sums, 0, SUMS)
         first = (n * channels + channel) * length
-        done = 0
-        while done < length:
-            count = min(SUMS, length - done)
-            add_run(kind, sums, source, first + done, count)
-            done += count
-        width = SUMS
-        while width > 1:
-            width //= 2
-            for i in range(width):
-                store_f32(sums, i, load_f32(sums, i) + load_f32(sums, i + width))
-        total += load_f32(sums, 0)
+        for start in range(0, length, BLOCK):
+            clear(sums, 0, SUMS)
+            end = min(length, start + BLOCK)
+            for done in range(start, end, SUMS):
+                add_run(kind, sums, source, first + done, min(SUMS, end - done))
+            width = SUMS
+            while width > 1:
+                width //= 2
+                for i in range(width):
+                    store_f32(sums, i, load_f32(sums, i) + load_f32(sums, i + width))
+            total += np.float64(load_f32(sums, 0))
     return total
 
 
@@ -63,8 +63,9 @@ def _sum_rows(kind, source, p, part, first, count, sums):
     channels = p.channels
     parts, rows = p.parts, p.batch
     total = sums + 8 * part * count
-    chunk = total + 4 * count
-    clear(total, 0, count)
+    chunk = sums + 8 * parts * count + 4 * part * count
+    for i in range(count):
+        store_f64(total, i, 0.0)
     row, end = part * rows // parts, (part + 1) * rows // parts
     while row < end:
         stop = min(end, row + CHUNK)
@@ -73,7 +74,7 @@ def _sum_rows(kind, source, p, part, first, count, sums):
             add_run(kind, chunk, source, row * channels + first, count)
             row += 1
         for i in range(count):
-            store_f32(total, i, load_f32(total, i) + load_f32(chunk, i))
+            store_f64(total, i, load_f64(total, i) + np.float64(load_f32(chunk, i)))
 
 
 @inner
@@ -85,14 +86,17 @@ def _work(call, p, index, _scratch):
     part, channel = index // p.at_once, index % p.at_once
     if channel < count:
         total = _sum_channel(p.kind, call.inputs[0], p, part, call.part + channel)
-        store_f32(call.shared, part * count + channel, total)
+        store_f64(call.shared, part * count + channel, total)
 
 
 @inner
 def _finish(call, p, _item, _scratch):
     count, sums = min(p.at_once, p.channels - call.part), call.shared
-    for part in range(1, p.parts):
-        add_run(F32, sums, sums, part * (2 * count if p.last else count), count)
+    for i in range(count):
+        total = load_f64(sums, i)
+        for part in range(1, p.parts):
+            total += load_f64(sums, part * count + i)
+        store_f32(sums, i, np.float32(total))  # in front of what is still to be read
     write_run(p.kind, call.output, call.part, 1, sums, 0, count)
 
 
@@ -103,14 +107,15 @@ _FINISH = stage("bias_add_finish", BiasAdd, _finish)
 def _plan(request: Request) -> Plan:
     shape = request.inputs[0]
     assert shape is not None
-    last = request.attributes["data_format"] == "NXC"
+    rows_of_channels = request.attributes["data_format"] == "NXC"
+    last = rows_of_channels and shape[-1] > 1
     if last:
         rows, channels, length = math.prod(shape[:-1]), shape[-1], 1
         parts = max(1, min(16, rows // CHUNK))
     else:
-        rows, channels, length = shape[0], shape[1], math.prod(shape[2:])
+        rows, channels, length = (1, 1, math.prod(shape)) if rows_of_channels else (*shape[:2], math.prod(shape[2:]))
         parts = max(1, min(rows, 16 // channels))
-    per_channel = (8 if last else 4) * parts
+    per_channel = (12 if last else 8) * parts
     at_once = min(channels, POOL_BYTES // per_channel)
     parameters = BiasAdd(
         kind=request.element_type, batch=rows, channels=channels, length=length, parts=parts, last=last, at_once=at_once

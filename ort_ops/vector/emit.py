@@ -77,6 +77,9 @@ class Block(ir.IRBuilder):
         """x·y + z, rounded once."""
         return self.call(self.library(f"llvm.fma.v{VECTOR}f32", VEC, VEC, VEC, VEC), [x, y, z])
 
+    def absolute(self, x: Value) -> Value:
+        return self.call(self.library(f"llvm.fabs.v{VECTOR}f32", VEC, VEC), [x])
+
     def prefetch(self, address: Value, *, writing: bool = False, level: int = 1) -> None:
         """Fetch a line that will be needed later into the cache of this level; any address will do.
 

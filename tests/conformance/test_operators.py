@@ -63,7 +63,8 @@ WITHOUT_A_RULE |= {"Loop", "Scan", "SequenceMap"}
 # Refused unless straight_through opens them
 ROUNDING = {"ConvInteger", "MatMulInteger", "QuantizeLinear"}
 # For models of an opset that onnxruntime does not run yet
-AHEAD = {("", "Cast", 28), ("", "Optional", 28), ("", "OptionalGetElement", 28)}
+AHEAD = {("", name, 28) for name in ("Cast", "Mod", "Optional", "OptionalGetElement", "SpaceToDepth")}
+AHEAD |= {("", "Range", 27)}
 # onnx's checker takes no model with it; rules/test_channel_norm.py tests it without the checker
 WITHDRAWN = {("", "GroupNormalization", 18)}
 OF_ONNX = {key for key in registry.RULES if key[0] != ob.DOMAIN}  # rules/test_own_domain.py tests the others
@@ -94,7 +95,8 @@ def test_without_a_rule_a_case_fails(key: registry.Key, monkeypatch: pytest.Monk
     monkeypatch.setitem(registry.RULES, key, replace(rule, function=spy))
     ob.backward(model, wrt=wrt, straight_through=True)
     assert called, "another rule, or none, serves the case"
-    monkeypatch.delitem(registry.RULES, key)
+    for one in [one for one in registry.RULES if one[:2] == key[:2]]:  # that of an equal earlier version would do
+        monkeypatch.delitem(registry.RULES, one)
     if not expand.has_body(defs.get_schema(key[1], key[2], "")):
         with pytest.raises(ob.UnsupportedOpError, match=rf"{key[1]}\b"):
             ob.backward(model, wrt=wrt, straight_through=True)

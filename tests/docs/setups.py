@@ -37,7 +37,7 @@ def _image_model() -> dict[str, np.ndarray]:
     return data
 
 
-def readme() -> Names:
+def guide() -> Names:
     data = _image_model()
     return {"batches": [(data["input"][n : n + 4], data["target"][n : n + 4]) for n in range(0, 16, 4)]}
 
@@ -161,9 +161,9 @@ def docstrings() -> Names:
 
 
 SETUPS: dict[str, Callable[[], Names]] = {
-    "README.md": readme,
     "docs/adapters.md": adapters,
     "docs/distributed.md": distributed,
+    "docs/guide.md": guide,
     "docs/losses.md": losses,
     "docs/migrating.md": migrating,
     "docs/precision.md": precision,

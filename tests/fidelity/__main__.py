@@ -23,7 +23,7 @@ from tests.fidelity.exporters import exporters
 from tests.fidelity.report import LEFT, write
 
 BUILD, PAGE = Path("build/fidelity"), Path("docs/fidelity.md")
-TIMEOUT, CASES = 300, len(MODES) * len(exporters())
+TIMEOUT, CASES = 600, len(MODES) * len(exporters())
 SERVER = multiprocessing.get_context("forkserver")  # which imports what takes seconds once
 
 

@@ -91,8 +91,11 @@ class _Case:
             if silent:
                 raise WrongError(f"{found}; no warning names {', '.join(silent)}")
             return WARNED, f"{found}"
+        self.stage = "gradients"
+        losses, _, first = self._train(sgd, self.there.sgd)
+        self._gradients({name: first[f"{name}.momentum"] for name in sgd.parameters}, self.there.sgd)
         self.stage = "sgd"
-        self._compare(self._train(sgd, self.there.sgd)[0], self.there.sgd)
+        self._compare(losses, self.there.sgd)
         self.stage = "adamw"
         adamw = self._graph(ob.optimizers.AdamW())
         self._compare(self._train(adamw, self.there.adamw)[0], self.there.adamw)
@@ -130,10 +133,19 @@ class _Case:
         found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
         return {name: value for name, value in found.items() if value.dtype.kind == "f"}
 
-    def _train(self, graph: Any, there: Training) -> tuple[list[float], dict[str, np.ndarray]]:
+    def _train(self, graph: Any, there: Training) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Losses, final parameters, and all that the first step renewed."""
         trainer = ob.Trainer(graph, learning_rate=there.rate)
-        losses = [trainer.step(*batch) for batch in islice(cycle(self.there.batches), len(there.losses))]
-        return losses, {name: np.asarray(value) for name, value in trainer.parameters().items()}
+        batches = islice(cycle(self.there.batches), len(there.losses))
+        losses, first = [trainer.step(*next(batches))], trainer.state()
+        losses += [trainer.step(*batch) for batch in batches]
+        return losses, {name: np.asarray(value) for name, value in trainer.parameters().items()}, first
+
+    def _gradients(self, got: dict[str, np.ndarray], there: Training) -> None:
+        """got: SGD's momentum after the first step."""
+        found = difference(got, there.gradients, there.gradient_slack, there.live)
+        if found:
+            raise WrongError(f"other gradients in the first step: {', '.join(found.missing or found.extra)}")
 
     def _compare(self, losses: list[float], there: Training) -> None:
         gap, allowed = loss_gap(losses, there.losses), tolerance(there.own)
@@ -155,7 +167,7 @@ class _Case:
         found = difference(graph.initial_values(), there.initial, live=there.live)
         if found:
             raise WrongError(f"{asked}: {found}")
-        losses, final = self._train(graph, there)
+        losses, final, _ = self._train(graph, there)
         moved = difference(final, there.final, there.slack, there.live)
         if moved:
             raise WrongError(

@@ -15,6 +15,7 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 MOST_JOINED = 4  # tensors that an exporter may have joined to one: W, R and two biases of a recurrent layer
 SMALL, LARGE = 1e-4, 1e-3  # relative gaps of losses
+NONE = 1e-12  # of the largest gradient: less is 0 but for the rounding errors of float64
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def difference(
         if name in rest.expected and rest.close([name], [name]):
             rest.take([name], [name])
     for name in list(rest.got):
-        partner = next((other for other in rest.expected if rest.close([name], [other])), None)
+        partners = [other for other in rest.expected if rest.close([name], [other])]
+        partner = min(partners, key=lambda other, value=rest.got[name]: rms(value - rest.expected[other]), default=None)
         if partner is not None:
             rest.take([name], [partner])
     for name in list(rest.got):  # several parameters in one tensor
@@ -84,6 +86,22 @@ def difference(
         if holder is not None or not used.size:
             rest.take([] if holder is None else [holder], [name])
     return Difference(tuple(rest.got), tuple(rest.expected))
+
+
+def gradient_slack(exact: Arrays, runs: Sequence[Arrays]) -> dict[str, float]:
+    """Of each gradient, the root mean square that its numbers may be off by, exact and those of runs in float32 given.
+
+    A thousandth of it, and four times what the worst run is off by. Of one that is 0 but for rounding errors, in
+    float64 as in float32, any that float32 may have beside the largest gradient.
+    """
+    largest = max((float(np.abs(g).max()) for g in exact.values() if g.size), default=0.0)
+    result: dict[str, float] = {}
+    for name, gradient in exact.items():
+        error = max((rms(run[name] - gradient) for run in runs), default=0.0)
+        result[name] = 1e-3 * rms(gradient) + 4 * error
+        if gradient.size and np.abs(gradient).max() <= NONE * largest and rms(gradient) < 1e-3 * error:
+            result[name] += 1e-6 * largest
+    return result
 
 
 def rms(value: np.ndarray) -> float:
@@ -108,12 +126,9 @@ def _parts(size: int, of: Arrays, fits: Callable[[list[str]], bool]) -> list[str
 
 
 def _is_part(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
-    """Whether every number of a sorted array is one of a longer one's."""
-    if not 0 < part.size <= whole.size:
-        return False
-    place = np.searchsorted(whole, part)
-    above, below = whole[np.minimum(place, whole.size - 1)], whole[np.maximum(place - 1, 0)]
-    return bool((np.minimum(np.abs(above - part), np.abs(below - part)) <= slack).all())
+    """Whether every number of a sorted array is one of a longer one's, each as often at most."""
+    rest = iter(whole)
+    return part.size > 0 and all(any(abs(x - number) <= slack for x in rest) for number in part)
 
 
 def unnamed(

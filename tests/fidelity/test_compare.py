@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.fidelity.compare import Difference, difference, loss_gap, tolerance, unnamed
+from tests.fidelity.compare import Difference, difference, gradient_slack, loss_gap, tolerance, unnamed
 from tests.fidelity.report import VERDICTS, write
 
 RNG = np.random.default_rng(0)
@@ -71,6 +71,9 @@ def test_elements_without_influence_may_be_left_out() -> None:
     assert difference({"sliced": table[:3]}, {"position": table})
     assert difference({}, {"position": table}, live={"position": live}) == Difference((), ("position",))
     assert not difference({}, {"position": table}, live={"position": live & False})
+    rows = np.stack([table[:3], table[:3]])  # a copy for each example, which are trained apart
+    assert difference({"rows": rows[:, :1]}, {"position": table}, live={"position": live})
+    assert difference({"rows": rows}, {"position": table}, live={"position": live})
     assert difference({"expanded": np.zeros(12)}, {"state": np.zeros(4)}, live={"state": np.ones(4, bool)})
 
 
@@ -80,6 +83,51 @@ def test_values_may_be_off_by_the_slack_alone() -> None:
     assert difference({"val_1": changed(WEIGHT), "fc.bias": changed(BIAS)}, EXPECTED, slack) == Difference(
         ("fc.bias",), ("fc.bias",)
     )
+
+
+def test_the_closest_tensor_is_the_partner() -> None:
+    near = {"b": WEIGHT + 1e-4, "a": WEIGHT}
+    assert not difference({"x": WEIGHT, "y": WEIGHT + 1e-4}, near, {"a": 0.0, "b": 1e-3})
+
+
+GRADIENTS = {**EXPECTED, "first.weight": 1e-8 * WEIGHT, "key.bias": 1e-17 * BIAS, "gate": np.array([0.3])}
+
+
+def rounded(seed: int) -> dict[str, np.ndarray]:
+    """As float32 computes them; key.bias, which does not change a softmax, is rounding errors alone."""
+    rng = np.random.default_rng(seed)
+    off = {name: g * (1 + 1e-7 * rng.standard_normal(g.shape)) for name, g in GRADIENTS.items()}
+    return {**off, "key.bias": 3e-9 * rng.standard_normal(3)}
+
+
+SLACK = gradient_slack(GRADIENTS, [rounded(seed) for seed in range(5)])
+
+
+def test_gradients_as_float32_rounds_them_are_right() -> None:
+    for seed in range(5, 25):
+        assert not difference(rounded(seed), GRADIENTS, SLACK)
+    for zero in (0, 3e-8):  # exact, and as another order of the sums gives it
+        assert not difference({**rounded(5), "key.bias": zero * BIAS}, GRADIENTS, SLACK)
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "fc.bias", "first.weight", "gate"])
+@pytest.mark.parametrize("factor", [1.01, 0.99, -1.0, 2.0, 0.0])
+def test_a_gradient_that_is_off_by_a_hundredth_is_detected(name: str, factor: float) -> None:
+    """However small it is beside the others."""
+    got = rounded(5)
+    assert difference({**got, name: factor * got[name]}, GRADIENTS, SLACK) == Difference((name,), (name,))
+    assert difference({k: v for k, v in got.items() if k != name}, GRADIENTS, SLACK) == Difference((), (name,))
+
+
+def test_what_is_not_shown_to_be_rounding_errors_is_no_noise() -> None:
+    """A small gradient that float32 agrees on, a zero that it computes exactly, and errors larger than any rounding."""
+    got = rounded(5)
+    tiny = {**GRADIENTS, "key.bias": 1e-13 * BIAS}
+    slack = gradient_slack(tiny, [{**got, "key.bias": 1e-13 * BIAS * (1 + 1e-7)}])
+    assert difference({**got, "key.bias": 1.01e-13 * BIAS}, tiny, slack)
+    zero = {**GRADIENTS, "key.bias": np.zeros(3)}
+    assert difference(got, zero, gradient_slack(zero, [{**got, "key.bias": np.zeros(3)}]))
+    assert difference({**got, "key.bias": 1e-4 * BIAS}, GRADIENTS, SLACK)
 
 
 @pytest.mark.parametrize(

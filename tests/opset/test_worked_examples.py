@@ -16,6 +16,7 @@ from onnx_backprop.opset import OPS
 from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.support import single_op
 from tests.support.checks import DTYPES, assert_rounded_once, evaluate_all
+from tests.support.renamed import renamed
 from tests.worked.example import Example
 from tests.worked.examples import EXAMPLES
 
@@ -44,10 +45,12 @@ def test_reference(example: Example, dtype: str) -> None:
 @each_dtype
 @each_example
 def test_reference_evaluator(example: Example, dtype: str) -> None:
-    """The model casts its float32 inputs to the type and the answer back, which is exact."""
+    """The model casts its float32 inputs to the type and the answer back, which is exact. Each type has other names."""
     model = single_op.model(example.op, example.attributes, example.arrays(), dtype=dtype)
+    model, names = renamed(model, {"f32": "unnamed", "f16": "odd", "bf16": "ours"}[dtype])
     evaluator = ReferenceEvaluator(model, new_ops=ob.reference_ops())
-    results = evaluator.run(None, single_op.feeds(example.op, example.arrays()))
+    feeds = single_op.feeds(example.op, example.arrays())
+    results = evaluator.run(None, {names[name]: array for name, array in feeds.items()})
     for got, exact in zip(results, answers(example), strict=True):
         expected = np.asarray(exact, np.float64).astype(DTYPES[dtype]).astype(np.float32)
         np.testing.assert_array_equal(got, expected, strict=True)

@@ -131,3 +131,52 @@ def test_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 1
+
+
+WITH_LIBRARY = """
+import logging
+import numpy as np, onnxruntime, onnx_backprop as ob
+from onnx import parser
+from onnxruntime_extensions import get_library_path
+
+def options():
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 3
+    made.register_custom_ops_library(get_library_path())
+    return made
+
+early = options()
+text = '<ir_version: 8, opset_import: ["": 18]> g (float[n, 2] x, float[2, 2] w) => (float[n, 2] y) { y = MatMul(x, w) }'
+model = parser.parse_model(text)
+model.graph.input.pop()
+model.graph.initializer.add(name="w", dims=[2, 2], data_type=1, float_data=[1, 2, 3, 4])
+graph = ob.training_graph(model, loss="mse", optimizer="sgd")
+said = []
+logging.getLogger("onnx_backprop").addHandler(type("Said", (logging.Handler,), {"emit": lambda s, r: said.append(r)})())
+batch = np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32)
+trainer = ob.Trainer(graph, session_options=early)
+assert trainer.kernels == "onnx" and len(said) == 1 and "register_ops(options)" in said[0].getMessage(), said
+print(trainer.step(*batch))
+for refused in (lambda: ob.register_ops(early), lambda: ob.session(model, kernels="numpy", session_options=early)):
+    try:
+        refused()
+    except ob.KernelError as e:
+        assert "in the place of options.register_custom_ops_library" in str(e)
+    else:
+        raise SystemExit("not refused")
+ob.session(model, session_options=early)
+late = options()
+assert ob.register_ops(late) is late
+for kernels in ("onnx", "numpy", "numba"):
+    trainer = ob.Trainer(graph, session_options=options(), kernels=kernels)
+    assert trainer.kernels == kernels
+    print(trainer.step(*batch))
+    ob.session(model, kernels=kernels, session_options=late).run(None, {"x": batch[0]})
+"""
+
+
+def test_options_with_the_library_of_the_extensions() -> None:
+    """As every tutorial of onnxruntime-extensions registers it: after the kernels are in it, and before, which is told."""
+    done = subprocess.run([sys.executable, "-c", WITH_LIBRARY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["26.0"] * 4

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.converters.prepare.fused.pairwise import pairwise_probabilities
 
 
 def linear_regressor(op: Composer) -> str:
@@ -62,15 +63,16 @@ def svm_classifier(op: Composer) -> list[str | None]:
     Without support vectors the scores are x·wᵀ + ρ₀. Of two classes with them there are (σ(-s), σ(s)) with LOGISTIC,
     (-s, s) without a transform, else (1 - s, s).
     """
-    if op.attribute("prob_a") or op.attribute("prob_b"):
-        raise op.refuse("probabilities of a machine are found by iteration. Convert the model without them")
     labels, counts = _labels(op), list(op.attribute("vectors_per_class", []))
+    probable = bool(op.attribute("prob_a"))
     if not sum(counts):
         return _linear_machine(op, labels)
     kernels = _kernel(op, _rows(op, np.size(op.attribute("support_vectors")) // sum(counts)), sum(counts))
     scores = _pair_scores(op, kernels, counts)
     votes = _votes(op, scores, len(labels))
     label = _label(op, labels, op.ArgMax(votes, axis=1, keepdims=0))
+    if probable:
+        return [label, _transformed(op, pairwise_probabilities(op, scores, len(labels)), len(labels))]
     if len(labels) > 2:
         return [label, _transformed(op, scores, len(labels) * (len(labels) - 1) // 2)]
     return [label, _binary(op, scores, 0.0 if op.attribute("post_transform", "NONE") == "NONE" else 1.0)]

@@ -55,6 +55,10 @@ class Composer:
         self.known.learn(node)
         return names
 
+    def fresh(self, name: str) -> str:
+        """A name that nothing has, for a value of a sub-graph."""
+        return unique(f"{called(self.node)}/{name}", self._taken)
+
     def constant(self, array: np.ndarray) -> str:
         """The name of an array."""
         return self.Constant(value=numpy_helper.from_array(np.asarray(array, order="C")))

@@ -17,7 +17,7 @@ def expand_fused(proto: ModelProto, declared: dict[str, TypeProto]) -> None:
 
     A node in a form that is not handled stays, for it may lie beside every gradient path; the reason stays with it and
     comes out where a gradient would have to pass. `declared`: types to fall back on where inference finds none; the
-    type of what such a node makes is added, that of its first input, for a path to reach it.
+    type of what such a node makes is added, that of its first tensor, for a path to reach it.
     """
     domains = {domain for domain, _ in EXPANSIONS}
     if not any(_concerned(node) for node in all_nodes(proto.graph)):
@@ -74,8 +74,8 @@ class _Expander:
         if not reason:
             return
         node.metadata_props.add(key=REFUSED, value=reason)
-        of = node.input[1 if node.op_type == "QLinearConcat" else 0 :][:1]  # which begins with its zero point's scale
-        element = known.element(of[0]) if of else 0
+        scale_first = node.op_type == "QLinearConcat"  # and its zero point, which has the type of the result
+        element = known.element(node.input[int(scale_first)]) if len(node.input) > scale_first else 0
         if element in FLOATS and not self.declared.get(node.output[0], TypeProto()).tensor_type.elem_type:
             self.declared[node.output[0]] = helper.make_tensor_type_proto(element, None)
 

@@ -121,6 +121,38 @@ def test_what_an_exporter_repeated_is_one_row() -> None:
     np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize("offset", [["add", "arange", "expand", "val_3"], ["arange_5", "sub_1"]])
+def test_positions_that_a_batch_repeats_are_rows_of_one_table(offset: list[str]) -> None:
+    """BART: embedding(positions + 2), folded with a row for each example; a position's gradient is the batch's sum."""
+    rows = np.float32([[0.3, -0.4, 0.9], [0.1, 0.2, -0.7]])
+    file = exported(
+        "a = Add(x, embedding_1) y = MatMul(a, fc.weight)",
+        {"embedding_1": np.stack([rows, rows]), "fc.weight": W},
+        "positions.weight fc.weight",
+        folded={"embedding_1": [*offset, "positions.weight"]},
+        x="float[2,2,3] x",
+    )
+    graph = ob.training_graph(file, loss="mse")
+    assert names_of(graph)["positions.weight"].shape == (1, 2, 3)
+    x = np.stack([X, 1 - X])
+    feeds = {"x": x, "target": np.ones((2, 2, 4), np.float32), **graph.initial_values()}
+    (gradient,) = ob.session(graph.model).run([graph.parameters["positions.weight"]], feeds)
+    dy = 2 * ((x + rows) @ W - 1) / 16
+    np.testing.assert_allclose(np.asarray(gradient), (dy @ W.T).sum(0, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("embedding", ["add"]), ("add_1", ["arange", "embedding"])])
+def test_a_sum_that_no_position_is_computed_with_is_doubtful(name: str, steps: list[str]) -> None:
+    """embedding(ids, weight + 1), embedding(positions, weight) + 1."""
+    rows = np.stack([X, X])
+    body = f"a = Add(x, {name}) y = MatMul(a, fc.weight)"
+    folded = {name: [*steps, "w"]}
+    file = exported(body, {name: rows, "fc.weight": W}, "w fc.weight", folded=folded, x="float[2,2,3] x")
+    with pytest.warns(ob.OnnxBackpropWarning, match=f"does not say for sure.*'w' \\({name}\\)"):
+        graph = ob.training_graph(file, loss="mse")
+    assert graph.initial_values()[name].shape == rows.shape
+
+
 @pytest.mark.parametrize(
     ("sources", "array"),
     [(["g", "v"], W), (["v", "u"], W), (["v", "val_2"], np.zeros_like(W)), (["v", "val_2"], np.vstack([W[:1], W[:2]]))],
@@ -320,6 +352,22 @@ def test_a_token_that_is_repeated_twice_is_one_parameter() -> None:
     with pytest.warns(ob.OnnxBackpropWarning, match=r"no tensor for these parameters of the module: 'e\.unused'"):
         graph = ob.training_graph(file, loss="mse")
     assert sorted(names_of(graph)) == ["e.cls", "fc.weight"]
+
+
+def test_tensors_that_are_inputs_too_are_no_batches() -> None:
+    """Three rows of zeros beside a weight of three rows: as files of older IR versions list their tensors."""
+    file = exported(
+        "c = Add(expand, x) y = MatMul(c, fc.weight)",
+        {"expand": np.zeros((3, 1, 3), np.float32), "fc.weight": W},
+        "e.rows fc.weight",
+        folded={"expand": ["e.rows", "val_6"]},
+        modules={"c": "e"},
+        x="float[1,4,3] x",
+    )
+    file.graph.input.append(onnx.helper.make_tensor_value_info("fc.weight", onnx.TensorProto.FLOAT, W.shape))
+    with pytest.warns(ob.OnnxBackpropWarning, match="expand"):
+        graph = ob.training_graph(file, loss="mse")
+    assert {value.shape for name, value in names_of(graph).items() if "fc" not in name} == {(3, 1, 3)}
 
 
 def test_copies_of_a_folded_tensor_are_folded_too() -> None:

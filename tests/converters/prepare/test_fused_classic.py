@@ -103,6 +103,21 @@ def test_svm_classifier(transform: str, kernel: str, degree: int, kind: str, cou
     check_fused("SVMClassifier", {"x": draw(7, 4)}, ["x"], 2, **ML, **settings, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("counts", [[2, 3], [2, 3, 1], [1, 2, 1, 3]])
+@pytest.mark.parametrize(("kernel", "spread"), [("RBF", 1.0), ("LINEAR", 1.0), ("LINEAR", 30.0)])
+def test_probabilities_of_an_svm_classifier(kernel: str, spread: float, counts: list[int]) -> None:
+    """SVC(probability=True): of pairs that agree, that contradict each other, and that are certain."""
+    classes = len(counts)
+    pairs = classes * (classes - 1) // 2
+    settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, 0.0], "vectors_per_class": counts}
+    settings |= {"coefficients": numbers(classes - 1, sum(counts)), "support_vectors": numbers(sum(counts), 4)}
+    settings |= {"rho": numbers(pairs), "prob_a": [-1.0 - n / 4 for n in range(pairs)], "prob_b": numbers(pairs)}
+    settings |= {"classlabels_ints": [7 - n for n in range(classes)]}
+    x = spread * draw(9, 4)
+    wrt = ["x"] if spread == 1 else []
+    check_fused("SVMClassifier", {"x": x}, wrt, 2, **ML, **settings, tolerance=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("classes", [1, 2, 3])
@@ -157,8 +172,8 @@ REFUSED = [
     ("LinearRegressor", {"coefficients": [1.0] * 4, "post_transform": "PROBIT"}, "PROBIT is not handled"),
     (
         "SVMClassifier",
-        {"prob_a": [1.0], "prob_b": [1.0], "classlabels_ints": [0, 1], "rho": [0.0]},
-        "probabilities of a machine are found by iteration",
+        {"prob_a": [1.0], "prob_b": [1.0], "classlabels_ints": [0, 1], "rho": [0.0], "coefficients": [1.0] * 8},
+        "the attribute 'prob_b' is not handled",
     ),
 ]
 

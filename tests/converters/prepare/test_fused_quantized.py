@@ -125,3 +125,23 @@ def test_linear_quantisation(dtype: type, axis: int | None, point: bool) -> None
     check_fused("QuantizeLinear", {"x": x, **numbers}, **settings)
     q = RNG.integers(0, 100, (2, 3, 4)).astype(dtype)
     check_fused("DequantizeLinear", {"q": q, **numbers}, ["scale"], opset=19, **settings)
+
+
+def test_qlinear_concat_is_named() -> None:
+    """Its first input is a scale, a float, and its result has the type of the zero point: no invalid model."""
+    scaled = ["c", "s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node(
+            "QLinearConcat", ["s", "z", "q", "s", "z", "q", "s", "z"], ["c"], "both", domain="com.microsoft", axis=1
+        ),
+        helper.make_node("DequantizeLinear", scaled, ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, n]) for name, n in (("x", 6), ("y", 12)))
+    tensors = [numpy_helper.from_array(np.float32(0.05), "s"), numpy_helper.from_array(np.uint8(128), "z")]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], tensors), opset_imports=opsets, ir_version=8)
+    forward_session(model)  # onnxruntime takes it
+    with pytest.raises(ob.UnsupportedOpError, match="com.microsoft::QLinearConcat .it computes in integers.*'both'"):
+        ob.backward(model, wrt=["x"], straight_through=True)
+    assert "com.microsoft::QLinearConcat" in str(ob.explain_gradients(model))

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, checker, numpy_helper, parser
+from onnx import ModelProto, NodeProto, TensorProto, checker, numpy_helper, parser
 
 import onnx_backprop as ob
 from models import resnet, transformer, unet_resize
@@ -140,6 +140,35 @@ def test_what_the_backward_pass_reads_is_stored_in_half(precision: str) -> None:
     assert not plain["half"]
     assert halved["half"] > 5
     assert not halved["float32"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_exports_keep_no_cast_to_half_for_a_shape(precision: str) -> None:
+    """Of a rounded value whose shape the model itself asks for."""
+    source = model(
+        """g (float[N, 3, H, W] x) => (float[N, 4, H, W] y) {
+            a = Conv<pads = [1, 1, 1, 1]>(x, w1) b = Relu(a) c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(b, w2)
+            s = Shape<start = 2, end = 4>(b) n = Shape<start = 0, end = 2>(c) l = Concat<axis = 0>(n, s)
+            r = Resize<mode = "linear">(c, , , l) y = Conv(r, w3) }""",
+        w1=(8, 3, 3, 3),
+        w2=(8, 8, 3, 3),
+        w3=(4, 8, 1, 1),
+    )
+    graph = ob.training_graph(source, loss="mse", optimizer="sgd", precision=precision)
+    exported = graph.inference_model()
+    assert [node.op_type for node in exported.graph.node] == [node.op_type for node in source.graph.node]
+    half = TensorProto.FLOAT16, TensorProto.BFLOAT16
+    assert [node for node in graph.eval_model().graph.node if node.op_type == "Cast" and _to(node) in half] == []
+    x = RNG.standard_normal((1, 3, 6, 10)).astype(np.float32)
+    run = [
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (source, exported)
+    ]
+    np.testing.assert_array_equal(*run)
+
+
+def _to(node: NodeProto) -> int:
+    return next(a.i for a in node.attribute if a.name == "to")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

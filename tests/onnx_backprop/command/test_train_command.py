@@ -292,3 +292,25 @@ def test_a_budget_of_memory_takes_its_lengths_from_the_data(folder: Path, capsys
     assert re.search(
         r"activations: [\d.]+ kB at once, [\d.]+ kB without a budget; \d+ nodes run again", capsys.readouterr().out
     )
+
+
+def test_running_means_are_what_is_measured_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss that was said is that of the file, within the digits that are said."""
+    assert (
+        train(folder, "--ema", "0.999", "--evaluation", str(folder / "data.npz"), "--log", str(folder / "l.csv")) == 0
+    )
+    said = capsys.readouterr().out
+    assert "out.onnx (the running means of the weights), " in said
+    last = re.search(r"evaluation loss of the running means: [\d.]+ -> ([\d.]+)", said)
+    assert last is not None
+
+    def loss(path: Path) -> float:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        z = np.asarray(session.run(["y"], {"x": data()["x"]})[0]).astype(float)
+        picked = np.take_along_axis(z, data()["labels"][:, None], axis=1)[:, 0]
+        return float(np.mean(np.log(np.exp(z).sum(axis=1)) - picked))
+
+    assert loss(folder / "out.onnx") == pytest.approx(float(last[1]), rel=5e-4)
+    assert read_log(folder / "l.csv")[-1].evaluation == pytest.approx(loss(folder / "out.onnx"), rel=1e-6)
+    # of 18 updates, none of which counts more than the others, and not of the start
+    assert abs(loss(folder / "out.onnx") - loss(folder / "model.onnx")) > 1e-2

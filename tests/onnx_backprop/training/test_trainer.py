@@ -133,7 +133,7 @@ def test_without_native_kernels_standard_operators_take_over(
 ) -> None:
     """Those that the file has, where it was converted for them; whatever it has, nothing runs in Python."""
     monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
-    monkeypatch.setattr(onnx_backprop.training.trainer, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
+    monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd", kernels=kernels))
     assert "no such symbol" in caplog.text
@@ -426,3 +426,29 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
         found.add(after)
     assert found == {0, 1}
     assert entered == codes
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+def test_running_means_are_of_what_the_updates_made(kernels: str, accumulate: int) -> None:
+    """Σ dᵗ⁻ⁱ·xᵢ / Σ dᵗ⁻ⁱ, in which the start has no part."""
+    decay, seen = 0.9, list[dict[str, np.ndarray]]()
+    trainer = ob.Trainer(training(AdamW(ema=decay, accumulate=accumulate)), learning_rate=0.02, kernels=kernels)
+    for n in range(12):
+        trainer.step(data())
+        if (n + 1) % accumulate == 0:
+            seen.append(trainer.parameters())
+    weights = decay ** np.arange(len(seen))[::-1]
+    for name, mean in trainer.parameters(ema=True).items():
+        expected = np.tensordot(weights / weights.sum(), np.array([s[name] for s in seen], np.float64), 1)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fit_measures_running_means(tmp_path: Path) -> None:
+    trainer = ob.Trainer(training(SGD(ema=0.9)), learning_rate=0.1)
+    records = trainer.fit([data()] * 3, 2, evaluation=[data()], ema=True, progress=False)
+    assert records[-1].evaluation == trainer.evaluate(data(), ema=True) != trainer.evaluate(data())
+    with pytest.raises(ob.InvalidArgumentError, match="ema: goes with evaluation"):
+        trainer.fit([data()], 1, ema=True)
+    with pytest.raises(ob.InvalidArgumentError, match="ema: the optimizer keeps no running means"):
+        ob.Trainer(training(SGD())).fit([data()], 1, evaluation=[data()], ema=True)

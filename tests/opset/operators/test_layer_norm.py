@@ -193,6 +193,7 @@ WRONG = [
     (1, [(2, 3, 4), (2, 3, 4), None, None, (12,)], "gamma of the shape of the normalised axes of src"),
     (1, [(2, 3, 3), (2, 3, 3), None, None, (3, 3), (3,)], "beta of the shape of the normalised axes of src"),
     (0, [(4,), (4,), (1,), None, (4,)], "mean of the shape of src before the normalised axes"),
+    (0, [(), (), None, None, ()], "expected rank 1 or more"),
     (0, [(1,), (1,), None, None, ()], "gamma of the shape of the normalised axes of src"),
 ]
 

@@ -166,6 +166,37 @@ def test_rounding_errors_stay_those_of_a_sum(rng, size: int) -> None:
     assert np.abs(got - exact).max() < allowed * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(("batch", "length", "density"), [(4, 4, 0.1), (4, 7, 0.03), (8, 16, 0.005)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_channels_that_never_meet_are_zero(
+    rng, size: int, batch: int, length: int, density: float, stride: int
+) -> None:
+    """As behind Relu, of images that are zero almost everywhere: AdamW would make whole steps of rounding errors."""
+    out = (length - 1) // stride + 1
+    x, dy = (rng.standard_normal((batch, n, m, m), f32) for n, m in ((40, length), (50, out)))
+    x *= rng.random(x.shape) < density
+    dy *= rng.random(dy.shape) < 0.3
+    attrs = attributes(weights_shape=[50, 40, 3, 3], strides=[stride, stride])
+    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, dy], kernels="numba")
+    exact = evaluate("ConvolutionBackwardWeights", attrs, [x, dy])
+    met = evaluate("ConvolutionBackwardWeights", attrs, [np.abs(x), np.abs(dy)]) > 0
+    assert 50 < (~met).sum() < met.size - 50
+    assert not got[~met].any()
+    assert np.abs(got - exact).max() < 4e-6 * np.abs(exact).max()
+    assert (got[met] != 0).mean() > 0.999
+
+
+def test_what_is_not_finite_stays(rng, size: int) -> None:
+    """Beside it are no zeros that were not there."""
+    x, dy = rng.standard_normal((2, 16, 8, 8), f32), rng.standard_normal((2, 16, 8, 8), f32)
+    x[0, 3, 4, 4] = np.inf
+    got = single_op.run(
+        "ConvolutionBackwardWeights", attributes(weights_shape=[16, 16, 3, 3]), [x, dy], kernels="numba"
+    )
+    assert not np.isfinite(got[:, 3]).all(axis=(1, 2)).any()
+    assert (got != 0).all()
+
+
 def test_threads_change_nothing(rng, size: int) -> None:
     """Parts and bands of several sizes; the same bits on one thread and on two."""
     for batch, s, d, lengths, dilation in (

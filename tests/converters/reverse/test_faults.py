@@ -1,0 +1,132 @@
+"""What onnxruntime's optimisers break: what we write runs in stock onnxruntime, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.opset.functions.half import NOTE
+
+W = (np.random.default_rng(0).standard_normal((16, 16)) / 4).astype(np.float16)
+LOADS = "import sys, onnxruntime; [onnxruntime.InferenceSession(path) for path in sys.argv[1:]]"
+# MatmulTransposeFusion tears each of them: on the left and the right, through a Cast
+PRODUCTS = {
+    "left": ("t = Transpose <perm = [1, 0, 2]> (x) y = MatMul(t, w)", "float16[a, b, 16] x", (3, 2, 16)),
+    "both moved": ("t = Transpose <perm = [1, 2, 0]> (x) y = MatMul(t, w)", "float16[16, b, a] x", (16, 2, 3)),
+    "right": ("t = Transpose <perm = [1, 0, 2]> (x) y = MatMul(w, t)", "float16[16, b, a] x", (16, 2, 3)),
+    "cast": (
+        "t = Transpose <perm = [1, 0, 2]> (x) c = Cast <to = 1> (t) v = Cast <to = 1> (w) z = MatMul(c, v) "
+        "y = Cast <to = 10> (z)",
+        "float16[a, b, 16] x",
+        (3, 2, 16),
+    ),
+    "rank 4": ("t = Transpose <perm = [1, 2, 0, 3]> (x) y = MatMul(t, w)", "float16[a, b, c, 16] x", (3, 2, 2, 16)),
+}
+
+
+def product(name: str, *, single: bool = False) -> tuple[ModelProto, np.ndarray]:
+    """A model and its x, in float16 or in float32."""
+    nodes, inputs, shape = PRODUCTS[name]
+    text = f'<ir_version: 9, opset_import: ["": 18]> g ({inputs}) => (float16[] y) {{ {nodes} }}'
+    dtype = np.float32 if single else np.float16
+    if single:
+        text = text.replace("float16", "float").replace("<to = 10>", "<to = 1>")
+    model = parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(numpy_helper.from_array(W.astype(dtype), "w"))
+    return model, (np.random.default_rng(1).standard_normal(shape) / 4).astype(np.float16).astype(dtype)
+
+
+def test_the_file_says_which_optimisers_to_turn_off() -> None:
+    """Those that no form of ours avoids in every version; a file in float32 says nothing."""
+    (said,) = [e.value for e in ob.backward(product("left")[0], wrt=["x"]).metadata_props if e.key == NOTE]
+    assert said.split() == ["FuseFp16InitializerToFp32NodeTransformer", "MatmulTransposeFusion"]
+    single = ob.backward(product("left", single=True)[0], wrt=["x"])
+    assert all(entry.key != NOTE for entry in single.metadata_props)
+
+
+def loads(*paths: Path) -> int:
+    """The exit code of a process that opens files in stock onnxruntime."""
+    return subprocess.run([sys.executable, "-c", LOADS, *map(str, paths)], check=False, timeout=60).returncode
+
+
+def test_stock_onnxruntime_survives_what_we_write(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{n}.onnx" for n in range(len(PRODUCTS))]
+    for path, name in zip(paths, PRODUCTS, strict=True):
+        onnx.save(ob.backward(product(name)[0], wrt=["x"]), path)
+    assert loads(*paths) == 0
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_behind_a_transpose(name: str) -> None:
+    """The result is that of onnxruntime without the optimiser, and so is what a session of ours gives."""
+    model, x = product(name)
+    off = {"disabled_optimizers": ["MatmulTransposeFusion"], "providers": ["CPUExecutionProvider"]}
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString(), **off).run(None, {"x": x})
+    graph = ob.backward(model, wrt=["x"])
+    got, dx = ob.session(graph).run(["y", "x_grad"], {"x": x, "y_grad": np.ones_like(want)})
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    single, x = product(name, single=True)
+    feeds = {"x": x, "y_grad": np.ones(np.asarray(want).shape, np.float32)}
+    (exact,) = ob.session(ob.backward(single, wrt=["x"])).run(["x_grad"], feeds)
+    np.testing.assert_allclose(np.asarray(dx, np.float32), np.asarray(exact), rtol=2e-3, atol=2e-3)
+
+
+def test_sessions_do_without_the_optimiser() -> None:
+    """The transpose optimiser moves a Transpose in front of the product: no file shows it."""
+    nodes = "t = Transpose <perm = [1, 0, 2]> (x) y = MatMul(t, w)"
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (float16[a, b, 16] x) => (float16[b, a, 16] y) {{ {nodes} }}'
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(W, "w"))
+    x = np.ones((2, 3, 16), np.float16)
+    for kernels in ("onnx", "numba", None):
+        (y,) = ob.session(model, kernels=kernels).run(None, {"x": x})
+        np.testing.assert_allclose(np.asarray(y), x.transpose(1, 0, 2) @ W, rtol=1e-2)
+    ob.session(model, kernels="onnx", disabled_optimizers=["ConstantFolding"]).run(None, {"x": x})
+
+
+RESIZE = 'Resize <mode = "cubic", coordinate_transformation_mode = "half_pixel", cubic_coeff_a = -0.75>'
+POSITIONS = f"""
+    s = Constant <value_ints = [1, 8, 4, 4]> ()
+    flat = Constant <value_ints = [1, 16, 8]> ()
+    a = Transpose <perm = [0, 3, 1, 2]> (pos)
+    b = {RESIZE} (a, "", "", s)
+    c = Transpose <perm = [0, 2, 3, 1]> (b)
+    d = Reshape(c, flat)
+    y = Add(x, d)
+"""
+
+
+@pytest.mark.parametrize("optimizer", [None, "adamw"])
+def test_a_cubic_resize_between_transposes(optimizer: str | None) -> None:
+    """A table of positions as of DINOv2, a parameter: stock onnxruntime trains it, and says what it says unoptimised."""
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (float[1, 16, 8] x) => (float[1, 16, 8] y) {{ {POSITIONS} }}'
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((1, 6, 6, 8)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "pos"))
+    graph = ob.training_graph(model, loss="mse", optimizer=optimizer)
+    x = rng.standard_normal((1, 16, 8)).astype(np.float32)
+    feeds = {"x": x, str(graph.target): np.zeros_like(x)} | graph.initial_state()
+    feeds |= {graph.learning_rate: np.float32(0)} if graph.learning_rate else {}
+    found = []
+    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        session = onnxruntime.InferenceSession(graph.model.SerializeToString(), options)
+        names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+        found.append(session.run([graph.loss], {n: np.asarray(v) for n, v in feeds.items() if n in names})[0])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    session = ob.session(ob.backward(model, wrt=["pos"]))
+    assert any(node.op_type == "Reshape" and next(iter(node.input)).startswith("b") for node in graph.model.graph.node)
+    (gradient,) = session.run(["pos_grad"], {"x": x, "y_grad": np.ones_like(x)})
+    assert np.asarray(gradient).sum() == pytest.approx(x.size, rel=1e-5), "each output's weights sum to 1"
