@@ -253,6 +253,8 @@ class Walk:
             gone = (q,) if all(map(is_quantized, self.readers[q])) else ()
             name = self.stem(q, instead, *gone)
             known = Weight(name, stored, scales, zeros, blocks, stored.data_type, perm, bits, dtype, of, factor)
+            if problem := known.problem():
+                raise self.refuse(node, problem)
             self.weights[key] = known
             self.added.append(numpy_helper.from_array(np.array(known.floats(), order="C"), name))
         known.readers += [(node, n) for n, name in enumerate(node.input) if name == q]
@@ -268,7 +270,8 @@ class Walk:
     def activation(self, scale: str, zero: str, element: int, value: str) -> Activation | None:
         """The record of a scale that the file holds."""
         scales, zeros = self.tensors.get(scale), self.tensors.get(zero)
-        if scales is None or (zero and zeros is None) or int(np.prod(scales.dims)) != 1:
+        counts = {int(np.prod(tensor.dims)) for tensor in (scales, zeros) if tensor is not None}
+        if scales is None or (zero and zeros is None) or counts != {1} or element not in INTEGERS:
             return None  # computed by each run, or along an axis: such scales stay
         found = self.activations.setdefault((id(scales), id(zeros)), Activation(scales, zeros, element))
         found.values.append(value)

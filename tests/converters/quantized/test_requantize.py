@@ -109,6 +109,18 @@ def test_runs_that_compute_scales_need_no_data() -> None:
     assert without.SerializeToString(deterministic=True) == with_data.SerializeToString(deterministic=True)
 
 
+def test_floats_that_the_file_rounds_itself() -> None:
+    """QuantizeLinear of a weight: the floats are those of `trained`, the scales fit them."""
+    original = FORMS["a float weight"].model()
+    w = f32(6, 4, size=3)
+    floats = ob.dequantize(original)
+    np.testing.assert_array_equal(tensors(floats)["w"], tensors(original)["w"])
+    found = tensors(ob.requantize(put(floats, w=w), original))
+    np.testing.assert_array_equal(found["w"], w)
+    np.testing.assert_allclose(found["sw"], np.abs(w).max(axis=0) / 127, rtol=1e-6)
+    np.testing.assert_array_equal(found["zw"], np.zeros(4, np.int8))
+
+
 def test_a_training_that_rounding_undoes() -> None:
     original = FORMS["MatMulInteger"].model()
     floats = ob.dequantize(original)
