@@ -151,8 +151,8 @@ class Walk:
         )
 
     def emit(self, like: NodeProto, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **more: Any) -> None:
-        """Write a node in the place of another; attributes of None are left out."""
-        given = {name: value for name, value in more.items() if value is not None}
+        """Write a node in the place of another; attributes of None, and lists of nothing, are left out."""
+        given = {name: value for name, value in more.items() if value not in (None, [])}
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         name = self.stem(like.name, like.name) if like.name else ""
