@@ -50,6 +50,8 @@ def multiply(w: Walk, node: NodeProto) -> None:
         return
     if len(rest) > sums.weighted or not all(scale in w.tensors for scale in rest):
         raise w.refuse(node, f"it multiplies sums of integers by {rest[-1]!r} beside their scales")
+    if sums.bias and sorted(sums.divisor) != sorted(factors):
+        raise w.refuse(node, f"the bias {sums.bias!r} was divided by another scale than that of the sums")
     _emit(w, sums, y, *rest)
 
 
@@ -96,12 +98,13 @@ def add(w: Walk, node: NodeProto) -> None:
             node, f"it adds {node.input[1 - n]!r} to sums of integers; expected a bias divided by their scale"
         )
     name = w.alias.get(name, name)
+    divisor = tuple(_factors(w, next(maker.input[1] for maker in chain if maker.op_type == "Div")))
     for maker in reversed(chain):
         if maker.op_type == "Reshape":
             shaped = unique(f"{name}/reshaped", w.taken)
             w.put(helper.make_node("Reshape", [name, maker.input[1]], [shaped], name=shaped))
             name = shaped
-    w.products[node.output[0]] = replace(w.products[node.input[n]], bias=name)
+    w.products[node.output[0]] = replace(w.products[node.input[n]], bias=name, divisor=divisor)
 
 
 def _added(w: Walk, node: NodeProto, read: list[str], bias: str) -> None:

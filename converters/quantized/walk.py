@@ -45,7 +45,7 @@ class Product:
     """Sums of products of integers, before scales make floats of them.
 
     node: what has made them. scales: those of operands that runs quantise; the weight's is one more. factors: scales
-    that they have been multiplied by. bias: floats that were added as integers.
+    that they have been multiplied by. bias: floats that were added as integers, divided by the product of `divisor`.
     """
 
     node: NodeProto
@@ -53,6 +53,7 @@ class Product:
     weighted: bool
     factors: tuple[str, ...] = ()
     bias: str = ""
+    divisor: tuple[str, ...] = ()
 
 
 Handler = Callable[["Walk", NodeProto], None]
@@ -331,6 +332,8 @@ class Walk:
             if name in self.integers:
                 source, scale = self.integers[name].value, self.tensors.get(self.integers[name].scale)
                 output.type.tensor_type.elem_type = TensorProto.FLOAT if scale is None else scale.data_type
+            elif name in self.products:
+                raise self.refuse(self.products[name].node, "its sums are not multiplied by all scales of its operands")
             elif name in self.alias:
                 source = self.alias[name]
             else:
