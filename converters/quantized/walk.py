@@ -353,25 +353,25 @@ class Walk:
 
 
 _AS_IT_IS = "ob.dequantize has no float model for this; dequantise the file with the tool that has quantised it"
+_ROUNDING = (
+    "uantize",
+    "Integer",
+    "QLinear",
+    "QGemm",
+    "QAttention",
+    "QEmbed",
+    "QOrdered",
+    "QMoE",
+    "NBits",
+    "Bnb4",
+    "Q4",
+)
 _SCOPED = ("tensors", "makers", "integers", "products", "casts", "alias", "sources")
 
 
 def is_quantized(node: NodeProto) -> bool:
     """Whether an operator makes integers of floats, or floats of integers, or computes in integers for floats."""
-    names = (
-        "uantize",
-        "Integer",
-        "QLinear",
-        "QGemm",
-        "QAttention",
-        "QEmbed",
-        "QOrdered",
-        "QMoE",
-        "NBits",
-        "Bnb4",
-        "Q4",
-    )
-    return any(name in node.op_type for name in names)
+    return any(name in node.op_type for name in _ROUNDING)
 
 
 def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> None:

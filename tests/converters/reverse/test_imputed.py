@@ -74,4 +74,4 @@ def test_a_condition_that_is_a_constant() -> None:
     x = np.array([[0.5, 2.0]], np.float32)
     session = onnxruntime.InferenceSession(ob.backward(model, wrt=["x"]).SerializeToString())
     dx = session.run(["x_grad"], {"x": x} | {i.name: np.ones_like(x) for i in session.get_inputs() if i.name != "x"})[0]
-    np.testing.assert_allclose(dx, [[np.exp(0.5), 1.0]], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(dx), [[np.exp(0.5), 1.0]], rtol=1e-6)
