@@ -34,6 +34,7 @@ SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal para
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
+_OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"(.*/)?Constant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
@@ -150,9 +151,18 @@ def module_of(node: NodeProto | ir.Node) -> str:
 
 def arguments_of(node: NodeProto) -> list[str]:
     """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
-    said = next((entry.value for entry in node.metadata_props if entry.key == FX), "")
-    match = _ARGUMENTS.search(said)
+    match = _ARGUMENTS.search(_called(node))
     return _VALUES.findall(match[1]) if match else []
+
+
+def operation_of(node: NodeProto) -> str:
+    """The operation of torch that a node comes from, as `torch.ops.aten.group_norm.default`; "" if unknown."""
+    match = _OPERATION.search(_called(node))
+    return match[1] if match else ""
+
+
+def _called(node: NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
 
 
 def is_rearranged(name: str) -> bool:

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.detached import is_stop
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import FOLDED, NAMED, Origin, arguments_of, module_of, owner
+from onnx_backprop.converters.prepare.origins import FOLDED, NAMED, Origin, arguments_of, module_of, operation_of, owner
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -203,6 +203,8 @@ class _Restorer:
 
         uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
         """
+        if node.op_type == "InstanceNormalization" and "group_norm" in operation_of(node):
+            return None  # it has a 1 and a 0 for each group; the module's scale and bias, for each channel, come after
         name, arguments = self.found[tensor].name, arguments_of(node)
         if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == module_of(node)]

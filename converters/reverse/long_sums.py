@@ -41,12 +41,13 @@ def sum_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims, *, ke
             parts = ((0, first), (first, end), (end, len(lengths)))
             view = op.Reshape(x, op.joined(*(_length(op, x, lengths, *part) for part in parts)), allowzero=1)
         result = op.domain.BiasAddBackward(view, data_format="NCX")
-    if not keepdims and len(kept) == 1:
-        return result
-    shape = _part(op, x, lengths, first, end)
-    if keepdims:
-        shape = op.joined(op.ints([1] * first), shape, op.ints([1] * (len(lengths) - end)))
-    return op.Reshape(result, shape, allowzero=1)
+    if keepdims or len(kept) != 1:
+        shape = _part(op, x, lengths, first, end)
+        if keepdims:
+            shape = op.joined(op.ints([1] * first), shape, op.ints([1] * (len(lengths) - end)))
+        result = op.Reshape(result, shape, allowzero=1)
+    result.shape = ir.Shape([d if n in kept else 1 for n, d in enumerate(lengths) if keepdims or n in kept])
+    return result
 
 
 def mean_over(op: Builder, x: ir.Value, axes: Sequence[int], lengths: Dims | None) -> ir.Value:

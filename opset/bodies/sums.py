@@ -34,23 +34,26 @@ def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
 
 
 def sum_rows(b: Body, x: str, dims: Dims) -> str:
-    """Σ over all axes but the last one: 64 rows at most in float32, their sums in float64."""
+    """Σ over all axes but the last one: 64 rows at most in float32, their sums in float64.
+
+    Nodes of any rank and width share one function where the number of rows is the same, or not known.
+    """
     *rows, width = dims
-    entries, later = known(rows), known(rows[1:])
+    entries = known(rows)
     if entries is not None and prod(entries) <= _ROWS:
         return b.ReduceSum(x, b.ints(range(len(rows))), keepdims=0)
-    if width and isinstance(width, int) and entries:
+    if entries is not None and width and isinstance(width, int):  # a width of 0 divides nothing
         factor = _factor(prod(entries), _ROWS)
-        return _in_two(b, b.Reshape(x, b.ints([factor, prod(entries) // factor, width])), [0], [0])
-    if width and isinstance(width, int) and later and (factor := _factor(prod(later), _ROWS)) >= _ROWS // 4:
-        return _in_two(b, b.Reshape(x, b.ints([0, prod(later) // factor, factor, width])), [2], [0, 1])
-    count = b.Shape(x, start=0, end=-1)
-    count = count if len(rows) == 1 else b.ReduceProd(count, keepdims=1)
-    divisor = _divisor(b, count, _ROWS)
-    if width and isinstance(width, int):
-        return _in_two(b, b.Reshape(x, b.Concat(divisor, b.ints([-1, width]), axis=0)), [0], [0])
-    shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=-1), axis=0)
-    return _in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0])
+        return _in_two(b, b.Reshape(x, b.ints([factor, prod(entries) // factor, -1])), [0], [0])
+    x = b.Flatten(x, axis=-1)
+    count = b.Shape(x, start=0, end=1)
+
+    def stages() -> str:
+        divisor = _divisor(b, count, _ROWS)
+        shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=1), axis=0)
+        return _in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0])
+
+    return b.choose(b.Greater(count, b.ints([_ROWS])), stages, lambda: b.ReduceSum(x, b.ints([0]), keepdims=0))
 
 
 def _sum_runs(b: Body, x: str, dims: Dims) -> str:

@@ -41,7 +41,6 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """
-    check_kernels(kernels)
     result = ModelProto()
     result.CopyFrom(load(model))
     attach_kernels(result, kernels)
@@ -50,6 +49,7 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
 
 def attach_kernels(result: ModelProto, kernels: str) -> None:
     """`use_kernels` of a model that is sound, in place."""
+    check_kernels(kernels)
     kept = [f for f in result.functions if f.domain != DOMAIN]
     del result.functions[:]
     result.functions.extend(kept)

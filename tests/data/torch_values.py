@@ -76,7 +76,8 @@ def trained(case: OptimizerCase, data: dict[str, np.ndarray]) -> dict[str, np.nd
             optimizer.zero_grad()
             for name, p in parameters.items():
                 if case.ours.ema is not None:
-                    means[name].lerp_(p.detach(), 1 - case.ours.ema)
+                    count = (run + 1) // case.ours.accumulate
+                    means[name].lerp_(p.detach(), (1 - case.ours.ema) / (1 - case.ours.ema**count))
         history["loss"].append(loss.detach().numpy().copy())
         for name, p in parameters.items():
             history[name].append(p.detach().numpy().copy())

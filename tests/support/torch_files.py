@@ -62,11 +62,12 @@ def names_of(graph: ob.TrainingGraph) -> dict[str, np.ndarray]:
     return {names[name]: value for name, value in graph.initial_values().items()}
 
 
-def with_operations(model: ModelProto, said: Mapping[str, str]) -> ModelProto:
-    """said: the arguments of torch's operation that each value comes from."""
+def with_operations(model: ModelProto, said: Mapping[str, str], target: str = "f") -> ModelProto:
+    """said: the arguments of torch's operation that each value comes from. target: the operation."""
     for node in model.graph.node:
         if node.output[0] in said:
-            text = f"%{node.output[0]} : [num_users=1] = call_function[target=f](args = ({said[node.output[0]]}), kwargs = {{}})"
+            call = f"call_function[target={target}](args = ({said[node.output[0]]}), kwargs = {{}})"
+            text = f"%{node.output[0]} : [num_users=1] = {call}"
             node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=text)
     return model
 

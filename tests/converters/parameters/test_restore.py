@@ -370,6 +370,29 @@ def test_tensors_that_are_inputs_too_are_no_batches() -> None:
     assert {value.shape for name, value in names_of(graph).items() if "fc" not in name} == {(3, 1, 3)}
 
 
+def test_the_ones_of_a_group_normalisation_are_no_scale_of_its_module() -> None:
+    """InstanceNormalization of the groups, with an activation's scale that was merged with its ones, then the scales."""
+    file = exported(
+        "n = InstanceNormalization(x, act.scale, zero) a = Mul(n, val_1) b = Mul(a, act.scale)"
+        "m = InstanceNormalization(b, act.scale, zero) y = Mul(m, val_1)",
+        {"act.scale": np.ones(1, np.float32), "zero": np.zeros(1, np.float32), "val_1": np.ones(32, np.float32)},
+        "act.scale norm1.weight norm2.weight",
+        folded={"val_1": ["norm1.weight"]},
+        modules={"n": "norm1", "a": "norm1", "b": "act", "m": "norm2", "y": "norm2"},
+        x="float[N,1,32] x",
+    )
+    with_operations(
+        file, {"n": "%x, 1, %p_norm1_weight", "a": "%x, 1, %p_norm1_weight"}, "torch.ops.aten.group_norm.default"
+    )
+    with_operations(
+        file, {"m": "%b, 1, %p_norm2_weight", "y": "%b, 1, %p_norm2_weight"}, "torch.ops.aten.group_norm.default"
+    )
+    graph = ob.training_graph(file, loss="mse")
+    shapes = {name: value.shape for name, value in names_of(graph).items()}
+    assert shapes == {"act.scale": (1,), "norm1.weight": (32,), "norm2.weight": (32,)}
+    assert graph.left_out["act.scale/constant"] == "constant of the module"
+
+
 def test_copies_of_a_folded_tensor_are_folded_too() -> None:
     """Gemma's 1 + weight: neither tensor is the parameter, and both are named."""
     file = exported(

@@ -42,7 +42,7 @@ def test_convert_in_a_process(folder: Path) -> None:
         "inputs: x, target",
         "loss: loss",
         "gradients: weight_grad, bias_grad, gain_grad",
-        "operators of onnx_backprop: BiasAddBackward × 1, ConvolutionBackwardWeights × 1, ReLUBackward × 1",
+        "operators of onnx_backprop: BiasAddBackward × 2, ConvolutionBackwardWeights × 1, ReLUBackward × 1",
         "written: out.onnx (kernels 'onnx')",
     ]
     assert files(folder) == {"small.onnx", "out.onnx"}

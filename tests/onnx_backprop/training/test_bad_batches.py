@@ -135,5 +135,6 @@ def test_artifacts(tmp_path: Path, training: bool) -> None:
     module = Module(tmp_path / "training_model.onnx", state).train(training)
     with pytest.raises(ob.InvalidArgumentError, match=r"the loss is nan: 'x' holds nan at \(7, 2\)\. The data"):
         module(*with_nan().values())
-    assert not state.gradients or not np.isnan(np.asarray(state.parameters["w"].grad)).any()
-    assert np.isfinite(np.asarray(module(*data().values()))).all()
+    gradient = state.parameters["w"].grad
+    assert gradient is None or np.isfinite(gradient).all()
+    assert np.isfinite(module(*data().values()))

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import safetensors.numpy
-from onnx import ModelProto
+from onnx import ModelProto, parser
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
@@ -452,3 +452,18 @@ def test_fit_measures_running_means(tmp_path: Path) -> None:
         trainer.fit([data()], 1, ema=True)
     with pytest.raises(ob.InvalidArgumentError, match="ema: the optimizer keeps no running means"):
         ob.Trainer(training(SGD())).fit([data()], 1, evaluation=[data()], ema=True)
+
+
+@pytest.mark.parametrize("kernels", ["numba", "onnx", "numpy"])
+def test_evaluation_of_many_elements(kernels: str) -> None:
+    """Within one batch, and over batches, to 1e-6 of float64."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]> g (float[N, 3, H, W] x) => (float[N, 3, H, W] y) <float[1] s = {1}>
+        { y = Mul(x, s) }""")
+    graph = ob.training_graph(model, loss="mse", optimizer=SGD(), trainable=["s"])
+    trainer = ob.Trainer(graph, learning_rate=0.0, kernels=kernels)
+    x = np.random.default_rng(0).random((4, 3, 512, 512), np.float32)  # 3 · 2²⁰ elements
+    target = x + np.float32(0.1)
+    expected = np.mean((x.astype(np.float64) - target) ** 2)
+    for batches in ([(x, target)], [(x[n : n + 1], target[n : n + 1]) for n in range(4)]):
+        assert trainer.evaluate(batches) == pytest.approx(expected, rel=1e-6)
