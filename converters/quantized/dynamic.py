@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.graphs import attributes_of, unique
 from onnx_backprop.converters.quantized.numbers import Blocks, blocks_along
@@ -50,6 +50,8 @@ def multiply(w: Walk, node: NodeProto) -> None:
         return
     if len(rest) > sums.weighted or not all(scale in w.tensors for scale in rest):
         raise w.refuse(node, f"it multiplies sums of integers by {rest[-1]!r} beside their scales")
+    if sums.bias and sorted(sums.divisor) != sorted(factors):
+        raise w.refuse(node, f"the bias {sums.bias!r} was divided by another scale than that of the sums")
     _emit(w, sums, y, *rest)
 
 
@@ -96,12 +98,13 @@ def add(w: Walk, node: NodeProto) -> None:
             node, f"it adds {node.input[1 - n]!r} to sums of integers; expected a bias divided by their scale"
         )
     name = w.alias.get(name, name)
+    divisor = tuple(_factors(w, next(maker.input[1] for maker in chain if maker.op_type == "Div")))
     for maker in reversed(chain):
         if maker.op_type == "Reshape":
             shaped = unique(f"{name}/reshaped", w.taken)
             w.put(helper.make_node("Reshape", [name, maker.input[1]], [shaped], name=shaped))
             name = shaped
-    w.products[node.output[0]] = replace(w.products[node.input[n]], bias=name)
+    w.products[node.output[0]] = replace(w.products[node.input[n]], bias=name, divisor=divisor)
 
 
 def _added(w: Walk, node: NodeProto, read: list[str], bias: str) -> None:
@@ -130,8 +133,8 @@ def lstm(w: Walk, node: NodeProto) -> None:
     inputs = inputs_of(node, 12)
     for place, scale, zero in ((1, 8, 9), (2, 10, 11)):
         q, scales = inputs[place], w.tensors.get(inputs[scale])
-        if not w.is_integers(q) or scales is None:
-            raise w.refuse(node, f"the weight {q!r} or its scale is computed")
+        if not w.is_integers(q) or scales is None or len(w.tensors[q].dims) != 3:
+            raise w.refuse(node, f"the weight {q!r} has not three axes, or it or its scale is computed")
         shape, count = tuple(w.tensors[q].dims), int(np.prod(scales.dims))
         lengths = {shape[0]: (1, *shape[1:]), shape[0] * shape[2]: (1, shape[1], 1)}.get(count)
         if lengths is None:
@@ -166,7 +169,8 @@ def mat_mul_bits(w: Walk, node: NodeProto) -> None:
         raise w.refuse(
             node, "weights that are packed for one processor are not handled. Export with weight_prepacked=0"
         )
-    weight = _packed(w, node, b, scale, zero, (attributes["N"], attributes["K"]), attributes["block_size"])
+    rows, columns, size = (attributes.get(name, 0) for name in ("N", "K", "block_size"))
+    weight = _packed(w, node, b, scale, zero, (rows, columns), size)
     _added(w, node, [a, weight], bias)
 
 
@@ -178,9 +182,9 @@ def gather_blocks(w: Walk, node: NodeProto) -> None:
     if not w.is_integers(data) or len(w.tensors[data].dims) != 2 or axis or attributes.get("quantize_axis", 1) % 2 != 1:
         raise w.refuse(node, "tables (V, D) with blocks along their rows are handled: gather_axis=0, quantize_axis=1")
     rows, columns = w.tensors[data].dims
-    if w.element_of(data) == 2:  # uint8
-        bits = attributes.get("bits", 4)
-        weight = _packed(w, node, data, scale, zero, (rows, columns * 8 // bits), size, perm=())
+    if w.element_of(data) == TensorProto.UINT8:
+        columns = columns * 8 // (attributes.get("bits", 4) or 4)
+        weight = _packed(w, node, data, scale, zero, (rows, columns), size, perm=())
     else:
         weight = w.real(node, data, scale, zero, 1, size)
     w.emit(node, "Gather", [weight, ids], node.output, axis=0)
@@ -203,6 +207,8 @@ def _packed(
     scales = w.tensors.get(scale)
     if not w.is_integers(b) or scales is None:
         raise w.refuse(node, f"the weight {b!r} or its scale is computed")
+    if min(*shape, size) < 1:
+        raise w.refuse(node, f"a weight of {shape} in blocks of {size} has nothing in it")
     blocks = blocks_along(shape, int(np.prod(scales.dims)), 1, size)
     if blocks is None:
         raise w.refuse(node, f"{b!r} of {shape} in blocks of {size} has {int(np.prod(scales.dims))} scales")

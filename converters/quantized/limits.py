@@ -41,6 +41,8 @@ def _clips(node: NodeProto, array: Callable[[str], Array | None]) -> bool:
 
 def limits_of(scale: float, zero: int, ints: Range) -> tuple[float, float] | None:
     """What (q - z) · s cuts below 0, or beyond limits that Clip has; None where the ends of the range mean nothing."""
+    if scale <= 0:
+        return None
     low, high = (ints.least - zero) * scale, (ints.most - zero) * scale
     for least, most in _LIMITS:
         wide = abs((high - low) - (most - least)) <= _NEAR * (most - least)

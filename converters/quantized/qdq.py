@@ -47,6 +47,8 @@ def quantize_linear(w: Walk, node: NodeProto) -> None:
             raise w.refuse(node, f"{x!r} of {shape} has scales of {tuple(scales.dims)}")
         zeros = w.tensors.get(zero)
         weight = w.weights.setdefault((x, id(scales), id(zeros)), Weight(x, None, scales, zeros, blocks, element))
+        if problem := weight.problem():
+            raise w.refuse(node, problem)
         w.integers[q] = Quantized(x, scale, zero, weight)
         return
     computed = value not in {v.name for v in w.model.graph.input}

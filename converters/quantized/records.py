@@ -9,6 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import replace_values
+from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
@@ -69,6 +70,31 @@ class Weight:
     def whole(self) -> Range:
         """The range of its integers."""
         return Range(0, (1 << self.bits) - 1) if self.bits else range_of(self.element)
+
+    def problem(self) -> str:
+        """What does not fit together; "" where all does."""
+        count = int(np.prod(self.blocks.counts))
+        if not count:
+            return f"{self.name!r} has no elements"
+        rows, columns = self.blocks.counts if self.bits else (1, 1)
+        fits = {1, count}
+        packed_zeros = self.bits and self.zero is not None and self.zero.data_type == TensorProto.UINT8
+        for what, tensor in (("scale", self.scale), ("zero point", self.zero)):
+            if tensor is not None:
+                size = int(np.prod(tensor.dims))
+                expected = {rows * -(-columns * self.bits // 8)} if packed_zeros and tensor is self.zero else fits
+                if size not in expected:
+                    return f"{self.name!r} has {size} elements of its {what}, expected {max(expected)}"
+        if self.scale is not None and self.scale.data_type not in FLOATS:
+            return f"the scale of {self.name!r} is not of floats"
+        if not np.all(np.isfinite(self.zeros())):
+            return f"the zero point of {self.name!r} is not finite"
+        if self.bits and self.stored is not None:
+            rows, columns = self.blocks.shape
+            size = int(np.prod(self.stored.dims))
+            if not rows or size % rows or size // rows * 8 < columns * self.bits:
+                return f"{self.name!r} has {size} bytes for {rows} rows of {columns} numbers"
+        return ""
 
     def integers(self) -> Array:
         """The numbers of the file, unpacked, in their order there."""

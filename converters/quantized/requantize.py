@@ -103,8 +103,8 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
         count = sum(values[weight.name].size for weight in stored)
         warnings.warn(
             f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
-            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it is lost. Train longer, with "
-            "a larger learning rate, or keep the floats",
+            f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it may be lost. Train longer, "
+            "with a larger learning rate, or keep the floats",
             OnnxBackpropWarning,
             stacklevel=3,
         )
@@ -261,7 +261,8 @@ def _integers_for(one: Weight | Activation) -> Range:
         return one.ints
     whole = range_of(one.element)
     zero = np.zeros(1) if one.zero is None else array_of(one.zero)
-    return used(np.zeros(0, np.int64), zero, whole) if np.all(zero == whole.middle) else whole
+    symmetric = Range(2 * whole.middle - whole.most, whole.most)
+    return symmetric if np.all(zero == whole.middle) else whole
 
 
 def _is_bias(weight: Weight) -> bool:

@@ -45,7 +45,7 @@ class Product:
     """Sums of products of integers, before scales make floats of them.
 
     node: what has made them. scales: those of operands that runs quantise; the weight's is one more. factors: scales
-    that they have been multiplied by. bias: floats that were added as integers.
+    that they have been multiplied by. bias: floats that were added as integers, divided by the product of `divisor`.
     """
 
     node: NodeProto
@@ -53,6 +53,7 @@ class Product:
     weighted: bool
     factors: tuple[str, ...] = ()
     bias: str = ""
+    divisor: tuple[str, ...] = ()
 
 
 Handler = Callable[["Walk", NodeProto], None]
@@ -151,8 +152,8 @@ class Walk:
         )
 
     def emit(self, like: NodeProto, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **more: Any) -> None:
-        """Write a node in the place of another; attributes of None are left out."""
-        given = {name: value for name, value in more.items() if value is not None}
+        """Write a node in the place of another; attributes of None, and lists of nothing, are left out."""
+        given = {name: value for name, value in more.items() if value not in (None, [])}
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         name = self.stem(like.name, like.name) if like.name else ""
@@ -253,6 +254,8 @@ class Walk:
             gone = (q,) if all(map(is_quantized, self.readers[q])) else ()
             name = self.stem(q, instead, *gone)
             known = Weight(name, stored, scales, zeros, blocks, stored.data_type, perm, bits, dtype, of, factor)
+            if problem := known.problem():
+                raise self.refuse(node, problem)
             self.weights[key] = known
             self.added.append(numpy_helper.from_array(np.array(known.floats(), order="C"), name))
         known.readers += [(node, n) for n, name in enumerate(node.input) if name == q]
@@ -268,7 +271,8 @@ class Walk:
     def activation(self, scale: str, zero: str, element: int, value: str) -> Activation | None:
         """The record of a scale that the file holds."""
         scales, zeros = self.tensors.get(scale), self.tensors.get(zero)
-        if scales is None or (zero and zeros is None) or int(np.prod(scales.dims)) != 1:
+        counts = {int(np.prod(tensor.dims)) for tensor in (scales, zeros) if tensor is not None}
+        if scales is None or (zero and zeros is None) or counts != {1} or element not in INTEGERS:
             return None  # computed by each run, or along an axis: such scales stay
         found = self.activations.setdefault((id(scales), id(zeros)), Activation(scales, zeros, element))
         found.values.append(value)
@@ -328,6 +332,8 @@ class Walk:
             if name in self.integers:
                 source, scale = self.integers[name].value, self.tensors.get(self.integers[name].scale)
                 output.type.tensor_type.elem_type = TensorProto.FLOAT if scale is None else scale.data_type
+            elif name in self.products:
+                raise self.refuse(self.products[name].node, "its sums are not multiplied by all scales of its operands")
             elif name in self.alias:
                 source = self.alias[name]
             else:
@@ -347,25 +353,25 @@ class Walk:
 
 
 _AS_IT_IS = "ob.dequantize has no float model for this; dequantise the file with the tool that has quantised it"
+_ROUNDING = (
+    "uantize",
+    "Integer",
+    "QLinear",
+    "QGemm",
+    "QAttention",
+    "QEmbed",
+    "QOrdered",
+    "QMoE",
+    "NBits",
+    "Bnb4",
+    "Q4",
+)
 _SCOPED = ("tensors", "makers", "integers", "products", "casts", "alias", "sources")
 
 
 def is_quantized(node: NodeProto) -> bool:
     """Whether an operator makes integers of floats, or floats of integers, or computes in integers for floats."""
-    names = (
-        "uantize",
-        "Integer",
-        "QLinear",
-        "QGemm",
-        "QAttention",
-        "QEmbed",
-        "QOrdered",
-        "QMoE",
-        "NBits",
-        "Bnb4",
-        "Q4",
-    )
-    return any(name in node.op_type for name in names)
+    return any(name in node.op_type for name in _ROUNDING)
 
 
 def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> None:

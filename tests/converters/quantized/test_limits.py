@@ -51,6 +51,7 @@ def test_a_range_from_zero_on(name: str) -> None:
         (6 / 255, -127, None),
         (6.1 / 255, -128, (0, np.inf)),
         (0.02, 3, None),
+        (-0.02, -128, None),
     ],
 )
 def test_ranges_of_clips(s: float, z: int, ends: tuple[float, float] | None) -> None:

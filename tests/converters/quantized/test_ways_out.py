@@ -123,6 +123,15 @@ REFUSED = {
         "p = Mul(m, t) u = Unsqueeze(p, axes) y = Mul(f, u)",
         "beside their scales",
     ),
+    "one factor too few": (
+        "q, a, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w_quantized, z) f = Cast <to = 1> (i) y = Mul(f, t)",
+        "MatMulInteger.*are not multiplied by all scales",
+    ),
+    "a bias of another scale": (
+        "q, a, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w_quantized, z) d = Div(n, s) e = Round(d) "
+        "b = Cast <to = 6> (e) j = Add(i, b) f = Cast <to = 1> (j) m = Mul(a, s) y = Mul(f, m)",
+        "'n' was divided by another scale",
+    ),
     "another bias": (
         "q, a, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w_quantized, z) b = Cast <to = 6> (n) "
         "j = Add(i, b) f = Cast <to = 1> (j) m = Mul(a, s) y = Mul(f, m)",

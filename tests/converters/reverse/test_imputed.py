@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, parser
 
@@ -63,3 +64,14 @@ def test_a_nan_that_stays_is_not_hidden() -> None:
     (dp,) = ob.session(graph).run(["p_grad"], {"x": X, "s_grad": np.ones_like(X)})
     assert np.isnan(np.asarray(dp)).all()
     assert sum(node.op_type == "Where" for node in graph.graph.node) == 1, "that of Pow's own rule"
+
+
+def test_a_condition_that_is_a_constant() -> None:
+    """Which no node computes from anything."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float[N, 2] y)
+        { c = Constant <value = bool[2] {1, 0}> () e = Exp(x) y = Where(c, e, x) }""")
+    x = np.array([[0.5, 2.0]], np.float32)
+    session = onnxruntime.InferenceSession(ob.backward(model, wrt=["x"]).SerializeToString())
+    dx = session.run(["x_grad"], {"x": x} | {i.name: np.ones_like(x) for i in session.get_inputs() if i.name != "x"})[0]
+    np.testing.assert_allclose(np.asarray(dx), [[np.exp(0.5), 1.0]], rtol=1e-6)
