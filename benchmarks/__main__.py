@@ -98,7 +98,7 @@ def main() -> None:
     }
     workers = {name: Worker(name, arguments.threads) for name in arguments.contenders}
     if arguments.against:
-        workers[BEFORE] = Worker("numba", arguments.threads, arguments.against)
+        workers[BEFORE] = Worker("native", arguments.threads, arguments.against)
     chosen = [case for case in CASES if any(part in case.name for part in arguments.only)]
     work = [(case, gradient) for case in chosen for gradient in case.gradients]
     if not work:

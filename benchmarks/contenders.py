@@ -268,7 +268,7 @@ def _torch_layer(library: Any, case: Layer, gradient: str, tensors: dict[str, An
 
 
 CONTENDERS: dict[str, Callable[[Case, str, int], Run | None]] = {
-    "numba": ours("numba"),
+    "native": ours("native"),
     "onnx": ours("onnx"),
     "numpy": ours("numpy"),
     "PyTorch": torch(channels_last=False),

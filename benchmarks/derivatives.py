@@ -120,7 +120,7 @@ Row = tuple[ModelProto, dict[str, np.ndarray], str, str | None]  # model, feeds,
 
 def compared(title: str, theirs: Callable[[], Row], ours: Row, same: Callable[[np.ndarray], np.ndarray]) -> None:
     """A line of the table; what is compared gives the same numbers."""
-    rows: dict[str, Row] = {"onnx": ours, "numba": (*ours[:3], "numba")}
+    rows: dict[str, Row] = {"onnx": ours, "native": (*ours[:3], "native")}
     try:
         rows["onnx-ad"] = theirs()
     except onnx_ad.UnsupportedOperator:
@@ -131,7 +131,7 @@ def compared(title: str, theirs: Callable[[], Row], ours: Row, same: Callable[[n
         result = same(result).reshape(results["onnx"].shape) if name == "onnx-ad" else result
         np.testing.assert_allclose(result, results["onnx"], rtol=1e-3, atol=1e-4, err_msg=f"{title} {name}")
     told = milliseconds(calls)
-    cells = [f"{told[name]:.3f}" if name in told else "refused" for name in ("onnx-ad", "onnx", "numba")]
+    cells = [f"{told[name]:.3f}" if name in told else "refused" for name in ("onnx-ad", "onnx", "native")]
     sizes = {name: len(rows[name][0].SerializeToString()) for name in ("onnx-ad", "onnx") if name in rows}
     cells += [f"{sizes[name]:,}" if name in sizes else "" for name in ("onnx-ad", "onnx")]
     print(f"| {title} | {' | '.join(cells)} |", flush=True)
@@ -149,7 +149,7 @@ def tangent_of_adjoint(model: ModelProto, feeds: dict[str, np.ndarray]) -> Row:
 def main() -> None:
     """Print the table."""
     rng = np.random.default_rng(1)
-    print("| | onnx-ad, ms | onnx, ms | numba, ms | onnx-ad, bytes | onnx, bytes |\n|---|---:|---:|---:|---:|---:|")
+    print("| | onnx-ad, ms | onnx, ms | native, ms | onnx-ad, bytes | onnx, bytes |\n|---|---:|---:|---:|---:|---:|")
     for name, (model, shape) in MODELS.items():
         x, v = (rng.standard_normal(shape).astype(np.float32) for _ in "xv")
         source = infer_shapes(only(model, "y"))

@@ -59,8 +59,8 @@ def geometric_mean(values: list[float]) -> float:
 def table(machine: dict[str, Any], rows: list[Row]) -> str:
     """Milliseconds of everybody; ratios above 1 mean that we are faster."""
     contenders = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
-    peers = [("numba", BEFORE)] if BEFORE in contenders else []
-    peers += [(name, "PyTorch") for name in ("numba", "onnx") if name in contenders and PYTORCH[0] in contenders]
+    peers = [("native", BEFORE)] if BEFORE in contenders else []
+    peers += [(name, "PyTorch") for name in ("native", "onnx") if name in contenders and PYTORCH[0] in contenders]
     header = ["shape", "gradient", *contenders, "roofline", *(f"{name} / {peer}" for name, peer in peers)]
     lines = [
         "# Results",
@@ -117,7 +117,7 @@ def plot(path: Path, rows: list[Row]) -> None:
     shown = [row for row in rows if best_of_pytorch(row) is not None]
     if not shown:
         return
-    names = [n for n in ("numba", "onnx", "numpy", "onnxsim") if any(n in row["seconds"] for row in shown)]
+    names = [n for n in ("native", "onnx", "numpy", "onnxsim") if any(n in row["seconds"] for row in shown)]
     figure, axes = pyplot.subplots(figsize=(10, 0.32 * len(shown) + 1.5), layout="constrained")
     height = 0.8 / max(len(names), 1)
     for n, name in enumerate(names):

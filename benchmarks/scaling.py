@@ -70,7 +70,7 @@ class Gradient:
         elif self.op_type == "BatchNormTrainingBackward":
             attributes["epsilon"] = 1e-5
         node = helper.make_node(self.op_type, inputs, ["result"], domain=ob.DOMAIN, **attributes)
-        return one_node(node, feeds, "numba", threads)
+        return one_node(node, feeds, "native", threads)
 
 
 Case = Convolution | Interpolation | Gradient
@@ -125,7 +125,7 @@ def _twice(lengths: Sequence[int], axis: int) -> tuple[int, ...]:
 
 def prepared(case: Case, gradient: str, threads: int) -> Run:
     """What runs a kernel once."""
-    run = case.run(threads) if isinstance(case, Gradient) else ours("numba")(case, gradient, threads)
+    run = case.run(threads) if isinstance(case, Gradient) else ours("native")(case, gradient, threads)
     assert run is not None
     return run
 

@@ -3,7 +3,7 @@
 Prediction: two or three nodes more for every sum, 3 µs together; over many elements one pass as before, and where no
 length is known a cast to float64, 0.8 ns an element, beside tens of nanoseconds that a network spends on each. At most
 1 % of a step that is not the loss alone. A gradient of a bias is BiasAddBackward in the place of ReduceSum: no node
-more on the route "numba", and on "onnx" 1 µs for few rows and no more than before for many.
+more on the route "native", and on "onnx" 1 µs for few rows and no more than before for many.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, tuple[int, ...]], tuple[int, ...], Any]] 
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    kernels = sys.argv[2] if len(sys.argv) > 2 else "numba"
+    kernels = sys.argv[2] if len(sys.argv) > 2 else "native"
     for name, (text, weights, shape, loss) in MODELS.items():
         rng = np.random.default_rng(0)
         model = parser.parse_model(HEAD + text)

@@ -39,7 +39,7 @@ def value_and_grad(
     feeds: Feeds | None = None,
     reduction: str | None = None,
     hvp: bool = False,
-    kernels: str = "numba",
+    kernels: str = "native",
     strict: bool = False,
     straight_through: bool = False,
 ) -> ValueAndGrad:

@@ -1,4 +1,4 @@
-"""The routes "numpy" and "loops": every operator's float64 reference, or its loop, as a Python operator.
+"""The routes "numpy" and "numba": every operator's float64 reference, or its loop, as a Python operator.
 
 A Python operator of onnxruntime-extensions gets and returns float32 and integer tensors, knows no list attributes, no
 optional inputs and no exceptions (one ends the process). The body in `opset.functions` therefore feeds attributes as
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx_backprop.opset.core.errors import KernelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, LOOPS_DOMAIN, NUMPY_DOMAIN
+from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMBA_DOMAIN, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
 from onnx_backprop.ort_ops.compiler.decorators import exported
@@ -67,7 +67,7 @@ def register() -> None:
         if not _interrupted:
             for op in OPS:
                 _register_kernel(NUMPY_DOMAIN, op)
-                _register_kernel(LOOPS_DOMAIN, op)
+                _register_kernel(NUMBA_DOMAIN, op)
             _register_check()
             for name in (SUM, WEIGHTED_SUM):
                 _register_sum(name)
@@ -109,7 +109,10 @@ def by_loops() -> Mapping[str, Op]:
         with Deferred():  # pybind11 turns an interrupted import into an ImportError
             from onnx_backprop.ort_ops.loops import BY_LOOPS
     except ImportError as e:
-        raise KernelError(f"kernels=\"loops\" needs Numba: {e}. Run pip install 'onnx-backprop[numba]'") from e
+        raise KernelError(
+            f"kernels=\"numba\" needs Numba: {e}. Run pip install 'onnx-backprop[numba]', or take the fast route "
+            'that needs none, kernels="native"'
+        ) from e
     return BY_LOOPS
 
 
@@ -123,7 +126,7 @@ def _register_kernel(domain: str, op: Op) -> None:
             inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
             attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
             attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
-            computed_by = by_loops().get(op.name, op) if domain == LOOPS_DOMAIN else op
+            computed_by = by_loops().get(op.name, op) if domain == NUMBA_DOMAIN else op
             results = computed_by.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
             return _failure(str(e), len(op.outputs))

@@ -26,7 +26,7 @@ from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
-from onnx_backprop.opset.functions.numba import write_out
+from onnx_backprop.opset.functions.native import write_out
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS, use_kernels
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
     """Register the kernels with session options of your own; returns the same options.
 
     Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
-    a model with kernels="numba", "numpy" or "loops". Those of "numpy" and "loops" run in the Python process that calls
-    this, under its interpreter lock, which the loops themselves give back. Where the native kernels of "numba" cannot
+    a model with kernels="native", "numpy" or "numba". Those of "numpy" and "numba" run in the Python process that calls
+    this, under its interpreter lock, which the loops themselves give back. Where the native kernels cannot
     work, a warning says why, and models that need them do not load.
     Options that onnxruntime-extensions' library was registered with by `register_custom_ops_library` are taken as they
     are: they have the kernels where these had been registered in the process by then. KernelError where they have not:
@@ -94,21 +94,21 @@ def _has_kernels(session_options: SessionOptions) -> bool:
 def kernels_on(options: SessionOptions, kernels: str | None) -> str | None:
     """Register the kernels with session options; the route that then runs there.
 
-    That is the given one, "onnx" in the place of "numba" where that is missing, with a warning. KernelError for "numpy"
-    and "loops" where they are missing.
+    That is the given one, "onnx" in the place of "native" where that is missing, with a warning. KernelError for
+    "numpy" and "numba" where they are missing.
     """
     there = _has_kernels(options)
     if kernels in PYTHON_KERNELS:
         require_operators(f'kernels="{kernels}"')
         if not there:
             raise KernelError(_TOO_EARLY)
-    if kernels == "loops":
+    if kernels == "numba":
         from onnx_backprop.ort_ops.numpy_route import by_loops
 
         by_loops()
-    if kernels == "numba" and not there and not _missing():
-        logger.warning('kernels="onnx" take the place of "numba": %s', _TOO_EARLY)
-    return "onnx" if kernels == "numba" and not (there and native_kernels_work()) else kernels
+    if kernels == "native" and not there and not _missing():
+        logger.warning('kernels="onnx" take the place of "native": %s', _TOO_EARLY)
+    return "onnx" if kernels == "native" and not (there and native_kernels_work()) else kernels
 
 
 def _loads(options: SessionOptions, operator: str, kind: str) -> bool:
@@ -132,19 +132,19 @@ def _loads(options: SessionOptions, operator: str, kind: str) -> bool:
 def session(
     model: ModelProto | ir.Model | str | Path,
     *,
-    kernels: str | None = "numba",
+    kernels: str | None = "native",
     session_options: SessionOptions | None = None,
     providers: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
     """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
 
-    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels of "numba" cannot work, a
+    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels cannot work, a
     warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
     with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
     them, `opset.functions.half`. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
     Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
-    its sentence; KernelError for "numpy" and "loops" without onnxruntime-extensions or llvmlite, and for "loops"
+    its sentence; KernelError for "numpy" and "numba" without onnxruntime-extensions or llvmlite, and for "numba"
     without Numba; what `use_kernels` raises.
     """
     model = load(model) if is_ir_model(model) else model
@@ -157,7 +157,7 @@ def session(
     else:
         model = load(model)
         model = use_kernels(model, kernels)
-        if kernels == "numba":
+        if kernels == "native":
             from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
 
             fuse_updates(model)
@@ -234,12 +234,12 @@ def native_kernels_work() -> bool:
     with _registration:  # which no cache keeps several threads from doing at once
         reason = _missing()
         if not reason:
-            from onnx_backprop.ort_ops import numba_route
+            from onnx_backprop.ort_ops import native_route
 
-            reason = numba_route.reason_against()
+            reason = native_route.reason_against()
     if reason:
         logger.warning(
-            'the native kernels of kernels="numba" cannot work here. Sessions and trainers use "onnx" in their place, '
+            'the native kernels of kernels="native" cannot work here. Sessions and trainers use "onnx" in their place, '
             "standard operators of onnxruntime: %s",
             reason,
         )
@@ -257,7 +257,7 @@ def _missing() -> str:
     """What all routes but "onnx" lack to be imported, onnxruntime-extensions or llvmlite; '' where both are there."""
     try:
         with Deferred():  # pybind11 turns an interrupted import into an ImportError
-            from onnx_backprop.ort_ops import numba_route, numpy_route  # noqa: F401
+            from onnx_backprop.ort_ops import native_route, numpy_route  # noqa: F401
     except (ImportError, OSError) as e:  # OSError: a library that this system cannot load
         return str(e)
     return ""

@@ -55,7 +55,7 @@ except KeyboardInterrupt:
 PROGRAMS = {
     "train": [sys.executable, "-c", COMMAND, *TRAIN.split()],
     "train again": [sys.executable, "-c", COMMAND, *TRAIN.split()],
-    "session": [sys.executable, "-c", SESSION.format(kernels="numba", runs=0)],
+    "session": [sys.executable, "-c", SESSION.format(kernels="native", runs=0)],
     "numpy": [sys.executable, "-c", SESSION.format(kernels="numpy", runs=60)],
 }
 

@@ -40,7 +40,7 @@ Tensors = Mapping[str, Any]
 def module(
     model: ModelProto | ir.Model | str | Path,
     *,
-    kernels: str = "numba",
+    kernels: str = "native",
     untie: bool = False,
     session_options: SessionOptions | None = None,
 ) -> Module:
@@ -93,7 +93,7 @@ class Module(torch.nn.Module):
     def __init__(self, found: Variables, *, kernels: str, session_options: SessionOptions | None = None) -> None:
         super().__init__()
         self._model = found
-        self._kernels = None if kernels == "numba" and not native_kernels_work() else kernels
+        self._kernels = None if kernels == "native" and not native_kernels_work() else kernels
         self._options = session_options
         stored = {tensor.name: tensor for tensor in found.model.graph.initializer}
         names = tuple(v.name for v in found.model.graph.input if v.name not in stored)
@@ -238,13 +238,13 @@ class _Run:
         def opened(part: ModelProto) -> onnxruntime.InferenceSession:
             return session(part, kernels=kernels, session_options=own)
 
-        if kernels == "numba":
+        if kernels == "native":
             own_operators(model)
             fuse_chains(model)
         if not made.gradients:
             self._forward = opened(model)
             return
-        if kernels == "numba":
+        if kernels == "native":
             places = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
             make_again(model, max(self._ends, key=lambda name: places.get(name, -1)))
 

@@ -69,7 +69,7 @@ class Ranks:
         check_equal(
             self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
         )
-        start = start_of(self._communicator) if overlap and trainer.kernels == "numba" else None
+        start = start_of(self._communicator) if overlap and trainer.kernels == "native" else None
         options = f"{trainer.kernels} {sync_batch_norm} {start is not None} {shard_update}"
         graph = [model.SerializeToString(deterministic=True), options.encode()]
         check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
@@ -81,7 +81,7 @@ class Ranks:
         )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
-        if self._trainer.kernels == "numba":
+        if self._trainer.kernels == "native":
             own_operators(model)
             make_again(fuse_chains(model), self._trainer.graph.loss)
         return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)

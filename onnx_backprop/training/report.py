@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Points, chart
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.training.history import Record, Records
 from onnx_backprop.training.profiling import Profile, Timing
 

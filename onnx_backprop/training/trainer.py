@@ -74,7 +74,7 @@ class Trainer:
         *,
         learning_rate: float = 1e-3,
         seed: int = 0,
-        kernels: str | None = "numba",
+        kernels: str | None = "native",
         session_options: SessionOptions | None = None,
         communicator: Any = None,
         sync_batch_norm: bool = False,
@@ -85,7 +85,7 @@ class Trainer:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
 
         kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has. "onnx",
-        with a warning, where the native ones of "numba" cannot work. The attribute `kernels` says which.
+        with a warning, where the native ones cannot work. The attribute `kernels` says which.
 
         session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order,
         without which onnxruntime would keep more memory than a step needs at a time.
@@ -143,7 +143,7 @@ class Trainer:
                 self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap, shard_update=shard_update
             )
             model = self._ranks.update
-        if self.kernels == "numba":
+        if self.kernels == "native":
             from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
             from onnx_backprop.ort_ops.elementwise.made_again import make_again
             from onnx_backprop.ort_ops.elementwise.updates import fuse_updates

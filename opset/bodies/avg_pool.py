@@ -59,7 +59,7 @@ def _spread(b: Body, attrs: Attributes, dy: Tensor, shape: Vector, outs: Vector,
     if prod(kernel) > LARGEST_KERNEL:
         raise UnsupportedError(
             f"a kernel of {'×'.join(map(str, kernel))} pixels, expected at most {LARGEST_KERNEL} in all where "
-            'the file holds a weight for each. Use kernels "numba", or ReduceMean over what it covers',
+            'the file holds a weight for each. Use kernels "native", or ReduceMean over what it covers',
             op_type="AvgPoolBackward",
         )
     weights = Tensor(b.constant(np.full((1, 1, *kernel), value, np.float32)), (1, 1, *kernel))

@@ -1,4 +1,4 @@
-"""The body of the routes "numpy" and "loops": one Python operator, in the domain of the route."""
+"""The body of the routes "numpy" and "numba": one Python operator, in the domain of the route."""
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper
@@ -7,7 +7,7 @@ from onnx_backprop.opset.core.op import NUMBER_TYPES, Op
 from onnx_backprop.opset.functions.protos import ABSENT_SHAPE, Present, function, in_its_type, reference
 
 NUMPY_DOMAIN = "onnx_backprop.numpy"
-LOOPS_DOMAIN = "onnx_backprop.loops"
+NUMBA_DOMAIN = "onnx_backprop.loops"
 CHECK_DOMAIN = "ai.onnx.contrib"
 CHECK_OP = "OnnxBackpropCheck"
 

@@ -18,16 +18,16 @@ from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
-from onnx_backprop.opset.functions.numba import native_body
-from onnx_backprop.opset.functions.numpy import LOOPS_DOMAIN, NUMPY_DOMAIN, python_body
+from onnx_backprop.opset.functions.native import native_body
+from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, python_body
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
 from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
 from onnx_backprop.opset.operators.registry import BY_NAME
 
-KERNELS = ("onnx", "numpy", "numba", "loops")  # routes
-PYTHON_KERNELS = ("numpy", "loops")  # routes of Python operators
+KERNELS = ("onnx", "numpy", "native", "numba")  # routes
+PYTHON_KERNELS = ("numpy", "numba")  # routes of Python operators
 DEFAULT_KERNELS = "onnx"  # needs nothing but onnxruntime
 
 MIN_BODY_OPSET = 18  # the bodies use the forms that operators have from here on
@@ -37,8 +37,8 @@ MIN_IR_VERSION = 10  # function overloads
 def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> ModelProto:
     """Return a copy of the model whose domain nodes run on the given kernels.
 
-    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "numba" runs native
-    kernels compiled by LLVM, "numpy" the float64 references as Python operators, "loops" plain loops compiled by Numba
+    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "native" runs native
+    kernels compiled by LLVM, "numpy" the float64 references as Python operators, "numba" plain loops compiled by Numba
     in the place of a reference where an operator has some, and for all three the session needs `register_ops`.
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
@@ -128,9 +128,9 @@ def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
 
 
 _BUILDERS = {
-    "numba": _native,
+    "native": _native,
     "numpy": partial(_python, NUMPY_DOMAIN),
-    "loops": partial(_python, LOOPS_DOMAIN),
+    "numba": partial(_python, NUMBA_DOMAIN),
     "onnx": _standard,
 }
 

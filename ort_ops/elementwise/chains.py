@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.decorators import exported, inner
 from onnx_backprop.ort_ops.compiler.llvm import call, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, size, view

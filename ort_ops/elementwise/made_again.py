@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from onnx import ModelProto, NodeProto
 
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 

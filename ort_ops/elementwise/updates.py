@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import STEPS, Program
 

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.scope import reads
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 

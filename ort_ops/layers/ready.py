@@ -4,7 +4,7 @@ Its output is bound to memory that another thread looks at while the run goes on
 is seen by whoever sees the 1.
 """
 
-from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.decorators import exported
 from onnx_backprop.ort_ops.compiler.llvm import exchange, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.values import INT

@@ -1,4 +1,4 @@
-"""The route "loops": operators as plain loops that Numba compiles, to be read beside their specification.
+"""The route "numba": operators as plain loops that Numba compiles, to be read beside their specification.
 
 A module has a family of operators: its loops in float64, what gives them their arguments, and `REFERENCES`, an entry
 for each operator in the form of `Op.reference`. Attributes and shapes are checked, results rounded by the same `Op` as

@@ -26,7 +26,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 from onnx_backprop.opset.core import progress
 from onnx_backprop.opset.core.files import remove_rest
 from onnx_backprop.opset.core.op import DOMAIN
-from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors

@@ -20,7 +20,7 @@ import numpy as np
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.opset.functions.numba import NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.functions.protos import ABSENT_INT
 from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import processors

@@ -95,7 +95,7 @@ def trained(graph: ob.TrainingGraph, batch: list[np.ndarray], kernels: str) -> t
     return [trainer.step(*batch) for _ in range(2)], [value.tobytes() for value in trainer.state().values()]
 
 
-@pytest.mark.parametrize("kernels", ["onnx", "numba"])
+@pytest.mark.parametrize("kernels", ["onnx", "native"])
 @pytest.mark.parametrize("style", ["unnamed", "ours"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_is_the_same(name: str, style: str, kernels: str) -> None:
@@ -124,5 +124,7 @@ def test_copies_of_nodes_without_names() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "axis"))
     graph = ob.training_graph(model, loss="mse", optimizer="adamw", trainable=["w"])
     x = rng.standard_normal((8, 4)).astype(np.float32)
-    losses = [ob.Trainer(graph, kernels=kernels).step(x, np.zeros((8, 4), np.float32)) for kernels in ("onnx", "numba")]
+    losses = [
+        ob.Trainer(graph, kernels=kernels).step(x, np.zeros((8, 4), np.float32)) for kernels in ("onnx", "native")
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

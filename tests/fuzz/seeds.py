@@ -163,7 +163,7 @@ def models() -> dict[str, bytes]:
     found = {name: _parsed(*text) for name, text in TEXTS.items()}
     made = {
         "backward-conv": ob.backward(found["conv"]),
-        "backward-resize": ob.use_kernels(ob.backward(found["transposed"]), "numba"),
+        "backward-resize": ob.use_kernels(ob.backward(found["transposed"]), "native"),
         "training": training().model,
         "training-plain": ob.training_graph(found["mlp"], loss="mse").model,
         "training-info": ob.to_training_info(ob.training_graph(found["mlp"], loss="mse", optimizer="adam")),

@@ -363,7 +363,7 @@ def test_other_kernels(kernels: str) -> None:
     model = unet_conv_transpose.build(features=4, levels=1)
     x = torch.randn(1, 1, 8, 8)
     grads = []
-    for one in ("numba", kernels):
+    for one in ("native", kernels):
         own = ob.torch.module(model, kernels=one)
         own(x).square().mean().backward()
         grads.append([p.grad for p in own.parameters()])

@@ -26,7 +26,7 @@ from tests.worked.examples import EXAMPLES
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
 REFERENCES = [
     pytest.param(example, operators, id=f"{example.id}-{name}")
-    for name, operators in (("reference", BY_NAME), ("loops", BY_LOOPS))
+    for name, operators in (("reference", BY_NAME), ("numba", BY_LOOPS))
     for example in EXAMPLES
     if example.op in operators
 ]

@@ -106,7 +106,7 @@ def model(call: Call, dtype: str) -> ModelProto:
 
 def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bool) -> list[np.ndarray]:
     """The kernel's answers, everything between unreadable pages."""
-    session = ob.session(model(call, dtype), kernels="numba", session_options=options(2))
+    session = ob.session(model(call, dtype), kernels="native", session_options=options(2))
     binding = session.io_binding()
     kept = []
 

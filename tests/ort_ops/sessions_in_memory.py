@@ -39,7 +39,7 @@ def main() -> None:
     w = np.ones((8, 4, 3, 3), np.float32)
     model = ob.use_kernels(
         single_op.model("ConvolutionBackwardData", CONV, [np.ones((1, 8, 5, 5), np.float32), w, np.zeros(4, np.int32)]),
-        "numba",
+        "native",
     )
     before = 0
     for n in range(arguments.sessions):

@@ -42,7 +42,7 @@ def model(
         ("group = 16, pads = [1, 0, 1, 1, 0, 1]", (32, 1, 3, 1, 2), (4, 5, 6)),
     ],
 )
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 def test_the_same_convolution(rng, attributes: str, weights: tuple, lengths: tuple, bias: bool, kernels: str) -> None:
     groups = int(attributes.partition("group = ")[2].split(",")[0] or 1)
     feeds = {
@@ -120,7 +120,7 @@ def operators(model: ModelProto) -> list[tuple[str, str]]:
     return [(node.domain, node.op_type) for node in model.graph.node]
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5), (3, 70, 4, 5), (2, 3, 2, 3, 4)])
 @pytest.mark.parametrize("read", ["yde", "y", "yd", "ye", "d", "de"])
 @pytest.mark.parametrize("attributes", [NORM, "training_mode = 1"])
@@ -199,7 +199,7 @@ def test_gradients_read_the_statistics_and_agree(rng, same: bool) -> None:
     feeds = norm_feeds(rng, (6, 3, 4, 5)) | {"t": np.array([1, -2, 0.5], np.float32)}
     seeds = [v.name for v in plain.graph.input if v.name not in feeds]
     feeds |= {name: rng.standard_normal((6, 3, 4, 5)).astype(np.float32) for name in seeds}
-    for kernels in ("numba", "onnx"):
+    for kernels in ("native", "onnx"):
         expected = ob.session(plain, kernels=kernels).run(None, feeds)
         got = ob.session(changed, kernels=kernels).run(None, feeds)
         assert len(got) == 5
@@ -231,5 +231,5 @@ def test_names_that_are_taken_stay_whose_they_are(rng) -> None:
     taken = model.graph.node.add(op_type="Neg", input=["v"], output=["y/mean"])
     model.graph.output.add(name=taken.output[0]).type.tensor_type.elem_type = 1
     feeds = norm_feeds(rng, (2, 3, 4, 5))
-    got = ob.session(own_operators(model), kernels="numba").run(["y/mean"], feeds)
+    got = ob.session(own_operators(model), kernels="native").run(["y/mean"], feeds)
     np.testing.assert_array_equal(np.asarray(got[0]), -feeds["v"])

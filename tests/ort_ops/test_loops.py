@@ -1,4 +1,4 @@
-"""The route "loops": which operators have loops, that sessions run them, and what is said without Numba."""
+"""The route "numba": which operators have loops, that sessions run them, and what is said without Numba."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_sessions_run_the_loops_and_the_references_of_others(op: str, monkeypatc
     monkeypatch.setattr(numpy_route, "by_loops", lambda: by_loops)
     attributes, inputs = VALID[op]
     arrays = [np.ones(i, f32) if isinstance(i, tuple) else i for i in inputs]
-    results = [single_op.run_all(op, attributes, arrays, kernels=kernels) for kernels in ("loops", "numpy")]
+    results = [single_op.run_all(op, attributes, arrays, kernels=kernels) for kernels in ("numba", "numpy")]
     assert ran == ([op] if op in OPERATORS else [])
     for got, expected in zip(*results, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6, strict=True)
@@ -101,7 +101,7 @@ def test_a_tap_outside_is_refused_before_the_loop_writes_there(pixel: int) -> No
 
 WITHOUT_NUMBA = """
 import sys
-sys.modules["numba"] = None
+sys.modules["native"] = None
 import numpy as np, onnxruntime, onnx_backprop as ob
 from tests.ort_ops.test_numpy_route import CONV_DATA, DY, W
 from tests.support import single_op
@@ -110,9 +110,9 @@ for kernels in ("numpy", "onnx"):
     print(ob.session(model, kernels=kernels).run(None, {"diff_dst": DY, "weights": W})[0].ravel().tolist())
 def in_a_stock_session():
     options = ob.register_ops(onnxruntime.SessionOptions())
-    attached = ob.use_kernels(model, "loops").SerializeToString()
+    attached = ob.use_kernels(model, "numba").SerializeToString()
     onnxruntime.InferenceSession(attached, options).run(None, {"diff_dst": DY, "weights": W})
-for refused in (lambda: ob.session(model, kernels="loops"), in_a_stock_session):
+for refused in (lambda: ob.session(model, kernels="numba"), in_a_stock_session):
     try:
         refused()
     except Exception as e:
@@ -125,7 +125,7 @@ def test_without_numba_a_sentence_says_what_to_install() -> None:
     assert done.returncode == 0, done.stderr
     *answers, refused, failed = done.stdout.splitlines()
     assert answers == ["[10.0, 102.0, 20.0, 203.0, 30.0]"] * 2
-    sentence = 'kernels="loops" needs Numba: '
+    sentence = 'kernels="numba" needs Numba: '
     assert refused.startswith(f"KernelError {sentence}")
     assert sentence in failed
     assert "pip install 'onnx-backprop[numba]'" in refused

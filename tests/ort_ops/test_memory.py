@@ -158,7 +158,7 @@ def test_random_convolutions(processors: int) -> None:
 def measured(call: Call, dtype: str, threads: int) -> int:
     """Bytes of scratch that a run takes at most."""
     model = single_op.model(call.op, call.attributes, call.inputs, dtype=dtype)
-    session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
+    session = ob.session(model, kernels="native", session_options=single_op.options(threads))
     bridge.scratch_peak(anew=True)
     session.run(None, single_op.feeds(call.op, call.inputs))
     return bridge.scratch_peak()
@@ -220,7 +220,7 @@ def test_the_bias_takes_what_its_plan_says(data_format: str, shape: tuple[int, .
             assert measured(call, dtype, threads) == block_bytes(shapes.plan(dtype).shared)
         require_little(shapes, 1)
         expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-        got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+        got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
         np.testing.assert_array_equal(got, expected, strict=True)
 
 
@@ -324,7 +324,7 @@ def test_pools_in_small_bands(monkeypatch: pytest.MonkeyPatch, data_format: str,
         call = whole(pool(batch, channels, lengths, kernel, strides, pads, data_format))
         for dtype in ("f32", "f16", "bf16"):
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
             np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
 
 
@@ -363,7 +363,7 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, tiles: int, data
         call = whole(shapes)
         for dtype in ("f32", "bf16"):
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
             assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
 
 
@@ -413,6 +413,6 @@ def test_winograd_shares_images_where_weights_are_large(
             call.inputs.append(np.arange(both[1], dtype=np.float32) % 7)
         for dtype in ("f32", "f16"):
             expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="numba")
+            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
             assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
             assert measured(call, dtype, 1) == block_bytes(plan.shared) + block_bytes(plan.per_thread)

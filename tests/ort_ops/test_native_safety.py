@@ -73,7 +73,7 @@ def test_the_guard_sees_a_read_beyond_the_end() -> None:
 
 
 def test_an_impossible_vector_length_speaks_against_the_route() -> None:
-    code = "from onnx_backprop.ort_ops.numba_route import reason_against; print(reason_against())"
+    code = "from onnx_backprop.ort_ops.native_route import reason_against; print(reason_against())"
     printed = run("-c", code, ONNX_BACKPROP_VECTOR_LENGTH="2")
     assert "ONNX_BACKPROP_VECTOR_LENGTH: expected a power of two from 4 to 64, got '2'" in printed
 
@@ -115,7 +115,7 @@ def answer(runs=1, threads=2, parallel=False):
     if parallel:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = 2
-    session = ob.session(MODEL, kernels="numba", session_options=options)
+    session = ob.session(MODEL, kernels="native", session_options=options)
     answers = {b"".join(np.asarray(o).tobytes() for o in session.run(None, FEEDS)) for _ in range(runs)}
     assert len(answers) == 1, "the answers of one session differ"
     return answers.pop()

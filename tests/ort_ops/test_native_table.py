@@ -7,5 +7,5 @@ from onnx_backprop.ort_ops.native_table import KERNELS
 
 
 def test_every_operator_has_one_native_kernel() -> None:
-    """The route "numba" has no other one: a forgotten entry would be a model that no session can load."""
+    """The route "native" has no other one: a forgotten entry would be a model that no session can load."""
     assert sorted(kernel.op.name for kernel in KERNELS) == sorted(op.name for op in OPS)

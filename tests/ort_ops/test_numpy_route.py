@@ -1,4 +1,4 @@
-"""The routes "numpy" and "loops": Python operators inside stock onnxruntime sessions."""
+"""The routes "numpy" and "numba": Python operators inside stock onnxruntime sessions."""
 
 from __future__ import annotations
 
@@ -231,7 +231,11 @@ def test_nodes_inside_subgraphs_and_functions_get_bodies() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"kernels": "cuda"}, ob.InvalidArgumentError, "expected one of 'onnx', 'numpy', 'numba', 'loops', got 'cuda'"),
+        (
+            {"kernels": "cuda"},
+            ob.InvalidArgumentError,
+            "expected one of 'onnx', 'numpy', 'native', 'numba', got 'cuda'",
+        ),
         ({"op_type": "Nonsense"}, ob.InvalidModelError, "Nonsense 'the_node': no such operator"),
         ({"group": 2}, ob.InvalidModelError, "'the_node': unknown attribute group; it takes strides"),
         ({"strides": None}, ob.InvalidModelError, "'the_node': required attribute strides is missing"),

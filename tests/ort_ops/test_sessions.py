@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from onnx_backprop.opset import KERNELS
-from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops import native_route, sessions
 
 SESSIONS_AT_EXIT = """
 import builtins, sys, types
@@ -104,7 +104,7 @@ def first(kernels):
 
 
 with ThreadPoolExecutor(4) as threads:
-    print(len(calls) or "none", list(threads.map(first, ["numba", "numpy", "numba", "numpy"])), len(calls))
+    print(len(calls) or "none", list(threads.map(first, ["native", "numpy", "native", "numpy"])), len(calls))
 """
 
 
@@ -123,7 +123,7 @@ def test_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.2)
         return ""
 
-    monkeypatch.setattr(numba_route, "reason_against", cache(slow))
+    monkeypatch.setattr(native_route, "reason_against", cache(slow))
     work = cache(sessions.native_kernels_work.__wrapped__)
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -167,7 +167,7 @@ for refused in (lambda: ob.register_ops(early), lambda: ob.session(model, kernel
 ob.session(model, session_options=early)
 late = options()
 assert ob.register_ops(late) is late
-for kernels in ("onnx", "numpy", "numba"):
+for kernels in ("onnx", "numpy", "native"):
     trainer = ob.Trainer(graph, session_options=options(), kernels=kernels)
     assert trainer.kernels == kernels
     print(trainer.step(*batch))

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler import machine
-from onnx_backprop.ort_ops.numba_route import reason_against
+from onnx_backprop.ort_ops.native_route import reason_against
 from tests.opset import test_golden
 from tests.ort_ops import compile_kernels, guarded
 from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels, test_winograd
@@ -58,9 +58,9 @@ def operators(every: int) -> Iterator[str]:
 
 
 def golden(every: int) -> Iterator[str]:
-    """What the oneDNN library gave, on the route "numba"."""
+    """What the oneDNN library gave, on the route "native"."""
     for case in test_golden.ALL[::every]:
-        test_golden.test_session(case, "numba", "symbolic")
+        test_golden.test_session(case, "native", "symbolic")
         yield case.name
 
 
@@ -80,7 +80,7 @@ def winograd(case: tuple, dtype: str, rng: np.random.Generator) -> None:
         ("ConvolutionBackwardWeights", {"weights_shape": list(w.shape)}, [x, dy]),
     ):
         expected = evaluate(op, attributes | given, inputs, dtype).astype(np.float32)
-        got = single_op.run(op, attributes | given, inputs, dtype=dtype, kernels="numba")
+        got = single_op.run(op, attributes | given, inputs, dtype=dtype, kernels="native")
         np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{op} {case} {dtype}")
 
 

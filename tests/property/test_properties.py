@@ -25,9 +25,9 @@ quick = settings(
 )
 each_op = pytest.mark.parametrize("op", sorted(CALLS))
 each_route = pytest.mark.parametrize("kernels", KERNELS)
-# without loops of its own an operator of the route "loops" is that of "numpy"
+# without loops of its own an operator of the route "numba" is that of "numpy"
 each_op_and_route = pytest.mark.parametrize(
-    ("op", "kernels"), [(op, k) for op in sorted(CALLS) for k in KERNELS if k != "loops" or op in BY_LOOPS]
+    ("op", "kernels"), [(op, k) for op in sorted(CALLS) for k in KERNELS if k != "numba" or op in BY_LOOPS]
 )
 
 # Sums of a few dozen products of multiples of 1/64 are exact in float32; interpolation weights are not.

@@ -85,7 +85,7 @@ def test_models_come_and_go_as_they_are(tmp_path: Path) -> None:
     assert ob.session(made).run(["y"], {"x": drawn(2, 4), "x_tangent": drawn(2, 4)})
 
 
-@pytest.mark.parametrize("kernels", ["onnx", "numpy", "numba"])
+@pytest.mark.parametrize("kernels", ["onnx", "numpy", "native"])
 def test_a_tangent_and_a_gradient_fit_each_other(kernels: str) -> None:
     x, v, u, w = drawn(2, 4), drawn(2, 4), drawn(2, 3), drawn(4, 5)
     forward = ob.jvp(network(), ["x", "w"], ["y"], kernels=kernels)

@@ -175,7 +175,7 @@ def test_large_weights_are_not_copied_on_the_way() -> None:
     assert (result.graph.initializer, [v.name for v in result.graph.input]) == (model.graph.initializer, ["x"])
 
 
-@pytest.mark.parametrize("kernels", ["numba", "numpy"])
+@pytest.mark.parametrize("kernels", ["native", "numpy"])
 def test_code_of_this_package_is_refused(kernels: str) -> None:
     model = unet_resize.build(features=2)
     message = rf"inline: kernels '{kernels}' .* Use kernels 'onnx'"

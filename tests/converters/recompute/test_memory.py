@@ -48,7 +48,7 @@ def copies(model: ModelProto) -> list[str]:
     return [name for node in model.graph.node if node.name.endswith("/recomputed") for name in node.output[:1]]
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_with_less_memory(name: str, kernels: str, tmp_path: Path) -> None:
     build, loss, shape, target, memory = CASES[name]
@@ -72,7 +72,7 @@ def test_the_same_bits_with_less_memory(name: str, kernels: str, tmp_path: Path)
     expected = graph.settings["memory"]
     assert expected["with_budget"] <= float(memory.rstrip("%")) / 100 * expected["without"]
     others = {*graph.parameters.values(), *graph.updates.values()}
-    if kernels == "numba":  # a node for each operator of the domain
+    if kernels == "native":  # a node for each operator of the domain
         assert runs[1].peak(others) <= 1.1 * expected["with_budget"]
         assert runs[1].peak(others) < 0.85 * runs[0].peak(others)
 
@@ -171,7 +171,7 @@ def test_what_onnxruntime_melts_stays_melted_and_nothing_else_is(memory: str) ->
     assert copies(graph.model)
     fed = {"x": rng.standard_normal((256, 64), np.float32), "target": rng.standard_normal((256, 64), np.float32)}
     names = [plain.loss, *plain.parameters.values()]
-    for kernels in ("onnx", "numba"):
+    for kernels in ("onnx", "native"):
         first, second = (ob.session(one.model, kernels=kernels).run(names, fed) for one in (plain, graph))
         for name, a, b in zip(names, first, second, strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=name)

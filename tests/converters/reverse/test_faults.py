@@ -87,7 +87,7 @@ def test_sessions_do_without_the_optimiser() -> None:
     model = parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(W, "w"))
     x = np.ones((2, 3, 16), np.float16)
-    for kernels in ("onnx", "numba", None):
+    for kernels in ("onnx", "native", None):
         (y,) = ob.session(model, kernels=kernels).run(None, {"x": x})
         np.testing.assert_allclose(np.asarray(y), x.transpose(1, 0, 2) @ W, rtol=1e-2)
     ob.session(model, kernels="onnx", disabled_optimizers=["ConstantFolding"]).run(None, {"x": x})

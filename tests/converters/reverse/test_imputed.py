@@ -40,7 +40,7 @@ def finite(x: np.ndarray, a: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...
     return dx, da.sum(0), dp.sum(0)
 
 
-@pytest.mark.parametrize("kernels", ["onnx", "numba"])
+@pytest.mark.parametrize("kernels", ["onnx", "native"])
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_flows_where_a_nan_is_thrown_away(form: str, kernels: str) -> None:
     graph = ob.backward(model_of(form), wrt=["x", "a", "p"])

@@ -182,7 +182,7 @@ def test_no_number_of_steps(steps: Any) -> None:
         ob.backward(feeds_of("scan")[0], wrt=["s"], checkpoint=steps)
 
 
-@pytest.mark.parametrize("kernels", ["onnx", "numpy", "numba"])
+@pytest.mark.parametrize("kernels", ["onnx", "numpy", "native"])
 @pytest.mark.parametrize("checkpoint", [0, 2])
 def test_our_operators_inside_a_body(kernels: str, checkpoint: int) -> None:
     """Their kernels run in sub-graphs of every route."""

@@ -83,7 +83,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 @pytest.mark.parametrize("case", STEPS)
 def test_steps_give_them_before_the_update(case: str, kernels: str, tmp_path: Path) -> None:
     """Unscaled, not clipped, at the weights that the step has read; batches may change their length."""

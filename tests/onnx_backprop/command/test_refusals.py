@@ -76,8 +76,8 @@ BAD_INPUT = {
         "convert small.onnx -o out.onnx --loss msee",
         r"--loss: invalid choice: 'msee' .*Did you mean 'mse'\? `.* convert --help`",
     ),
-    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'numba', got 'nump'"),
-    "native kernels inline": ("convert small.onnx -o out.onnx --inline --kernels numba", r"inline: kernels 'numba'"),
+    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'native', got 'nump'"),
+    "native kernels inline": ("convert small.onnx -o out.onnx --inline --kernels native", r"inline: kernels 'native'"),
     "no folder to write to": (
         "convert small.onnx -o none/out.onnx",
         r"cannot write none/out\.onnx: there is no folder",

@@ -72,7 +72,7 @@ OPTIMIZERS: dict[str, Callable[[], ob.optimizers.Optimizer]] = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_u_net(rng: np.random.Generator, optimizer: str) -> None:
     """Batches of which the third rank has an uneven part or none; kernels whose updates overwrite, and others."""
-    kernels = "onnx" if optimizer == "accumulated" else "numba"
+    kernels = "onnx" if optimizer == "accumulated" else "native"
     model = unet_conv_transpose.build(features=2)
     graph = ob.training_graph(model, loss="bce_with_logits", optimizer=OPTIMIZERS[optimizer]())
     check_equal(graph, [images(rng, rows) for rows in (5, 2, 8, 1)], (3,), kernels=kernels)

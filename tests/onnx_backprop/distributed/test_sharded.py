@@ -26,7 +26,7 @@ CASES: dict[str, tuple[Callable[[], ob.TrainingGraph], Callable[..., Feeds], str
             unet_resize.build(features=2), loss="l1", optimizer=ob.optimizers.AdamW(clip_norm=0.1, groups=GROUPS)
         ),
         images,
-        "numba",
+        "native",
         3,
     ),
     "running means": (
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[], ob.TrainingGraph], Callable[..., Feeds], str
             gradient_norms=True,
         ),
         images,
-        "numba",
+        "native",
         2,
     ),
     "accumulated": (
@@ -110,7 +110,7 @@ def test_same_bits(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
 
 OPTIMIZERS: dict[str, tuple[ob.optimizers.Optimizer, float]] = {  # rounding after a step on another number of ranks
     "onnx": (ob.optimizers.SGD(momentum=0.9, clip_norm=0.1, accumulate=2, ema=0.9, groups=GROUPS[:1]), 3e-7),
-    "numba": (ob.optimizers.AdamW(clip_norm=0.1, groups=GROUPS), 1e-5),  # that of gradients which are nearly 0
+    "native": (ob.optimizers.AdamW(clip_norm=0.1, groups=GROUPS), 1e-5),  # that of gradients which are nearly 0
 }
 
 

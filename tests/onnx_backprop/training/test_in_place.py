@@ -207,7 +207,7 @@ def test_the_run_that_finds_out_what_to_compile_changes_nothing(tmp_path: Path) 
     assert done.stdout.strip() == "right", done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 @pytest.mark.parametrize("again", ["Relu(a)", "BatchNormalization<training_mode = 1>(a, s, b, m, v)"])
 def test_a_step_that_fails_leaves_running_statistics(again: str, kernels: str) -> None:
     """onnxruntime renews them where they lie, unless the new ones are outputs of the graph."""

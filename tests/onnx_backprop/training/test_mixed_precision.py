@@ -19,7 +19,7 @@ from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.training.history import read_log
 from tests.support.training_models import classifier, data, training
 
-ROUTES = ["numba", None]
+ROUTES = ["native", None]
 SCALING = {LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS}
 FORWARD = {"mean", "variance", "random_state"}  # go on in a skipped step
 OPTIMIZERS = {

@@ -22,7 +22,7 @@ from models import fsrcnn, unet_conv_transpose
 from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.opset import KERNELS
-from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.forward_operators import own_operators
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.history import Record, read_log
@@ -41,7 +41,7 @@ def test_steps_are_those_of_the_graph() -> None:
     trainer = ob.Trainer(graph, learning_rate=0.02, seed=5)
     values = graph.initial_state()
     values["random_state"][0] = 5
-    session = ob.session(own_operators(ModelProto.FromString(graph.model.SerializeToString())), kernels="numba")
+    session = ob.session(own_operators(ModelProto.FromString(graph.model.SerializeToString())), kernels="native")
     names = [graph.loss, *graph.updates.values()]
     for batch in batches():
         expected, *new = session.run(names, batch | values | {"learning_rate": np.array(0.02, np.float32)})
@@ -120,7 +120,7 @@ def profiled_operators(trainer: ob.Trainer) -> set[str]:
 def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
     graph = ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd")
     trainer, plain = ob.Trainer(graph), ob.Trainer(graph, kernels=None)
-    assert (trainer.kernels, plain.kernels) == ("numba", None)
+    assert (trainer.kernels, plain.kernels) == ("native", None)
     assert not trainer.session_options.enable_mem_pattern
     assert not trainer.session_options.enable_mem_reuse
     native = "OnnxBackprop_ConvolutionBackwardWeights"
@@ -128,12 +128,12 @@ def test_native_kernels_are_the_default_and_what_a_profile_shows() -> None:
     assert native not in profiled_operators(plain)
 
 
-@pytest.mark.parametrize("kernels", ["onnx", "numpy", "numba"])
+@pytest.mark.parametrize("kernels", ["onnx", "numpy", "native"])
 def test_without_native_kernels_standard_operators_take_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: str
 ) -> None:
     """Those that the file has, where it was converted for them; whatever it has, nothing runs in Python."""
-    monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
+    monkeypatch.setattr(native_route, "reason_against", lambda: "no such symbol")
     monkeypatch.setattr(sessions, "native_kernels_work", sessions.native_kernels_work.__wrapped__)
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         trainer = ob.Trainer(ob.training_graph(fsrcnn.build(), loss="mse", optimizer="sgd", kernels=kernels))
@@ -430,7 +430,7 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 def test_running_means_are_of_what_the_updates_made(kernels: str, accumulate: int) -> None:
     """Σ dᵗ⁻ⁱ·xᵢ / Σ dᵗ⁻ⁱ, in which the start has no part."""
     decay, seen = 0.9, list[dict[str, np.ndarray]]()
@@ -455,7 +455,7 @@ def test_fit_measures_running_means(tmp_path: Path) -> None:
         ob.Trainer(training(SGD())).fit([data()], 1, evaluation=[data()], ema=True)
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx", "numpy"])
+@pytest.mark.parametrize("kernels", ["native", "onnx", "numpy"])
 def test_evaluation_of_many_elements(kernels: str) -> None:
     """Within one batch, and over batches, to 1e-6 of float64."""
     model = parser.parse_model("""

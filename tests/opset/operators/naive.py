@@ -1,7 +1,7 @@
 """Slow and obvious: operators once more, from the formulas of their specifications, one index at a time.
 
 Coordinates are fractions, so no tie is ever missed. Nothing here is shared with the package. Convolutions are not here:
-their loops are those of the route "loops".
+their loops are those of the route "numba".
 """
 
 from __future__ import annotations

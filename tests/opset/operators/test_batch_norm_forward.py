@@ -174,7 +174,7 @@ def test_what_is_no_number_stays_in_its_channel(rng, where: str, number: float, 
         assert_close([got], [want], str(n))
 
 
-@pytest.mark.parametrize("kernels", ["numba", "onnx"])
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 @pytest.mark.parametrize("value", [0.0, 2.0, 0.1, 3e20])
 def test_a_channel_that_is_the_same_everywhere(rng, value: float, layout: str, kernels: str) -> None:
@@ -188,11 +188,11 @@ def test_a_channel_that_is_the_same_everywhere(rng, value: float, layout: str, k
         answers = single_op.run_all(BF, attributes | {"epsilon": epsilon}, inputs, kernels=kernels)
         dst = answers[0][:, 1] if layout == "NCX" else answers[0][..., 1]
         assert answers[3][1] == pytest.approx(f32(value), rel=1e-6)
-        if kernels == "numba":
+        if kernels == "native":
             assert (answers[3][1], answers[4][1]) == (f32(value), 0)
         if epsilon and value < 3:
             np.testing.assert_allclose(dst, np.full_like(dst, beta[1]), rtol=0, atol=1e-5)
-        elif value in (0.0, 2.0) or kernels == "numba":
+        elif value in (0.0, 2.0) or kernels == "native":
             assert np.isnan(dst).all() == (epsilon == 0)
 
 

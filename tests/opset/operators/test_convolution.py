@@ -1,4 +1,4 @@
-"""The convolution operators against the loops of the route "loops", over random geometries.
+"""The convolution operators against the loops of the route "numba", over random geometries.
 
 All numbers are small integers, so every sum is exact in float32 and answers must be equal, not close.
 """

@@ -21,7 +21,7 @@ f32 = np.float32
 LENGTHS = range(1, 13)
 SPEC_CASES = list(product(("nearest", "linear"), ("half_pixel", "align_corners")))
 HALF = Fraction(1, 2)
-each_reference = pytest.mark.parametrize("operators", [BY_NAME, BY_LOOPS], ids=["reference", "loops"])
+each_reference = pytest.mark.parametrize("operators", [BY_NAME, BY_LOOPS], ids=["reference", "numba"])
 
 
 def loops_spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:

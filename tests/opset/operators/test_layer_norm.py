@@ -128,7 +128,7 @@ def test_threads_do_not_change_a_bit(rng, shape: tuple[int, int]) -> None:
     answers = set()
     for threads in (1, 2, 3, 3):
         model = single_op.model(LN, attributes, inputs)
-        session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
+        session = ob.session(model, kernels="native", session_options=single_op.options(threads))
         results = session.run(None, single_op.feeds(LN, inputs))
         answers.add(b"".join(np.asarray(result).tobytes() for result in results))
     assert len(answers) == 1

@@ -53,7 +53,7 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
         ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
         ("ConvolutionBackwardWeights", [x, dy, np.array(w.shape, np.int32)]),
     ):
-        got = single_op.run(op, attrs, inputs, kernels="numba", dtype=dtype)
+        got = single_op.run(op, attrs, inputs, kernels="native", dtype=dtype)
         expected = evaluate(op, attrs, inputs, dtype).astype(f32)
         np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
 
@@ -98,6 +98,6 @@ def test_what_is_not_finite_stays_with_the_cells_that_read_it(rng, value) -> Non
     cells = evaluate("Convolution", attrs, [touched, np.ones_like(w)]) != 0
     expected = evaluate("Convolution", attrs, [x, w])
     x[places] = value
-    got = single_op.run("Convolution", attrs, [x, w], kernels="numba")
+    got = single_op.run("Convolution", attrs, [x, w], kernels="native")
     assert not np.isfinite(got[cells]).any()
     np.testing.assert_allclose(got[~cells], expected[~cells], rtol=2e-6, atol=5e-6)

@@ -82,7 +82,7 @@ def calls(case: tuple[Any, ...], rng: np.random.Generator) -> list[tuple[str, di
 def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> None:
     for op, attrs, inputs in calls(case, rng):
         expected = evaluate(op, attrs, inputs, dtype).astype(f32)
-        got = single_op.run(op, attrs, inputs, kernels="numba", dtype=dtype)
+        got = single_op.run(op, attrs, inputs, kernels="native", dtype=dtype)
         np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
 
 
@@ -133,7 +133,7 @@ def test_which_channels_are_turned_into_lanes(rng) -> None:
 def answers(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], threads: int) -> set[bytes]:
     """What several runs of a session give, as bytes."""
     model = single_op.model(op, attrs, inputs)
-    session = ob.session(model, kernels="numba", session_options=single_op.options(threads))
+    session = ob.session(model, kernels="native", session_options=single_op.options(threads))
     feeds = single_op.feeds(op, inputs)
     return {np.asarray(session.run(None, feeds)[0]).tobytes() for _ in range(5)}
 
@@ -199,7 +199,7 @@ def test_what_is_not_finite_meets_no_padding(value: float) -> None:
     attrs = attributes(channels, 2)
     x, dy = np.ones((1, 6, 7, channels), f32), np.ones((1, 6, 7, channels), f32)
     dy[0, 0, 0] = value
-    got = single_op.run(WEIGHTS, attrs, [x, dy, np.array((channels, 1, 3, 3), np.int32)], kernels="numba")
+    got = single_op.run(WEIGHTS, attrs, [x, dy, np.array((channels, 1, 3, 3), np.int32)], kernels="native")
     inside = np.zeros((3, 3), bool)
     inside[1:, 1:] = True
     assert not np.isfinite(got[:, 0, inside]).any()
@@ -221,6 +221,6 @@ def test_what_is_not_finite_stays_with_the_cells_that_read_it(rng, value: float)
         expected = evaluate(op, attrs, [x, w, *extra])
         spoilt = x.copy()
         spoilt[places] = value
-        got = single_op.run(op, attrs, [spoilt, w, *extra], kernels="numba")
+        got = single_op.run(op, attrs, [spoilt, w, *extra], kernels="native")
         assert not np.isfinite(got[cells]).any(), op
         np.testing.assert_allclose(got[~cells], expected[~cells], rtol=2e-6, atol=5e-6, err_msg=op)

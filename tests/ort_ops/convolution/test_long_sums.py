@@ -23,7 +23,7 @@ def test_weight_gradients_of_large_images(rng, channels: tuple[int, int]) -> Non
     x, dy = rng.random((2, s, 64, 64), np.float32), rng.standard_normal((2, d, 64, 64), np.float32)
     dy -= dy.mean(axis=(0, 2, 3), keepdims=True)
     attributes = PLAIN | {"pads_begin": [1, 1], "pads_end": [1, 1], "weights_shape": [d, s, 3, 3]}
-    got = single_op.run("ConvolutionBackwardWeights", attributes, [x, dy], kernels="numba")
+    got = single_op.run("ConvolutionBackwardWeights", attributes, [x, dy], kernels="native")
     exact = evaluate("ConvolutionBackwardWeights", attributes, [x, dy])
     assert distance(got, exact) < 8e-7
 
@@ -34,8 +34,8 @@ def test_sums_over_many_channels_and_cells(rng, cells: int) -> None:
     channels, lengths = (2048, 12) if cells == 1 else (20, 24)
     x = rng.standard_normal((2, channels, lengths, lengths), np.float32)
     w = rng.standard_normal((channels, channels if cells > 1 else 16, cells, cells), np.float32)
-    forward = single_op.run("Convolution", NO_PADS, [x, np.swapaxes(w, 0, 1)], kernels="numba")
+    forward = single_op.run("Convolution", NO_PADS, [x, np.swapaxes(w, 0, 1)], kernels="native")
     assert distance(forward, evaluate("Convolution", NO_PADS, [x, np.swapaxes(w, 0, 1)])) < 3e-7
     back = NO_PADS | {"dst_shape": [2, w.shape[1], lengths + cells - 1, lengths + cells - 1]}
-    data = single_op.run("ConvolutionBackwardData", back, [x, w], kernels="numba")
+    data = single_op.run("ConvolutionBackwardData", back, [x, w], kernels="native")
     assert distance(data, evaluate("ConvolutionBackwardData", back, [x, w])) < 3e-7

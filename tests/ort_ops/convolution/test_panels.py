@@ -56,7 +56,7 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
         ("Convolution", [x, w, bias]),
         ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
     ):
-        got = single_op.run(op, attributes(case), inputs, kernels="numba", dtype=dtype)
+        got = single_op.run(op, attributes(case), inputs, kernels="native", dtype=dtype)
         expected = evaluate(op, attributes(case), inputs)
         np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
 

@@ -149,7 +149,7 @@ def compare(rng, size: int, dtype: str, channels: tuple[int, ...], lengths, kern
     ]
     for op, given, inputs in calls:
         expected = evaluate(op, given, inputs, dtype).astype(f32)
-        got = single_op.run(op, given, inputs, dtype=dtype, kernels="numba")
+        got = single_op.run(op, given, inputs, dtype=dtype, kernels="native")
         assert_rounded(got, expected, dtype, error=ERRORS[size], message=f"{op} {given}")
 
 
@@ -157,11 +157,11 @@ def test_rounding_errors_stay_those_of_a_sum(rng, size: int) -> None:
     """Against float64: a few units in the last place of the largest entry."""
     allowed = {2: 1e-6, 4: 4e-6}[size]
     x, w = rng.standard_normal((2, 256, 16, 16), f32), rng.standard_normal((64, 256, 3, 3), f32)
-    got = single_op.run("Convolution", attributes(), [x, w], kernels="numba")
+    got = single_op.run("Convolution", attributes(), [x, w], kernels="native")
     exact = evaluate("Convolution", attributes(), [x, w])
     assert np.abs(got - exact).max() < allowed * np.abs(exact).max()
     attrs = attributes(weights_shape=[64, 256, 3, 3])
-    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, exact], kernels="numba")
+    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, exact], kernels="native")
     exact = evaluate("ConvolutionBackwardWeights", attrs, [x, exact])
     assert np.abs(got - exact).max() < allowed * np.abs(exact).max()
 
@@ -177,7 +177,7 @@ def test_gradients_of_channels_that_never_meet_are_zero(
     x *= rng.random(x.shape) < density
     dy *= rng.random(dy.shape) < 0.3
     attrs = attributes(weights_shape=[50, 40, 3, 3], strides=[stride, stride])
-    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, dy], kernels="numba")
+    got = single_op.run("ConvolutionBackwardWeights", attrs, [x, dy], kernels="native")
     exact = evaluate("ConvolutionBackwardWeights", attrs, [x, dy])
     met = evaluate("ConvolutionBackwardWeights", attrs, [np.abs(x), np.abs(dy)]) > 0
     assert 50 < (~met).sum() < met.size - 50
@@ -191,7 +191,7 @@ def test_what_is_not_finite_stays(rng, size: int) -> None:
     x, dy = rng.standard_normal((2, 16, 8, 8), f32), rng.standard_normal((2, 16, 8, 8), f32)
     x[0, 3, 4, 4] = np.inf
     got = single_op.run(
-        "ConvolutionBackwardWeights", attributes(weights_shape=[16, 16, 3, 3]), [x, dy], kernels="numba"
+        "ConvolutionBackwardWeights", attributes(weights_shape=[16, 16, 3, 3]), [x, dy], kernels="native"
     )
     assert not np.isfinite(got[:, 3]).all(axis=(1, 2)).any()
     assert (got != 0).all()
@@ -243,7 +243,7 @@ def test_others_are_sums_over_taps(rng, changes, weights) -> None:
     bound = Attributes(BY_NAME["Convolution"], attrs)
     order = tuple(range(len(weights)))
     assert not suits(correlation(bound, x.shape, expected.shape, w.shape, order, infers=True))
-    got = single_op.run("Convolution", attrs, [x, w], kernels="numba")
+    got = single_op.run("Convolution", attrs, [x, w], kernels="native")
     np.testing.assert_array_equal(got, expected, strict=True)
 
 

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, parser, shape_inference
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_backprop as ob
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
@@ -168,7 +168,7 @@ def test_training_graphs_have_chains_and_the_same_losses(rng) -> None:
     }
     graph = ob.training_graph(forward, loss="mse", optimizer="adam")
     losses = []
-    for kernels in ("numba", "onnx"):
+    for kernels in ("native", "onnx"):
         trainer = ob.Trainer(graph, kernels=kernels)
         losses.append([trainer.step(feeds) for _ in range(3)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

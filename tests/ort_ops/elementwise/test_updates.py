@@ -76,7 +76,7 @@ def test_the_bits_are_those_of_standard_operators(name: str) -> None:
     fused = fuse_updates(ModelProto.FromString(model.SerializeToString()))
     taken = {name for node in native(fused) for name in node.input}
     assert taken >= {f"p{n}" for n in range(len(SHAPES))}
-    got = ob.session(model, kernels="numba").run(None, fed)
+    got = ob.session(model, kernels="native").run(None, fed)
     for output, e, g in zip(model.graph.output, expected, got, strict=True):
         np.testing.assert_array_equal(np.asarray(g), np.asarray(e), err_msg=output.name)
         assert np.asarray(g).shape == np.asarray(e).shape
@@ -87,7 +87,7 @@ def test_other_types_keep_their_standard_operators(dtype: ir.DataType) -> None:
     model = updating(AdamW(), dtype)
     assert not native(fuse_updates(ModelProto.FromString(model.SerializeToString())))
     fed = feeds(model, np.random.default_rng(5))
-    expected, got = (ob.session(model, kernels=k).run(None, fed) for k in (None, "numba"))
+    expected, got = (ob.session(model, kernels=k).run(None, fed) for k in (None, "native"))
     for e, g in zip(expected, got, strict=True):
         np.testing.assert_array_equal(np.asarray(g), np.asarray(e))
 
@@ -105,7 +105,7 @@ def test_mixed_types_are_taken_apart() -> None:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
         if value.name not in {t.name for t in model.graph.initializer}:
             fed[value.name] = np.asarray(np.abs(rng.standard_normal(shape))).astype(kind)
-    expected, got = (ob.session(model, kernels=k).run(None, fed) for k in (None, "numba"))
+    expected, got = (ob.session(model, kernels=k).run(None, fed) for k in (None, "native"))
     for e, g in zip(expected, got, strict=True):
         np.testing.assert_array_equal(np.asarray(g), np.asarray(e))
 

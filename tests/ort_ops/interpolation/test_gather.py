@@ -56,7 +56,7 @@ def check(every: int = 1) -> None:
         expected = evaluate("ResizeGrad", attributes, inputs)
         scale = max(1.0, float(np.abs(expected).max()))
         for dtype, tolerance in (("f32", 2e-6), ("f16", 1e-3)):
-            got = single_op.run("ResizeGrad", attributes, inputs, kernels="numba", dtype=dtype)
+            got = single_op.run("ResizeGrad", attributes, inputs, kernels="native", dtype=dtype)
             worst = float(np.abs(got - expected).max()) / scale
             assert worst <= tolerance, f"{columns} {mode} {rows=} {channels=} {layout} {dtype}: {worst}"
 
@@ -113,7 +113,7 @@ def test_what_is_not_finite_stays_with_the_cells_that_read_it(rng, columns, valu
     cells = evaluate("ResizeGrad", attributes, [touched, *inputs[1:]]) != 0
     expected = evaluate("ResizeGrad", attributes, inputs)
     dy[places] = value
-    got = single_op.run("ResizeGrad", attributes, inputs, kernels="numba")
+    got = single_op.run("ResizeGrad", attributes, inputs, kernels="native")
     assert cells.any()
     assert not np.isfinite(got[cells]).any()
     np.testing.assert_allclose(got[~cells], expected[~cells], rtol=2e-6, atol=5e-5)
@@ -128,7 +128,7 @@ def test_past_the_caches(monkeypatch) -> None:
     def run(columns, mode, layout, channels) -> np.ndarray:
         attributes, inputs = resize(columns, mode, 9, channels, layout, np.random.default_rng(13))
         inputs[0] = rng_values[: inputs[0].size].reshape(inputs[0].shape)
-        return single_op.run("ResizeGrad", attributes, inputs, kernels="numba")
+        return single_op.run("ResizeGrad", attributes, inputs, kernels="native")
 
     def noting(*args):
         made = plan(*args)

@@ -22,7 +22,7 @@ def statistics(x: np.ndarray, running: float, layout: str, threads: int = 1) -> 
     attributes = {"epsilon": 1e-5, "momentum": 0.75, "data_format": layout}
     inputs = [to_data(x, layout), np.full(channels, running, f32), np.ones(channels, f32)]
     model, options = single_op.model(BF, attributes, inputs), single_op.options(threads)
-    answers = ob.session(model, kernels="numba", session_options=options).run(None, single_op.feeds(BF, inputs))
+    answers = ob.session(model, kernels="native", session_options=options).run(None, single_op.feeds(BF, inputs))
     return [np.asarray(value) for value in answers]
 
 
@@ -89,7 +89,7 @@ def test_the_gradient_by_given_statistics_adds_up_exactly(rng) -> None:
     dy = (sign + rng.standard_normal(x.shape)).astype(f32)
     mean, variance = (value.astype(f32) for value in exactly(x))
     attributes = {"epsilon": 0.0, "data_format": "NCX"}
-    answers = single_op.run_all(BN, attributes, [x, dy, mean, variance], kernels="numba")
+    answers = single_op.run_all(BN, attributes, [x, dy, mean, variance], kernels="native")
     g, per = dy.astype(np.float64), (3, 1)
     along = (g * (x.astype(np.float64) - mean.reshape(per))).sum(axis=(0, 2))
     assert np.abs(g.sum(axis=(0, 2))).max() < 1e-6 * np.abs(g).sum() / 3

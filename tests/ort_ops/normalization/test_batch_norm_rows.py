@@ -68,7 +68,7 @@ def call(rng: np.random.Generator, shape: tuple[int, int], given: tuple[int, ...
 
 def session(case: Call, dtype: str = "f32", threads: int = 2) -> onnxruntime.InferenceSession:
     model = single_op.model(BN, case.attributes, case.inputs, dtype=dtype)
-    return ob.session(model, kernels="numba", session_options=single_op.options(threads))
+    return ob.session(model, kernels="native", session_options=single_op.options(threads))
 
 
 def require_close(got, want, tolerance: float, message: str) -> None:
@@ -87,7 +87,7 @@ def test_every_cut(rng: np.random.Generator, shape: tuple[int, int], cut: tuple[
     assert words(batch_norm_rows.plan(F32, *shape, 1e-3), "parts", "blocks", "fold") == cut
     for given in ((), (4,), (2,), (3, 4), (2, 3, 4)):
         case = call(rng, shape, given)
-        got = single_op.run_all(BN, case.attributes, case.inputs, kernels="numba")
+        got = single_op.run_all(BN, case.attributes, case.inputs, kernels="native")
         require_close(got, evaluate_all(BN, case.attributes, case.inputs), 2e-5, f"{shape} {given}")
 
 
@@ -95,7 +95,7 @@ def test_every_cut(rng: np.random.Generator, shape: tuple[int, int], cut: tuple[
 @pytest.mark.parametrize("shape", [(1031, 65), (2 * PART_ROWS + 1, 1003), (7, 5)])
 def test_half_types(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> None:
     case = call(rng, shape, (4,))
-    got = single_op.run_all(BN, case.attributes, case.inputs, dtype=dtype, kernels="numba")
+    got = single_op.run_all(BN, case.attributes, case.inputs, dtype=dtype, kernels="native")
     want = evaluate_all(BN, case.attributes, case.inputs, dtype)
     require_close(got[1:], want[1:], 2e-5, f"{shape} {dtype}")
     require_close(got[:1], want[:1], {"f16": 1e-3, "bf16": 8e-3}[dtype], f"{shape} {dtype}")
@@ -127,7 +127,7 @@ def test_channels_far_from_zero(rng: np.random.Generator, shape: tuple[int, int]
     x[rows // 3 :, 1] += 50
     x[0, 2] = 0  # far away from all others, first of all rows
     case.inputs[0] = x.astype(f32)
-    got = single_op.run_all(BN, case.attributes, case.inputs, kernels="numba")
+    got = single_op.run_all(BN, case.attributes, case.inputs, kernels="native")
     require_close(got, evaluate_all(BN, case.attributes, case.inputs), 2e-5, f"{shape}")
 
 
@@ -143,7 +143,7 @@ def test_what_is_not_finite_stays_in_its_channel(
     assert tensor is not None
     want = evaluate_all(BN, case.attributes, case.inputs)
     tensor[shape[0] // 2, channel] = value
-    got = [np.array(a) for a in single_op.run_all(BN, case.attributes, case.inputs, kernels="numba")]
+    got = [np.array(a) for a in single_op.run_all(BN, case.attributes, case.inputs, kernels="native")]
     bad = [not np.isfinite(answer[..., channel]).any() for answer in got]
     assert bad == [True, True, which == 1]
     for answer, expected in zip(got, want, strict=True):

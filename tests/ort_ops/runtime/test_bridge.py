@@ -15,9 +15,9 @@ import pytest
 from onnx import helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX, write_out
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX, write_out
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops import numba_route, sessions
+from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.call import MAX_PLANS
 from tests.support import single_op
@@ -69,7 +69,7 @@ def test_native_operators_written_out_where_a_node_has_empty_names_behind_its_in
 
 def test_the_route_works_here() -> None:
     """The tests below would test the fallback otherwise."""
-    assert numba_route.reason_against() == ""
+    assert native_route.reason_against() == ""
 
 
 BIAS = f"{NATIVE_PREFIX}BiasAddBackward"
@@ -96,14 +96,14 @@ def test_nothing_but_the_kernel_is_left_in_the_optimised_graph(tmp_path, nodes: 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    session = ob.session(model, kernels="numba", session_options=options)
+    session = ob.session(model, kernels="native", session_options=options)
     assert [n.op_type for n in onnx.load(tmp_path / "optimised.onnx").graph.node] == left
     np.testing.assert_array_equal(np.asarray(session.run(["y"], {"dy": DY})[0]), DY.sum((0, 1)))
 
 
 @pytest.mark.parametrize(("data_format", "expected"), [("NXC", DY.sum((0, 1))), ("NCX", DY.sum((0, 2)))])
 def test_attributes_arrive(data_format: str, expected: np.ndarray) -> None:
-    session = ob.session(bias_model(data_format), kernels="numba")
+    session = ob.session(bias_model(data_format), kernels="native")
     np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), expected)
 
 
@@ -163,13 +163,13 @@ def test_threads_share_plans_that_come_and_go() -> None:
 
 
 def test_without_the_route_a_warning_says_why_and_standard_operators_take_over(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(numba_route, "reason_against", lambda: "no such symbol")
+    monkeypatch.setattr(native_route, "reason_against", lambda: "no such symbol")
     monkeypatch.setattr(sessions, "native_kernels_work", cache(sessions.native_kernels_work.__wrapped__))
     kernels: list[str] = []
     monkeypatch.setattr(sessions, "use_kernels", lambda model, name: kernels.append(name) or use_kernels(model, name))
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
-        session = ob.session(bias_model(), kernels="numba")
-        ob.session(bias_model(), kernels="numba")
+        session = ob.session(bias_model(), kernels="native")
+        ob.session(bias_model(), kernels="native")
     assert kernels == ["onnx", "onnx"]
     assert [record.message.endswith("no such symbol") for record in caplog.records] == [True], "one warning"
     np.testing.assert_array_equal(np.asarray(session.run(None, {"diff_dst": DY})[0]), DY.sum((0, 1)))
@@ -185,14 +185,14 @@ def test_without_the_route_a_warning_says_why_and_standard_operators_take_over(m
     ],
 )
 def test_what_speaks_against_the_route(monkeypatch, module: str, name: str, value: object, reason: str) -> None:
-    monkeypatch.setattr(f"{numba_route.__name__}.{module}.{name}", value)
+    monkeypatch.setattr(f"{native_route.__name__}.{module}.{name}", value)
     monkeypatch.setattr("onnx_backprop.ort_ops.native_table.register", lambda: None)
-    assert numba_route.reason_against.__wrapped__() == reason
+    assert native_route.reason_against.__wrapped__() == reason
 
 
 def test_a_wrong_answer_of_the_self_test_speaks_against_the_route(monkeypatch) -> None:
     monkeypatch.setattr("onnx_backprop.ort_ops.native_table.register", lambda: None)
     monkeypatch.setattr(np, "arange", lambda *_, **__: DY[0] + 1.5)
-    assert numba_route.reason_against.__wrapped__() == ""
+    assert native_route.reason_against.__wrapped__() == ""
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", lambda *_: [np.zeros(3)])
-    assert "self-test expected" in numba_route.reason_against.__wrapped__()
+    assert "self-test expected" in native_route.reason_against.__wrapped__()

@@ -24,8 +24,8 @@ from tests.support import single_op
 
 DY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 MODEL = single_op.model("BiasAddBackward", {"data_format": "NXC"}, [DY])
-ROUTES = ("numba", "numpy")
-PLACES = {("numba", "create"): 50, ("numba", "run"): 40, ("numpy", "create"): 0, ("numpy", "run"): 20}
+ROUTES = ("native", "numpy")
+PLACES = {("native", "create"): 50, ("native", "run"): 40, ("numpy", "create"): 0, ("numpy", "run"): 20}
 FILES = {module.__file__ for module in (bridge, c_abi, numpy_route, extensions._ocos)}
 
 
@@ -101,7 +101,7 @@ def test_a_stock_session_is_interrupted_as_well(monkeypatch: pytest.MonkeyPatch)
     """Its failure comes first; the interruption does as soon as Python goes on."""
     options = ob.register_ops(onnxruntime.SessionOptions())
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(ob.use_kernels(MODEL, "numba").SerializeToString(), options)
+    session = onnxruntime.InferenceSession(ob.use_kernels(MODEL, "native").SerializeToString(), options)
 
     def run() -> None:
         try:

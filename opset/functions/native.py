@@ -1,4 +1,4 @@
-"""The body of route "numba": one native operator that has the specification's own attributes and inputs."""
+"""The body of route "native": one native operator that has the specification's own attributes and inputs."""
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 

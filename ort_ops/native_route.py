@@ -1,4 +1,4 @@
-"""The route "numba": the operators as compiled custom operators of onnxruntime.
+"""The route "native": the operators as compiled custom operators of onnxruntime.
 
 Whether the route can work is found out once per process, before anything of it is used: the platform, the versions of
 the libraries, the exported symbol, and one small session whose answer is known. `reason_against` says why not.
@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import parser
 
 from onnx_backprop.opset.core.signals import surface
-from onnx_backprop.opset.functions.numba import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import complaint
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
