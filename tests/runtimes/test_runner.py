@@ -31,7 +31,7 @@ def test_it_trains(written: Path) -> None:
 
 
 def test_other_losses_and_errors_are_told(written: Path, tmp_path: Path) -> None:
-    for name in ("inlined.onnx", "case.json"):
+    for name in ("inlined.onnx", "inlined.disabled", "case.json"):
         (tmp_path / name).write_bytes((written / "0" / name).read_bytes())
     with np.load(written / "0" / "case.npz") as file:
         arrays = dict(file)
