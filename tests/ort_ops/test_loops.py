@@ -101,7 +101,7 @@ def test_a_tap_outside_is_refused_before_the_loop_writes_there(pixel: int) -> No
 
 WITHOUT_NUMBA = """
 import sys
-sys.modules["native"] = None
+sys.modules["numba"] = None
 import numpy as np, onnxruntime, onnx_backprop as ob
 from tests.ort_ops.test_numpy_route import CONV_DATA, DY, W
 from tests.support import single_op

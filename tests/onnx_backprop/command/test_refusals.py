@@ -76,7 +76,7 @@ BAD_INPUT = {
         "convert small.onnx -o out.onnx --loss msee",
         r"--loss: invalid choice: 'msee' .*Did you mean 'mse'\? `.* convert --help`",
     ),
-    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'native', got 'nump'"),
+    "unknown kernels": ("convert small.onnx -o out.onnx --kernels nump", r"kernels: .*'native', 'numba', got 'nump'"),
     "native kernels inline": ("convert small.onnx -o out.onnx --inline --kernels native", r"inline: kernels 'native'"),
     "no folder to write to": (
         "convert small.onnx -o none/out.onnx",
