@@ -48,20 +48,21 @@ def requantize(
     other inputs, or a model that is not quantised.
     """
     model, walk = load(trained), walked(original)
-    if calibration is None:
-        _warn(walk)
     ranges = {} if calibration is None else _measured(walk, model, calibration)
+    _warn(walk, ranges, calibrated=calibration is not None)
     return requantized(walk, model, ranges)
 
 
-def _warn(walk: Walk) -> None:
-    fixed = [one for one in walk.activations.values() if one.values]
+def _warn(walk: Walk, ranges: Mapping[str, tuple[float, float]], *, calibrated: bool) -> None:
+    """Say which scales of activations stay."""
+    fixed = [one for one in walk.activations.values() if one.values and ranges.keys().isdisjoint(one.values)]
     if fixed:
         shown = ", ".join(repr(one.values[0]) for one in fixed[:3])
+        inside = "They are inside branches or loops, which calibration does not measure"
         warnings.warn(
             f"the scales of values that runs compute stay those of the original ({len(fixed)}): {shown}"
-            f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut; calibration=[…] takes "
-            "them anew from batches of data",
+            f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut. "
+            f"{inside if calibrated else 'calibration=[…] takes them anew from batches of data'}",
             OnnxBackpropWarning,
             stacklevel=3,
         )
@@ -86,21 +87,23 @@ def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> di
     found: dict[str, tuple[float, float]] = {}
     batches = [calibration] if isinstance(calibration, Mapping) else calibration
     count = 0
-    for count, batch in enumerate(batches, 1):  # noqa: B007
+    for count, batch in enumerate(batches, 1):
         feeds = _feeds(batch, fed)
         dtypes = {name: helper.tensor_dtype_to_np_dtype(inputs[name]) for name in fed}
         feeds = {name: np.asarray(feeds[name]).astype(dtypes[name], copy=False) for name in fed}
         results = dict(zip(computed, runs.run(computed, feeds), strict=True)) if computed else {}
         for name in wanted:
             array = np.asarray(results[name] if name in results else feeds.get(name, np.zeros(0)))
+            if not np.isfinite(array).all():
+                raise InvalidArgumentError(
+                    f"calibration: {name!r} is not finite on it, in batch {count - 1}. Take other data or an earlier "
+                    "model"
+                )
             if array.size:
                 low, high = found.get(name, (0.0, 0.0))
                 found[name] = (min(low, float(array.min())), max(high, float(array.max())))
     if not count:
         raise InvalidArgumentError("calibration: expected at least one batch, got none")
-    wrong = next((name for name, ends in found.items() if not np.all(np.isfinite(ends))), None)
-    if wrong is not None:
-        raise InvalidArgumentError(f"calibration: {wrong!r} is not finite on it. Take other data or an earlier model")
     return found
 
 

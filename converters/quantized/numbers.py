@@ -135,7 +135,7 @@ def zero_for(low: Array, scale: Array, ints: Range) -> Array:
 
 
 def rounded(array: Array, scale: Array, zero: Array, ints: Range) -> Array:
-    """q = clip(round(x / s) + z), in int64."""
+    """q = clip(round(x / s) + z), in int64; round(x / s + z) where z is no whole number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         steps = np.where(scale != 0, array / scale, 0)
-    return np.clip(np.rint(steps) + zero, ints.least, ints.most).astype(np.int64)
+    return np.clip(np.rint(steps + zero % 1) + np.floor(zero), ints.least, ints.most).astype(np.int64)

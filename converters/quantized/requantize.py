@@ -206,6 +206,8 @@ class _Scales:
         for one, low, ints in chosen:
             zero = zero_for(low, array_of(scale).astype(np.float64).reshape(-1), ints)
             assert one.zero is not None
+            before = one.zeros() if isinstance(one, Weight) else array_of(one.zero)
+            zero = np.where(needed == 0, before.reshape(-1), zero)  # with the scale that stays too
             if isinstance(one, Weight):
                 one.write_zeros(zero)
             else:

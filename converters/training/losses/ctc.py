@@ -78,6 +78,9 @@ class CTC(Loss):
             wanted = op.Concat(number, op.Shape(labels, start=1, end=2), axis=0)
             labels = checked(op, labels, (rows, None), wanted, prediction)
             steps, counts = (checked(op, value, (rows,), number, prediction) for value in (steps, counts))
+        # a negative index would count from the end; the run fails at this one
+        most = np.iinfo(np.int64).max
+        steps, counts = (op.Where(op.Less(value, 0), most, value) for value in (steps, counts))
         y = wide(op, prediction)
         if self.form == "logits":
             y = op.LogSoftmax(y, axis=2)

@@ -101,6 +101,8 @@ class CosineEmbedding(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.other == "":
+            raise InvalidArgumentError("cosine_embedding: other: expected a name, got ''")
         if not -1 <= self.margin <= 1:
             raise InvalidArgumentError(f"cosine_embedding: margin: expected -1 … 1, got {self.margin}")
 
@@ -123,7 +125,8 @@ class CosineEmbedding(Loss):
         else:
             target = op.target(self, first, "target", shape=shape[:1])
             t = checked(op, target, shape[:1], op.Shape(first, end=1) if symbolic(shape[:1]) else None, first)
-            one, two, t = wide(op, first), wide(op, predictions[1]), wide(op, t)
+            second = _of_equal_shape(op, predictions[1], first)
+            one, two, t = wide(op, first), wide(op, second), wide(op, t)
 
         def along(a: ir.Value, b: ir.Value) -> ir.Value:
             result = op.ReduceSum(op.Mul(a, b), [1], keepdims=0)
@@ -142,3 +145,15 @@ class CosineEmbedding(Loss):
             if node.op_type in ("Add", "Sqrt", "Div", "Sub", "Relu", "Where"):
                 node.outputs[0].shape = ir.Shape(shape[:1])
         return self.reduced(op, loss, one)
+
+
+def _of_equal_shape(op: LossBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
+    """The value, which must not be stretched to another one's shape, at conversion or in a run."""
+    shape, expected = known_rank(value), known_rank(like)
+    if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, expected, strict=True)):
+        raise InvalidArgumentError(
+            f"loss: cosine_embedding expects predictions of equal shapes, got {like.name!r} of shape "
+            f"{describe(expected)} and {value.name!r} of shape {describe(shape)}"
+        )
+    known = all(d is not None and d == e for d, e in zip(shape, expected, strict=True))
+    return value if known else checked(op, value, expected, op.Shape(like), like)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from tests.converters.quantized.form import F32, f32, ints, other_names, real, scale
@@ -275,6 +275,11 @@ REFUSED = {
     "no batch": (lambda f: f, {"calibration": []}, "at least one batch"),
     "no x": (lambda f: f, {"calibration": [{"u": np.zeros((1, 6), F32)}]}, "'x' is missing"),
     "not finite": (lambda f: f, {"calibration": [{"x": np.full((1, 6), np.inf, F32)}]}, "'x' is not finite"),
+    "NaN in the second": (
+        lambda f: f,
+        {"calibration": [{"x": np.ones((1, 6), F32)}, {"x": np.full((1, 6), np.nan, F32)}]},
+        "'x' is not finite on it, in batch 1",
+    ),
     "another name": (lambda f: _renamed(f), {"calibration": {"x": np.ones((1, 6), F32)}}, "'w' is missing"),
     "another shape": (lambda f: put(f, w=np.ones((6, 3))), {"calibration": {"x": np.ones((1, 6), F32)}}, "shape"),
 }
@@ -308,3 +313,48 @@ def test_a_warning_is_of_the_line_that_calls() -> None:
         warnings.simplefilter("always")
         ob.requantize(ob.dequantize(original), original)
     assert [Path(w.filename).name for w in caught] == [Path(__file__).name]
+
+
+def test_fractional_zero_points_give_the_same_bytes() -> None:
+    """Of an untrained model: 7.5 as the zero point of four bits."""
+    rng = np.random.default_rng(0)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", n]) for name, n in (("x", 32), ("y", 5)))
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w_Q4", "s", "z"], ["y"], domain="com.microsoft", K=32, N=5, bits=4, block_size=16
+    )
+    arrays = {
+        "w_Q4": rng.integers(0, 256, (5, 2, 8)).astype(np.uint8),
+        "s": np.full((5, 2), 0.1, F32),
+        "z": np.full((5, 2), 7.5, F32),
+    }
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in arrays.items()])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    original = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    back = tensors(ob.requantize(ob.dequantize(original), original))
+    np.testing.assert_array_equal(back["w_Q4"], arrays["w_Q4"])
+
+
+BRANCH = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, bool c) => (float[N, 4] y) {
+    y = If (c) <
+        then_branch = t () => (float[N, 4] o1) {
+            a = Mul(x, wf) q1 = QuantizeLinear(a, s, z) o1 = DequantizeLinear(q1, s, z) },
+        else_branch = e () => (float[N, 4] o2) { o2 = Mul(x, wf) }
+    > }"""
+
+
+def test_scales_inside_branches_that_stay_are_named() -> None:
+    original = parser.parse_model(BRANCH)
+    arrays = {"s": np.float32(0.05), "z": np.int8(0), "wf": np.ones(4, F32)}
+    original.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items())
+    floats = ob.dequantize(original)
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"the scales of values .* stay .*\(1\).* inside branches"):
+        ob.requantize(floats, original, calibration=[{"x": np.full((2, 4), 100, F32), "c": np.array(True)}])
+
+
+def test_a_value_that_is_zero_on_all_data_keeps_its_zero_point() -> None:
+    original = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 4] y) {
+        q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""")
+    arrays = {"s": np.float32(0.05), "z": np.uint8(100)}
+    original.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items())
+    found = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": np.zeros((2, 4), F32)}))
+    assert (found["s"], found["z"]) == (np.float32(0.05), 100)

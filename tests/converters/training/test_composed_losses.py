@@ -193,6 +193,7 @@ ARGUMENTS = {
     "form": (lambda: losses.KLDivergence(form="log"), "kl_div: form: expected 'log_probabilities', .* got 'log'"),
     "ctc": (lambda: losses.CTC(form="probabilities"), "ctc: form: expected 'log_probabilities' or 'logits', got"),
     "blank": (lambda: losses.CTC(blank=-1), "ctc: blank: expected the number of a class, got -1"),
+    "other": (lambda: losses.CosineEmbedding("y", ""), "cosine_embedding: other: expected a name, got ''"),
     "margin": (lambda: losses.CosineEmbedding(margin=2), "cosine_embedding: margin: expected -1 … 1, got 2"),
 }
 
@@ -387,3 +388,22 @@ def test_dice_of_large_masks() -> None:
     wide = x.astype(np.float64)
     expected = 1 - (2 * (wide * t).sum() + 1) / (wide.sum() + t.sum() + 1)
     np.testing.assert_allclose(np.asarray(value), expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("length", ["1", "D"])
+def test_embeddings_are_not_stretched(length: str) -> None:
+    """A cosine between (N, 4) and (N, 1) is none."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        net (float[N, 4] x, float[N, {length}] u) => (float[N, 4] y, float[N, {length}] v) {{ y = Mul(x, w) v = Neg(u) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.5, np.float32), "w"))
+    loss = losses.CosineEmbedding("y", "v")
+    if length == "1":
+        with pytest.raises(ob.InvalidArgumentError, match="equal shapes, got 'y' of shape .*4.* and 'v'"):
+            ob.training_graph(model, loss=loss)
+        return
+    graph = ob.training_graph(model, loss=loss)
+    feeds = {"x": np.ones((2, 4), np.float32), "target": np.ones(2, np.float32), **graph.initial_values()}
+    session = ob.session(graph.model)
+    session.run(None, feeds | {"u": np.ones((2, 4), np.float32)})
+    with pytest.raises(Exception, match="Reshape"):
+        session.run(None, feeds | {"u": np.ones((2, 1), np.float32)})

@@ -212,6 +212,19 @@ def test_ctc_rows_that_do_not_fit() -> None:
     np.testing.assert_allclose(gradient, values["ctc_zero/gradient"], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("lengths", ["input_lengths", "target_lengths"])
+def test_negative_lengths_of_ctc_fail(lengths: str) -> None:
+    """As an index, -1 would count from the end."""
+    y, labels = np.zeros((6, 2, 5)), np.array([[1, 2], [1, 1]])
+    training = ob.training_graph(shifted(list(y.shape), y.shape, np.float64), loss=losses.CTC(form="logits"))
+    feeds = {"x": y, "labels": labels, "input_lengths": np.array([6, 6]), "target_lengths": np.array([2, 1])}
+    session = ob.session(training.model)
+    assert np.isfinite(np.asarray(session.run([training.loss], feeds)[0]))
+    feeds[lengths][1] = -1
+    with pytest.raises(Exception, match="out of (data )?bounds"):
+        session.run([training.loss], feeds)
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
 def test_ctc_of_log_probabilities_with_the_batch_first(symbolic: bool) -> None:
     """Of a model that ends in LogSoftmax. The derivative by log p itself is not torch's, which takes Σ p = 1 for granted."""
