@@ -85,6 +85,8 @@ def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> di
     runs = session(model, kernels=None)
     fed = [value.name for value in runs.get_inputs()]
     found: dict[str, tuple[float, float]] = {}
+    if isinstance(calibration, str | bytes) or not isinstance(calibration, Iterable):
+        raise InvalidArgumentError(f"calibration: expected batches of arrays, got {calibration!r}")
     batches = [calibration] if isinstance(calibration, Mapping) else calibration
     count = 0
     for count, batch in enumerate(batches, 1):
@@ -109,6 +111,10 @@ def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> di
 
 def _feeds(batch: Any, names: list[str]) -> dict[str, Any]:
     """A batch by the names of the model's inputs."""
+    if not isinstance(batch, Mapping | list | tuple):
+        raise InvalidArgumentError(
+            f"calibration: expected batches as mappings by name or sequences of arrays, got {type(batch).__name__}"
+        )
     feeds = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, batch, strict=False))
     missing = [name for name in names if name not in feeds]
     if missing:

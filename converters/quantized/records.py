@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.graphs import replace_values
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
@@ -160,4 +161,11 @@ def product_of(of: tuple[Activation, Weight], factor: float) -> Array:
 def put(tensor: TensorProto, array: Array) -> None:
     """Give a tensor other numbers of its type, in its shape."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    replace_values(tensor, np.asarray(array).astype(dtype).reshape(tuple(tensor.dims)))
+    with np.errstate(all="ignore"):
+        held = np.asarray(array).astype(dtype)
+    if tensor.data_type in FLOATS and not ((held != 0) & np.isfinite(held)).all(where=np.asarray(array) != 0):
+        raise InvalidArgumentError(
+            f"trained: {tensor.name!r} of type {dtype.name} cannot hold the scale that the trained numbers need. "
+            "Keep the floats"
+        )
+    replace_values(tensor, held.reshape(tuple(tensor.dims)))

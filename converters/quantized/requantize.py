@@ -143,10 +143,13 @@ class _Scales:
 
     def write(self) -> None:
         """New scales, zero points and integers; of activations first, which biases need."""
+        stays = {id(one.scale) for members in self.groups.values() if all(map(self._stays, members)) for one in members}
         for members in sorted(self.groups.values(), key=lambda g: any(isinstance(one, Weight) for one in g)):
-            self._group(members)
+            if id(members[0].scale) not in stays:
+                self._group(members)
         for weight in self.weights:
-            self._store(weight, weight.scales(), weight.zeros())
+            if id(weight.scale) not in stays:
+                self._store(weight, weight.scales(), weight.zeros())
         for bias in self.biases:
             assert bias.of is not None
             scale = product_of(bias.of, bias.factor)
@@ -154,6 +157,15 @@ class _Scales:
                 put(bias.scale, scale)
                 scale = array_of(bias.scale)
             self._store(bias, scale, np.array(0))
+
+    def _stays(self, one: Weight | Activation) -> bool:
+        """Whether a record is a weight that training has not moved: its integers say what its floats are."""
+        return (
+            isinstance(one, Weight)
+            and one.stored is not None
+            and all(bias.of is None or bias.of[1] is not one for bias in self.biases)
+            and np.array_equal(one.floats(), self.values[one.name])
+        )
 
     def _store(self, weight: Weight, scale: Array, zero: Array) -> None:
         """Put the integers in the file, as a tensor of their own where others that were equal need another one."""
@@ -191,7 +203,7 @@ class _Scales:
             if low is None or high is None:
                 needed = np.maximum(needed, old.reshape(-1))
                 continue
-            zero = self._kept_zero(some[0], old.size)
+            zero = self._fixed_zero_point(some[0], old.size)
             if zero is not None and np.any(old < 0):  # the number that is farthest from 0 becomes the least integer
                 sign = np.where(high > -low, -1.0, 1.0)
                 needed = sign * np.maximum(high, -low) / (zero - ints.least)
@@ -213,7 +225,7 @@ class _Scales:
             else:
                 put(one.zero, zero)
 
-    def _kept_zero(self, one: Weight | Activation, scales: int) -> Array | None:
+    def _fixed_zero_point(self, one: Weight | Activation, scales: int) -> Array | None:
         """The zero point, where it stays: 0 in the middle of a range, or one that other scales have too."""
         zero = one.zeros() if isinstance(one, Weight) else np.zeros(1) if one.zero is None else array_of(one.zero)
         whole = one.whole if isinstance(one, Weight) else range_of(one.element)

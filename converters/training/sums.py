@@ -158,15 +158,15 @@ def _is_long(node: ir.Node) -> bool:
 
 def _worth_stages(x: ir.Value) -> bool:
     shape = dims(x)
-    small = shape is not None and all(isinstance(d, int) for d in shape) and _known_product(x) <= _AT_ONCE
+    small = shape is not None and all(isinstance(d, int) for d in shape) and _least_size(x) <= _AT_ONCE
     return x.dtype in _NARROW and not small
 
 
-def _known_product(x: ir.Value) -> int:
+def _least_size(x: ir.Value) -> int:
     return prod(d for d in dims(x) or () if isinstance(d, int))
 
 
 def _row(x: ir.Value, longest: int) -> int:
     """The longest row, up to `longest` elements, that the number of elements is a multiple of."""
-    known = _known_product(x)
+    known = _least_size(x)
     return next(row for row in range(longest, 0, -1) if known % row == 0) if known else 1

@@ -87,7 +87,7 @@ def _values(graph: GraphProto) -> list[str]:
 
 
 def _rename(graph: GraphProto, outer: Mapping[str, str], new: Iterator[str]) -> dict[str, str]:
-    own = {name: next(new) for name in _values(graph) if name not in outer or _made(graph, name)}
+    own = {name: next(new) for name in _values(graph) if name not in outer or _defines(graph, name)}
     seen = {**outer, **own, "": ""}
     for value in (*graph.input, *graph.output, *graph.value_info):
         value.name = seen.get(value.name, value.name)
@@ -101,7 +101,7 @@ def _rename(graph: GraphProto, outer: Mapping[str, str], new: Iterator[str]) -> 
     return own
 
 
-def _made(graph: GraphProto, name: str) -> bool:
+def _defines(graph: GraphProto, name: str) -> bool:
     """Whether a graph's own value has a name, not one from outside that is its result."""
     return (
         any(v.name == name for v in graph.input)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from numbers import Integral, Real
+from typing import Any, ClassVar, get_type_hints
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 from onnx import defs
 
 from onnx_backprop.converters.reverse.builder import Builder, Operand
@@ -86,6 +89,29 @@ class LossBuilder(Builder):
         return found
 
 
+def _number(what: str, value: Any, *, whole: bool) -> float:
+    """The value as a number of Python; InvalidArgumentError for something else, or what float32 does not hold."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral if whole else Real):
+        raise InvalidArgumentError(f"{what}: expected a {'whole ' if whole else ''}number, got {value!r}")
+    if whole:
+        return int(value)
+    require_held(what, float(value), np.float32)
+    return float(value)
+
+
+def require_held(what: str, values: ArrayLike, dtype: Any) -> np.ndarray:
+    """Numbers as float64; InvalidArgumentError for what are none, and for those that become 0 or infinite in a type."""
+    try:
+        result = np.asarray(values, np.float64)
+    except (TypeError, ValueError) as e:
+        raise InvalidArgumentError(f"{what}: expected numbers, got {values!r}") from e
+    with np.errstate(all="ignore"):
+        held = result.astype(dtype).astype(np.float64)
+    if not (np.isfinite(held) & ((held == 0) == (result == 0))).all():
+        raise InvalidArgumentError(f"{what}: expected numbers that {np.dtype(dtype).name} holds, got {values!r}")
+    return result
+
+
 LossFunction = Callable[[LossBuilder, Mapping[str, ir.Value]], ir.Value]
 
 
@@ -114,6 +140,10 @@ class Composable:
 
     def __truediv__(self, divisor: float) -> Any:
         """The loss divided by a number."""
+        if isinstance(divisor, bool) or not isinstance(divisor, Real):
+            return NotImplemented
+        if divisor == 0:
+            raise InvalidArgumentError("loss: expected a divisor other than 0")
         return self * (1 / divisor)
 
 
@@ -138,7 +168,12 @@ class Loss(Composable, ABC):
     target: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an unknown reduction, and names that are none."""
+        """Refuse an unknown reduction, names that are none, and what is no number that float32 holds."""
+        for argument, kind in get_type_hints(type(self)).items():
+            optional = kind in (float | None, int | None)
+            if kind in (float, int) or (optional and getattr(self, argument) is not None):
+                number = _number(f"{self.name}: {argument}", getattr(self, argument), whole=kind in (int, int | None))
+                object.__setattr__(self, argument, number)
         if self.reduction not in self.reductions:
             expected = " or ".join(
                 filter(None, (", ".join(map(repr, self.reductions[:-1])), repr(self.reductions[-1])))
@@ -190,7 +225,7 @@ class ElementLoss(Loss):
 
 def compared(op: LossBuilder, loss: Loss, prediction: ir.Value) -> tuple[ir.Value, ir.Value]:
     """A prediction and its target, of its type and shape; half precision widened."""
-    shape = known_rank(prediction)
+    shape = require_rank(prediction)
     target = op.target(loss, prediction, "target", shape=shape)
     t = checked(op, target, shape, op.Shape(prediction) if symbolic(shape) else None, prediction)
     return wide(op, prediction), wide(op, t)
@@ -211,7 +246,7 @@ def scalar(value: ir.Value, like: ir.Value) -> ir.Value:
     return value
 
 
-def known_rank(prediction: ir.Value) -> Dims:
+def require_rank(prediction: ir.Value) -> Dims:
     """The shape of a prediction; InvalidModelError when its rank is unknown."""
     shape = dims(prediction)
     if shape is None:

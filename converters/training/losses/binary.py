@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
-from onnx_backprop.converters.training.losses.base import ElementLoss, require_broadcast
+from onnx_backprop.converters.training.losses.base import ElementLoss, require_broadcast, require_held
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
@@ -30,7 +30,7 @@ class BCEWithLogits(ElementLoss):
     def elements(self, op: Builder, y: ir.Value, t: ir.Value) -> ir.Value:
         positive = op.Mul(t, op.Softplus(op.Neg(y)))
         if self.pos_weight is not None:
-            weight = np.asarray(self.pos_weight, np.float64)
+            weight = require_held("bce_with_logits: pos_weight", self.pos_weight, np.float32)
             require_broadcast("bce_with_logits: pos_weight", weight.shape, dims(y) or ())
             positive = op.Mul(positive, weight.astype(element_type(y).numpy()))
         negative = op.Mul(op.Sub(1.0, t), op.Softplus(y))

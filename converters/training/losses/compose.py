@@ -12,7 +12,14 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.losses.base import Composable, Loss, LossBuilder, LossFunction, scalar
+from onnx_backprop.converters.training.losses.base import (
+    Composable,
+    Loss,
+    LossBuilder,
+    LossFunction,
+    require_held,
+    scalar,
+)
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
 
@@ -92,7 +99,10 @@ def emit_loss(
         else:
             value = call(term)
         op.prefix = "loss"
-        results.append(value if factor == 1 else op.Mul(value, op.scalar(factor, value)))
+        if factor != 1:
+            require_held("loss: factor", factor, element_type(value).numpy())
+            value = op.Mul(value, op.scalar(factor, value))
+        results.append(value)
     double = any(element_type(value) == ir.DataType.DOUBLE for value in results)
     if double:
         results = [cast(op, value, ir.DataType.DOUBLE) for value in results]

@@ -12,7 +12,16 @@ from numpy.typing import ArrayLike
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, checked, known_rank, scalar, symbolic, wide
+from onnx_backprop.converters.training.losses.base import (
+    Loss,
+    LossBuilder,
+    checked,
+    require_held,
+    require_rank,
+    scalar,
+    symbolic,
+    wide,
+)
 from onnx_backprop.converters.training.losses.binary import log
 from onnx_backprop.converters.training.names import CLASSES_LAST, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -70,7 +79,7 @@ class ClassLoss(Loss):
     def _weights(self, op: Builder, y: ir.Value, shape: Dims) -> ir.Value | None:
         if self.weight is None:
             return None
-        values, classes = np.asarray(self.weight, np.float64), shape[self.axis]
+        values, classes = require_held(f"{self.name}: weight", self.weight, np.float32), shape[self.axis]
         if values.ndim != 1 or (isinstance(classes, int) and len(values) != classes):
             last = values.ndim == 1 and self.axis == 1 and len(shape) > 2 and shape[-1] == len(values)
             raise InvalidArgumentError(
@@ -186,11 +195,11 @@ class NLL(ClassLoss):
 
 def check_labels(name: str, label_type: str, ignored: int | None = None) -> None:
     """Refuse a type that labels cannot have, and a label to leave out that the type does not hold."""
-    if label_type not in LABEL_TYPES:
+    if not isinstance(label_type, str) or label_type not in LABEL_TYPES:
         expected = ", ".join(map(repr, LABEL_TYPES))
         raise InvalidArgumentError(f"{name}: label_type: expected one of {expected}, got {label_type!r}")
     low, high = _range(label_type)
-    if ignored is not None and not (isinstance(ignored, int) and low <= ignored <= high):
+    if ignored is not None and not low <= ignored <= high:
         raise InvalidArgumentError(f"{name}: ignore_index: expected a label of type {label_type}, got {ignored!r}")
 
 
@@ -207,7 +216,7 @@ def labels_of(
 
     Runtimes count a negative label from the last class; out of range, it fails the run where it is used as an index.
     """
-    shape = known_rank(prediction)
+    shape = require_rank(prediction)
     if len(shape) < 2:
         raise InvalidArgumentError(
             f"loss: {loss.name} expects a prediction of shape "

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, checked, known_rank, wide
+from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, checked, require_rank, wide
 from onnx_backprop.converters.training.losses.cross_entropy import LABEL_TYPES, check_labels
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import describe
@@ -62,7 +62,7 @@ class CTC(Loss):
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the labels and the lengths as new inputs."""
         (prediction,) = predictions
-        shape = known_rank(prediction)
+        shape = require_rank(prediction)
         if len(shape) != 3 or (isinstance(shape[2], int) and self.blank >= shape[2]):
             raise InvalidArgumentError(
                 f"loss: ctc expects a prediction of shape {'(N, T, C)' if self.batch_first else '(T, N, C)'} with a "

@@ -12,7 +12,7 @@ from onnx_backprop.converters.training.losses.base import (
     LossBuilder,
     checked,
     compared,
-    known_rank,
+    require_rank,
     scalar,
     shaped_as,
     symbolic,
@@ -59,7 +59,7 @@ class KLDivergence(Loss):
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the target as a new input."""
         (prediction,) = predictions
-        shape = known_rank(prediction)
+        shape = require_rank(prediction)
         if not shape or (self.form == "logits" and not -len(shape) <= self.axis < len(shape)):
             raise InvalidArgumentError(
                 f"loss: kl_div expects a prediction with rows and axis {self.axis}, "
@@ -112,12 +112,12 @@ class CosineEmbedding(Loss):
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the target as a new input."""
         first = predictions[0]
-        shape = known_rank(first)
+        shape = require_rank(first)
         for value in predictions:
-            if len(known_rank(value)) != 2 or element_type(value) != element_type(first):
+            if len(require_rank(value)) != 2 or element_type(value) != element_type(first):
                 raise InvalidArgumentError(
                     f"loss: cosine_embedding expects predictions of shape (N, D) and of one type, got {value.name!r} "
-                    f"of shape {describe(known_rank(value))}, {element_type(value).name}"
+                    f"of shape {describe(require_rank(value))}, {element_type(value).name}"
                 )
         if len(predictions) == 1:
             one, two = compared(op, self, first)
@@ -149,7 +149,7 @@ class CosineEmbedding(Loss):
 
 def _of_equal_shape(op: LossBuilder, value: ir.Value, like: ir.Value) -> ir.Value:
     """The value, which must not be stretched to another one's shape, at conversion or in a run."""
-    shape, expected = known_rank(value), known_rank(like)
+    shape, expected = require_rank(value), require_rank(like)
     if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, expected, strict=True)):
         raise InvalidArgumentError(
             f"loss: cosine_embedding expects predictions of equal shapes, got {like.name!r} of shape "

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, compared, known_rank, shaped_as, wide
+from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, compared, require_rank, shaped_as, wide
 from onnx_backprop.converters.training.losses.cross_entropy import check_axis, check_labels, labels_of
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import describe
@@ -48,7 +48,7 @@ class OverlapLoss(Loss):
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the target as a new input: a mask, or with softmax labels."""
         (prediction,) = predictions
-        shape = known_rank(prediction)
+        shape = require_rank(prediction)
         least = 3 if self.activation == "softmax" else 2
         if len(shape) < least:
             raise InvalidArgumentError(

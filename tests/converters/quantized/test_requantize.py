@@ -358,3 +358,34 @@ def test_a_value_that_is_zero_on_all_data_keeps_its_zero_point() -> None:
     original.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items())
     found = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": np.zeros((2, 4), F32)}))
     assert (found["s"], found["z"]) == (np.float32(0.05), 100)
+
+
+def layer(dtype: type, size: float) -> ModelProto:
+    """y = x·w, whose largest integer is 46 of 127."""
+    original = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({"float16" if dtype is np.float16 else "float"}[N, 4] x) => (
+        {"float16" if dtype is np.float16 else "float"}[N, 4] y) {{
+        w = DequantizeLinear(w_quantized, s) y = MatMul(x, w) }}""")
+    arrays = {"s": np.asarray(size, dtype), "w_quantized": (46 * np.eye(4)).astype(np.int8)}
+    original.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in arrays.items())
+    return original
+
+
+def test_a_layer_that_training_has_not_moved_keeps_its_integers() -> None:
+    original = layer(np.float32, 0.013)
+    assert ob.requantize(ob.dequantize(original), original).SerializeToString() == original.SerializeToString()
+
+
+def test_scales_that_a_half_type_does_not_hold_are_refused() -> None:
+    original = layer(np.float16, 2e-7)
+    floats = ob.dequantize(original)
+    small = put(floats, w=tensors(floats)["w"] * np.float16(0.1))
+    with pytest.raises(ob.InvalidArgumentError, match="'s' of type float16 cannot hold the scale"):
+        ob.requantize(small, original)
+
+
+@pytest.mark.parametrize("calibration", [5, "data.npz", [None], [np.ones((1, 6), F32)]])
+def test_what_is_no_calibration_is_refused(calibration: object) -> None:
+    original = STATIC.model()
+    with pytest.raises(ob.InvalidArgumentError, match="calibration: expected batches"):
+        ob.requantize(ob.dequantize(original), original, calibration=calibration)

@@ -197,6 +197,35 @@ ARGUMENTS = {
     "margin": (lambda: losses.CosineEmbedding(margin=2), "cosine_embedding: margin: expected -1 … 1, got 2"),
 }
 
+NONSENSE = [
+    *(lambda a=a, v=v: losses.Huber(**{a: v}) for a in ("delta",) for v in ("a", None, [1, 2], True, 1e50, 1e-50)),
+    *(lambda v=v: losses.SoftmaxCrossEntropy(**v) for v in ({"label_smoothing": "a"}, {"axis": 1.0}, {"axis": "1"})),
+    *(lambda v=v: losses.SoftmaxCrossEntropy(ignore_index=cast(Any, v)) for v in (True, 1.5, "a")),
+    *(lambda a=a: losses.Focal(**{a: "a"}) for a in ("alpha", "gamma")),
+    lambda: losses.NLL(label_type=cast(Any, ["int64"])),
+    lambda: losses.CTC(blank=cast(Any, 1.0)),
+    lambda: losses.KLDivergence(form="logits", axis=cast(Any, "a")),
+    lambda: losses.MSE() / 0,
+    *(lambda v=v: graph_of(v) for v in ("abc", [[1], [2, 3]], {0: 1}, [1, np.nan, 1], [1e39, 1, 1])),
+    *(lambda f=f: ob.training_graph(two(), loss=f * losses.MSE("depth")) for f in (1e-60, 1e300)),
+]
+
+
+def graph_of(weight: Any) -> ob.TrainingGraph:
+    return ob.training_graph(squashed("y = Identity(z)"), loss=losses.SoftmaxCrossEntropy(weight=weight))
+
+
+@pytest.mark.parametrize("case", range(len(NONSENSE)))
+def test_what_is_no_number_is_refused(case: int) -> None:
+    with pytest.raises(ob.InvalidArgumentError, match=r"expected (a |the |a label |numbers|one of|0 )"):
+        NONSENSE[case]()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    loss = losses.SoftmaxCrossEntropy(ignore_index=np.int64(1), label_smoothing=np.float32(0.5), axis=np.int32(-1))
+    assert (loss.ignore_index, loss.label_smoothing, loss.axis) == (1, 0.5, -1)
+    assert loss == losses.SoftmaxCrossEntropy(ignore_index=1, label_smoothing=0.5, axis=-1)
+
 
 @pytest.mark.parametrize("case", ARGUMENTS)
 def test_arguments(case: str) -> None:
