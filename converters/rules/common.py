@@ -50,7 +50,8 @@ def size_ratio(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
     wide, few, many = work_type(whole), known_lengths(part), known_lengths(whole)
     if few is not None and many is not None:
         return op.number(prod(few) / max(prod(many), 1), wide)
-    return op.Div(op.Cast(op.Size(part), to=wide), op.Cast(op.Size(whole), to=wide))
+    above = op.Cast(op.Size(part), to=wide) if few is None else op.number(prod(few), wide)
+    return op.Div(above, op.Cast(op.Size(whole), to=wide))
 
 
 def count_up(op: Builder, end: ir.Value) -> ir.Value:

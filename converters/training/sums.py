@@ -37,7 +37,8 @@ def staged(op: Builder, x: ir.Value, reduce: str = "ReduceSum", dtype: ir.DataTy
     row, mean = _row(x, _LONGEST[reduce]), reduce == "ReduceMean"
     each = "ReduceSumSquare" if reduce == "ReduceL2" else reduce
     if row >= _SHORTEST and x.dtype == ir.DataType.FLOAT:
-        x, each = op.emit(each, [op.Reshape(x, [-1, row]), [1]], {"keepdims": 0})[0], "ReduceSum"
+        rows = x if (dims(x) or (None,))[-1] == row else op.Reshape(x, [-1, row])
+        x, each = op.emit(each, [rows, [-1]], {"keepdims": 0})[0], "ReduceSum"
     wide = op.Cast(x, to=ir.DataType.DOUBLE)
     if each == "ReduceL1":  # which onnxruntime has no kernel of for float64 in older versions
         wide, each = op.Abs(wide), "ReduceSum"
