@@ -80,8 +80,7 @@ def test_a_profile_has_the_names_of_the_graph() -> None:
     assert not any("_inlfunc_" in t.name for t in found.nodes)
     functions = {node.name for node in graph.model.graph.node if node.domain}
     assert functions & {t.name for t in found.nodes} == functions
-    of_the_graph = sum(t.milliseconds for t in found.nodes if t.name in named)
-    assert of_the_graph >= 0.9 * sum(t.milliseconds for t in found.nodes)
+    assert sum(t.name in named for t in found.nodes) >= 0.9 * len(found.nodes)  # all but what onnxruntime writes out
     for timings in (found.nodes, found.operators):
         assert sum(t.share for t in timings) == 1 or abs(sum(t.share for t in timings) - 1) < 1e-9
         assert all(t.milliseconds >= 0 for t in timings)
