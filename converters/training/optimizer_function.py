@@ -5,13 +5,14 @@ gradient and its state, these two in the type to work in; its outputs are the ne
 Numbers are 0-D float64. They are turned into what the formulas need once, in float64, and cast to the tensors' type.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
-from onnx import FunctionProto, TensorProto, helper
+from onnx import FunctionProto, NodeProto, TensorProto, helper
 
+from onnx_backprop.converters.prepare.graphs import rename
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
@@ -178,16 +179,22 @@ def update_function(
             results = [body.Where(finite, *pair) for pair in zip(results, (x, *state), strict=True)]
         for kind, result in zip(("X", *slots, *averaged), results, strict=True):
             made[f"{kind}_{n}_new"] = result
-    for output, value in made.items():
-        body.nodes.append(helper.make_node("Identity", [value], [output]))
-    return helper.make_function(
-        UPDATE_DOMAIN,
-        name,
-        ["learning_rate", "step", *numbers, *(f"{kind}_{n}" for n in range(len(tensors)) for kind in kinds)],
-        list(made),
-        body.nodes,
-        [helper.make_opsetid("", opset)],
-    )
+    inputs = ["learning_rate", "step", *numbers, *(f"{kind}_{n}" for n in range(len(tensors)) for kind in kinds)]
+    nodes = _named(body.nodes, inputs, made)
+    return helper.make_function(UPDATE_DOMAIN, name, inputs, list(made), nodes, [helper.make_opsetid("", opset)])
+
+
+def _named(nodes: list[NodeProto], inputs: Sequence[str], outputs: Mapping[str, str]) -> list[NodeProto]:
+    """The nodes, whose values are called as the outputs that they are: onnxruntime would run an Identity as a copy."""
+    names: dict[str, str] = {}
+    for output, value in outputs.items():
+        if value in inputs or value in names:
+            nodes.append(helper.make_node("Identity", [value], [output]))
+        else:
+            names[value] = output
+    for node in nodes:
+        rename(node, names)
+    return nodes
 
 
 class UpdateFunctions:

@@ -159,6 +159,7 @@ class Trainer:
         self._buffers = Buffers(self.graph, self._session, in_place, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
+        self._counters = {name: state_of(self.graph.fill, name) for name in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}
         if random := state_of(self.graph.fill, RANDOM_STATE):
             state[random][0] = seed
         if self._ranks is not None:
@@ -244,7 +245,7 @@ class Trainer:
 
     def _counter(self, name: str) -> float | None:
         """A number of the loss scale; None where the graph has none."""
-        found = state_of(self.graph.fill, name)
+        found = self._counters[name]
         return None if found is None else float(self._buffers.state[found].numpy())
 
     @property

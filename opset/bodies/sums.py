@@ -30,30 +30,27 @@ def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
         x, dims = b.Reshape(x, b.ints([0, 0])), dims[:2]
     if len(dims) > 2 and not last:
         return _sum_runs(b, x, dims)
-    return sum_rows(b, x, dims)
+    return sum_rows(b, dims, x)[0]
 
 
-def sum_rows(b: Body, x: str, dims: Dims) -> str:
-    """Σ over all axes but the last one: 64 rows at most in float32, their sums in float64.
-
-    Nodes of any rank and width share one function where the number of rows is the same, or not known.
-    """
+def sum_rows(b: Body, dims: Dims, *tensors: str) -> list[str]:
+    """Σ over all axes but the last one of tensors of one shape: 64 rows at most in float32, their sums in float64."""
     *rows, width = dims
     entries = known(rows)
     if entries is not None and prod(entries) <= _ROWS:
-        return b.ReduceSum(x, b.ints(range(len(rows))), keepdims=0)
-    if entries is not None and width and isinstance(width, int):  # a width of 0 divides nothing
+        return [b.ReduceSum(x, b.ints(range(len(rows))), keepdims=0) for x in tensors]
+    if len(dims) > 2:
+        tensors = tuple(b.Flatten(x, axis=-1) for x in tensors)
+    fixed = bool(width) and isinstance(width, int)  # a width of 0 divides nothing
+    if entries is not None and fixed:
         factor = _factor(prod(entries), _ROWS)
-        return _in_two(b, b.Reshape(x, b.ints([factor, prod(entries) // factor, -1])), [0], [0])
-    x = b.Flatten(x, axis=-1)
-    count = b.Shape(x, start=0, end=1)
-
-    def stages() -> str:
+        shape = b.ints([factor, prod(entries) // factor, width])
+    else:
+        count = b.Shape(tensors[0], end=1)
         divisor = _divisor(b, count, _ROWS)
-        shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(x, start=1), axis=0)
-        return _in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0])
-
-    return b.choose(b.Greater(count, b.ints([_ROWS])), stages, lambda: b.ReduceSum(x, b.ints([0]), keepdims=0))
+        rest = [b.ints([-1, width])] if fixed else [b.Div(count, divisor), b.Shape(tensors[0], start=1)]
+        shape = b.Concat(divisor, *rest, axis=0)
+    return [_in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0]) for x in tensors]
 
 
 def _sum_runs(b: Body, x: str, dims: Dims) -> str:

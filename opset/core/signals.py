@@ -7,6 +7,8 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = tuple(signal.valid_signals())
+# CPython's own, which makes no enum of what it returns: 2 µs for all signals in place of 20, in every step.
+_handler = getattr(signal, "_signal", signal).getsignal
 
 
 class Deferred:
@@ -25,7 +27,7 @@ class Deferred:
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _handler(number)
                 if callable(handler):
                     self._handlers[number] = handler
                     signal.signal(number, self._note)

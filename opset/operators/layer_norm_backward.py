@@ -140,7 +140,7 @@ def body(
     rate = b.Reciprocal(b.Sqrt(b.Add(power, b.float_scalar(attrs["epsilon"]))))
     along = b.Mul(dy, deviation)
     lengths = tuple(None if axes is None else product(axes) for axes in known)
-    dgamma, dbeta = sum_rows(b, b.Mul(along, rate), lengths), sum_rows(b, dy, lengths)
+    dgamma, dbeta = sum_rows(b, lengths, b.Mul(along, rate), dy)
     if gamma is not None:
         scale = b.Reshape(gamma, b.ints([1, -1]))
         along, dy = b.Mul(along, scale), b.Mul(dy, scale)

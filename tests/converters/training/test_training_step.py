@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, inliner, numpy_helper, parser
 
@@ -52,6 +53,18 @@ def test_hyper_parameters_are_inputs_with_defaults() -> None:
     got = run(graph.model, feeds | {"optimizer.weight_decay": np.array(0.5)})
     for name, value in run(other.model, feeds).items():
         np.testing.assert_array_equal(got[name], value)
+
+
+def test_no_update_copies_what_it_has_computed(tmp_path: Path) -> None:
+    """onnxruntime keeps an Identity that writes an output if something else reads its input: a copy of every slot."""
+    graph = ob.training_graph(network(), loss="softmax_cross_entropy", optimizer=AdamW())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert len(nodes) > 50
+    assert not [node.output[0] for node in nodes if node.op_type == "Identity"]
 
 
 def test_running_statistics_are_state() -> None:
