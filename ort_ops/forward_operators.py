@@ -12,8 +12,8 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, unique
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
+from onnx_backprop.opset.graphs.names import names_in, unique
 
 _DEFAULT = ("", "ai.onnx")
 

@@ -8,10 +8,10 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.converters.prepare.float_types import FLOATS
-from onnx_backprop.converters.prepare.graphs import called, subgraphs
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.core.limits import current, how_to_raise
+from onnx_backprop.opset.graphs.walk import called, subgraphs
 
 Feeds = dict[str, np.ndarray]
 

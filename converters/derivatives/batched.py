@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import function_body, rename
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import known_lengths
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import values_read
 
 AXIS = "seeds"  # the symbol of the leading axis
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.graphs.walk import subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.converters.finetune.linear import PACKED, Layers, Linear
-from onnx_backprop.converters.prepare.graphs import attributes_of, called, reads
 from onnx_backprop.converters.prepare.load import infer_large, unfolded
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.graphs.walk import attributes_of, called, reads
 
 # what keeps the classes apart along an axis, however many there are
 _PASSING = ("AveragePool", "Cast", "Dropout", "Elu", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid")

@@ -12,9 +12,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
-from onnx_backprop.converters.prepare.graphs import assign, attributes_of, reads, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.origins import module_of
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import attributes_of, reads
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
 PACKED_TABLE = "GatherBlockQuantized"

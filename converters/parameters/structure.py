@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
-from onnx_backprop.converters.prepare import graphs
+from onnx_backprop.converters.prepare.fused.composer import DEFINES as STATED
 
 # operator -> {input: what the function has there}
 DEFINES: dict[str, dict[int, str]] = {
@@ -74,7 +74,7 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
     if what is not None:
         return f"{what} of {node.op_type}"
-    stated, _, what = node.metadata_props.get(graphs.DEFINES, "").partition(": ")
+    stated, _, what = node.metadata_props.get(STATED, "").partition(": ")
     if stated == str(index):
         return what
     if node.domain == "" and node.op_type in ("Max", "Min") and is_vector(value):

@@ -9,9 +9,10 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 
 from onnx_backprop.converters.prepare.detached import mark_detached
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.sound import tensors
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
 
 MICROSOFT = "com.microsoft"
 LEAST_OPSET = 18  # of the default domain, where a model imports others alone

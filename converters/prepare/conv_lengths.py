@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.conv_transpose_pads import AxisPads, axis_pads, extent
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of
 
 
 def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:

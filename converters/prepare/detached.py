@@ -9,17 +9,11 @@ from collections.abc import Collection, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    unique,
-    used_names,
-    without_imports,
-)
 from onnx_backprop.converters.prepare.origins import FX, arguments_of
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called
 
 STOP = "onnx_backprop.stop"  # in an Identity's metadata, with any value
 _DETACH = {("org.chainer", "detach"), ("org.pytorch.aten", "detach"), ("aten", "detach")}

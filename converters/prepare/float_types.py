@@ -3,7 +3,8 @@
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, copied, replace_values, subgraphs
+from onnx_backprop.opset.graphs.edit import copied, replace_values
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, subgraphs
 
 FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE})
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})

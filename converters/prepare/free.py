@@ -15,22 +15,15 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    called,
-    copied,
-    reads,
-    subgraphs,
-    unique,
-    used_names,
-)
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
 Shape = tuple[int | str | None, ...]

@@ -9,16 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    copied,
-    made_in,
-    rename,
-    subgraphs,
-    unique,
-)
 from onnx_backprop.converters.prepare.large_weights import FLOATS, constant_of
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import rename, unique
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, made_in, subgraphs
 
 _ORIGIN = "onnx_backprop.function"  # in metadata: the function and the tensor's name there
 _GIVEN = "/weight"  # behind the name of what a branch gives out

@@ -6,18 +6,10 @@ unsqueezed or reshaped there.
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    assign,
-    made_in,
-    reads,
-    rename,
-    subgraphs,
-    unique,
-    used_names,
-)
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, made_in, reads, subgraphs
 
 _LOOPS = ("Loop", "Scan")
 

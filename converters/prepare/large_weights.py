@@ -10,7 +10,8 @@ from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, without_tensors
+from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS
 
 LARGE = 4096  # elements
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -14,7 +14,6 @@ from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pa
 from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.detached import restore_detached
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
@@ -34,6 +33,8 @@ from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47

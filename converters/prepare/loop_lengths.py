@@ -12,11 +12,13 @@ from functools import partial
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import CHANGES, DEFAULT_DOMAINS, assign, copied, scoped_graphs, subgraphs
 from onnx_backprop.converters.prepare.loop_sequences import infer_with_sequences
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, subgraphs
 
+CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
 Infer = Callable[[ModelProto], ModelProto]
 Dims = tuple[int | str | None, ...]
 _COUNTERS = 2  # iteration and condition, in front of the states

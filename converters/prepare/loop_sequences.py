@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, called, subgraphs, unique, used_names
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, called, subgraphs
 
 Infer = Callable[[ModelProto], ModelProto]
 Types = Mapping[str, TypeProto]

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, KIND, PARAMETER, REQUIRES_GRAD, signature
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS
 
 FROZEN = "FROZEN"  # a parameter that does not require a gradient
 NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is

@@ -16,9 +16,11 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.detached import is_stop
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
 from onnx_backprop.converters.prepare.origins import FOLDED, NAMED, Origin, arguments_of, module_of, operation_of, owner
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 # the names that modules of PyTorch have for inputs of an operator

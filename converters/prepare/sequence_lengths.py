@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, scoped_graphs, subgraphs, without_imports
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.scope import scoped_graphs
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 Infer = Callable[[ModelProto], ModelProto]
 _HIDDEN = "onnx_backprop.element"

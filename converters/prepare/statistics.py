@@ -4,7 +4,9 @@ from collections import defaultdict
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign, subgraphs, unique, used_names
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, subgraphs
 
 STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, subgraphs
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, subgraphs
 
 
 def without_inferred(proto: ModelProto) -> ModelProto:

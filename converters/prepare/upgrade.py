@@ -11,20 +11,12 @@ from itertools import chain
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_converter
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    copied,
-    rename,
-    scoped_graphs,
-    without_imports,
-)
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
-from onnx_backprop.opset.functions.scope import Scope
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
+from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.names import rename
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, attributes_of, called
 
 MIN_OPSET = MIN_BODY_OPSET
 _MODES = ("nearest", "linear", "cubic")

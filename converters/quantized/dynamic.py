@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import attributes_of, unique
 from onnx_backprop.converters.quantized.numbers import Blocks, blocks_along
 from onnx_backprop.converters.quantized.qdq import inputs_of, scaled_cast
 from onnx_backprop.converters.quantized.walk import Handler, Product, Quantized, Walk
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import attributes_of
 
 _RESHAPING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # what lies between a scale and its reader
 _FLOATS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}

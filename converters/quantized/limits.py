@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.graphs import attributes_of
 from onnx_backprop.converters.quantized.numbers import Array, Range
+from onnx_backprop.opset.graphs.walk import attributes_of
 
 # operators whose results are no negative numbers: whatever they read, and where what they read is none
 _POSITIVE = {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax"}

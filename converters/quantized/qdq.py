@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import attributes_of
 from onnx_backprop.converters.quantized.numbers import Range, blocks_along, blocks_beside
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight
 from onnx_backprop.converters.quantized.walk import Handler, Quantized, Walk, floats_in
+from onnx_backprop.opset.graphs.walk import attributes_of
 
 # what gives numbers of its inputs, in other places, and which inputs are numbers; None: all
 _FIRST = ("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool", "Pad")

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, replace_values, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Range, scale_for, used, zero_for
 from onnx_backprop.converters.quantized.records import Activation, Weight, array_of, product_of, put, range_of
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.graphs.edit import replace_values
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 Ranges = Mapping[str, tuple[float, float]]
 _CLOSE = 1e-3  # relative, of the scale of a bias and the product of two that it usually is

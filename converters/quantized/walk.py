@@ -9,23 +9,14 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    constant_tensor,
-    copied,
-    rename,
-    subgraphs,
-    unique,
-    used_names,
-)
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.limits import is_positive, limits_of
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, blocks_along
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight, array_of, range_of
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, constant_tensor, subgraphs
 
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8", "_Q2", "_Q4", "_Q8", "_quant", "_q")  # as quantisers add them
 

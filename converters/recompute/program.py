@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.recompute.sizes import Sizes
 from onnx_backprop.converters.reverse.expand import RANDOM
 from onnx_backprop.converters.reverse.known import constant_value, dims, is_float
+from onnx_backprop.opset.graphs.walk import subgraphs, values_read
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})  # whose result is their input's memory
 SHAPES = frozenset({"Shape", "Size"})  # which read no element

@@ -9,11 +9,11 @@ from math import prod
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.walk import values_read
 
 Shape = tuple[int, ...]
 OPERATIONS_PER_BYTE = 16  # floating-point operations of a product in the time that one byte takes to be moved

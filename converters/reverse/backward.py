@@ -12,7 +12,6 @@ from onnx import ModelProto
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, pick
@@ -43,6 +42,8 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWa
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 
 @as_given

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.fused.expand import REFUSED
-from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import (
@@ -33,6 +32,7 @@ from onnx_backprop.converters.reverse.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.graphs.walk import subgraphs, values_read
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 _ROUNDED_BYTES = 4  # longer integers are lengths and indices

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
 from onnx_backprop.converters.prepare.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
 from onnx_backprop.converters.reverse.builder import Builder
@@ -28,6 +27,8 @@ from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs, values_read
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 LOCAL = "onnx_backprop.body"

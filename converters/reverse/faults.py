@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.names import used_names
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

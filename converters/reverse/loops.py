@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import CHANGES, values_read
+from onnx_backprop.converters.prepare.loop_lengths import CHANGES
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
@@ -27,6 +27,7 @@ from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.converters.reverse.states import states_at
 from onnx_backprop.converters.reverse.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.widened import HALF
+from onnx_backprop.opset.graphs.walk import values_read
 
 Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]
 

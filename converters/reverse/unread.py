@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, subgraphs
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 
 def detach(node: ir.Node) -> None:

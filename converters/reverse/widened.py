@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value
+from onnx_backprop.opset.graphs.walk import subgraphs
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # Compared with their inputs bit by bit, while onnxruntime leaves out the rounding between two nodes where it can.

@@ -18,7 +18,6 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 from onnx_backprop.converters.parameters.choice import BUFFERS, choose
 from onnx_backprop.converters.parameters.layout import Layout, layout_of
 from onnx_backprop.converters.parameters.report import warn_of
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
 from onnx_backprop.converters.prepare.origins import FROZEN, NAMED, origin_of
@@ -33,6 +32,9 @@ from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
+from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, reads
 
 _VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.reverse.backward import Differentiation
 from onnx_backprop.converters.reverse.builder import Builder
@@ -27,6 +26,8 @@ from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
 from onnx_backprop.converters.training.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import values_read
 
 PRECISIONS = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 # Read two rounded operands; a bias is added to the sum in float32.

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, reads, unique, used_names
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, reads
 
 
 @dataclass(frozen=True)

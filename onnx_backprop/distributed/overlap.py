@@ -17,10 +17,10 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.distributed.communicator import Start
 from onnx_backprop.opset.core.errors import ReplicaError
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.layers.ready import NAME as READY
 
 OrtValue = onnxruntime.OrtValue

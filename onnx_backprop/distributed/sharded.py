@@ -16,11 +16,13 @@ import numpy as np
 import onnxruntime
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign, subgraphs, unique, used_names
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import subgraphs
 
 OrtValue = onnxruntime.OrtValue
 _ALIGNED = 64  # bytes: tensors, and parts of them but the first, begin with a cache line

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
-from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower, translations
 from onnx_backprop.torch.modules import torch

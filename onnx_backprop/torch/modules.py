@@ -13,11 +13,11 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.prepare.origins import FROZEN, origin_of
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
+from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again

@@ -19,7 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.graphs.names import names_in, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 

@@ -14,7 +14,8 @@ from collections import defaultdict
 from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.graphs.names import names_in, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})

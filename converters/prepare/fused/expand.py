@@ -5,9 +5,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 from onnx_backprop.converters.prepare.fused.composer import Composer
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, reason_against
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, reads, subgraphs, used_names, without_imports
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, reads, subgraphs
 
 REFUSED = "onnx_backprop.refused"  # the metadata that says why a node stays as it is
 

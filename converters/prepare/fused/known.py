@@ -18,7 +18,7 @@ from onnx import (
     shape_inference,
 )
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, constant_tensor, subgraphs
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, constant_tensor, subgraphs
 
 _SHORT = 64  # elements of a constant whose numbers are remembered
 
