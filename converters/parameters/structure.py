@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
 from onnx_backprop.converters.prepare.fused.composer import DEFINES as STATED
+from onnx_backprop.opset.graphs.walk import is_standard
 
 # operator -> {input: what the function has there}
 DEFINES: dict[str, dict[int, str]] = {
@@ -77,11 +78,11 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     stated, _, what = node.metadata_props.get(STATED, "").partition(": ")
     if stated == str(index):
         return what
-    if node.domain == "" and node.op_type in ("Max", "Min") and is_vector(value):
+    if is_standard(node, "Max", "Min") and is_vector(value):
         return f"limit of {node.op_type}"
-    if node.domain == "" and node.op_type == "Where" and index and is_single(value):
+    if is_standard(node, "Where") and index and is_single(value):
         return "fill of Where"
-    if node.domain == "" and node.op_type == "Mul":
+    if is_standard(node, "Mul"):
         other = source_of(node.inputs[1 - index])
         made_by = None if other is None else other.producer()
         if made_by is not None and made_by.op_type in _ROUNDED:
@@ -133,7 +134,7 @@ def is_vector(value: ir.Value) -> bool:
 
 def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:
     """Whether a node has a weight at an input: by the table, or a bias, along one axis, that is added to a product."""
-    if node.domain == "" and node.op_type == "Add":
+    if is_standard(node, "Add"):
         other = source_of(node.inputs[1 - index])
         product = None if other is None else other.producer()
         if not is_vector(value) or product is None or product.op_type not in _LINEAR:

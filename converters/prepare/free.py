@@ -23,7 +23,7 @@ from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.scope import Scope
-from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard, reads, subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
 Shape = tuple[int | str | None, ...]
@@ -142,10 +142,9 @@ def _with_lengths(proto: ModelProto, lengths: Mapping[tuple[str, int], int | str
     for value in (*result.graph.value_info, *result.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for node in all_nodes(result.graph):
-        for graph in subgraphs(node):
-            for value in (*graph.value_info, *graph.output):
-                value.type.tensor_type.ClearField("shape")
+    for graph in list(all_graphs(result.graph))[1:]:
+        for value in (*graph.value_info, *graph.output):
+            value.type.tensor_type.ClearField("shape")
     return result
 
 
@@ -311,7 +310,7 @@ class _Look:
                 raise self.refusal(node, f"two axes of {name!r} follow it, each row would meet every other")
             kept = kept or self.axis(name) is not None or None in after or any(isinstance(d, str) for d in after)
         total = node.op_type.startswith("Reduce") and _product(self.before[node.output[0]]) == 1
-        if not kept and not total and (node.domain or node.op_type not in _AWAY):
+        if not kept and not total and not is_standard(node, *_AWAY):
             read = ", ".join(map(repr, rows))
             raise self.refusal(node, f"of {read} it gives the same shape for every length")
 

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
 
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, called, subgraphs
+from onnx_backprop.opset.graphs.walk import called, is_standard, subgraphs
 
 Infer = Callable[[ModelProto], ModelProto]
 Types = Mapping[str, TypeProto]
@@ -27,7 +27,7 @@ def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
         (graph, node, n, types[name].sequence_type.elem_type.tensor_type)
         for graph, types in graphs
         for node in graph.node
-        if node.op_type == "Loop" and node.domain in DEFAULT_DOMAINS
+        if is_standard(node, "Loop")
         for n, name in enumerate(node.input[_COUNTERS:], _COUNTERS)
         if name in types and types[name].sequence_type.elem_type.tensor_type.HasField("shape")
     ]

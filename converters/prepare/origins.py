@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, KIND, PARAMETER, REQUIRES_GRAD, signature
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.lazy import ir
-from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS
+from onnx_backprop.opset.graphs.walk import is_standard
 
 FROZEN = "FROZEN"  # a parameter that does not require a gradient
 NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is
@@ -252,7 +252,7 @@ def _bias_behind(
 ) -> str:
     """The name of what alone is added to a product, where that has a name of the module."""
     after = readers[node.output[0]]
-    if len(after) != 1 or after[0][0].op_type != "Add" or after[0][0].domain not in DEFAULT_DOMAINS:
+    if len(after) != 1 or not is_standard(after[0][0], "Add"):
         return ""
     add, index = after[0]
     other = scripted.get(add.input[1 - index], Origin())

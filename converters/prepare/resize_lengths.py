@@ -15,7 +15,7 @@ from onnx_backprop.converters.prepare.conv_lengths import forget_shapes
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.scope import Scope
-from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, called
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 
 SCALES, SIZES = 2, 3
 
@@ -39,7 +39,7 @@ def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto]
 
 
 def _is_resize(node: NodeProto) -> bool:
-    return node.op_type == "Resize" and node.domain in DEFAULT_DOMAINS
+    return is_standard(node, "Resize")
 
 
 def _misread(graph: GraphProto) -> set[str]:

@@ -32,7 +32,8 @@ from onnx_backprop.converters.reverse.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
-from onnx_backprop.opset.graphs.walk import subgraphs, values_read
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 _ROUNDED_BYTES = 4  # longer integers are lengths and indices
@@ -64,7 +65,7 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             continue
         stop = registry.stops(node)
         made = set() if stop is not None else _carry(node, read)
-        if made and (node.domain, node.op_type) == ("", "If"):
+        if made and is_standard(node, "If"):
             made, read, stop = _through_if(node, read, made)
         elif made and is_loop(node):
             made, read, stop = _through_loop(node, read, made)
@@ -158,19 +159,10 @@ def refuse_rounding(graph: Iterable[ir.Node], of: Iterable[ir.Value], path: Grad
     """Raise where a part of the gradient would be left out: a stop that may not lie on a way does."""
     refused = [node for node, stop in path.stops.items() if stop.refused]
     if refused:
-        leads = leading(graph, of)
+        leads = dependencies(graph, of)
         for node in refused:
             if not leads.isdisjoint(node.outputs):
                 raise unsupported(node, path.stops[node].reason)
-
-
-def leading(graph: Iterable[ir.Node], of: Iterable[ir.Value]) -> set[ir.Value]:
-    """Everything that `of` depends on, through whatever types."""
-    result = set(of)
-    for node in reversed(list(graph)):
-        if not result.isdisjoint(node.outputs):
-            result |= values_read(node)
-    return result
 
 
 @dataclass(frozen=True)
@@ -246,9 +238,9 @@ def _plan(
 
 
 def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
-    if (node.domain, node.op_type) == ("", "If"):
+    if is_standard(node, "If"):
         return branch_bodies(node)
-    if (node.domain, node.op_type) == ("", "SequenceMap"):
+    if is_standard(node, "SequenceMap"):
         return [map_as_loop(node)]
     body = function_body(node, opsets)
     return [] if body is None else [body]

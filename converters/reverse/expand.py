@@ -28,7 +28,8 @@ from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
 from onnx_backprop.opset.graphs.edit import assign
-from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs, values_read
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 LOCAL = "onnx_backprop.body"
@@ -278,10 +279,7 @@ def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Nod
     `emitted`: the copy and its gradient; what the gradient reads is what `grads` depend on.
     Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
     """
-    needed = set(grads)
-    for one in reversed(emitted):
-        if not needed.isdisjoint(one.outputs):
-            needed |= values_read(one)
+    needed = dependencies(emitted, grads)
     unread = {copy for copy in body.nodes if needed.isdisjoint(copy.outputs)}
     op.nodes[:] = [n for n in op.nodes if n not in unread]
     for copy in reversed(body.nodes):

@@ -34,7 +34,8 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.use_kernels import check_kernels
 from onnx_backprop.opset.graphs.edit import copied, without_imports
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
-from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
+from onnx_backprop.opset.graphs.order import ancestors
+from onnx_backprop.opset.graphs.walk import all_nodes, called, made_in, reads, subgraphs
 
 _SMALL = 1024  # elements of a seed that is written down
 
@@ -145,10 +146,9 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     graph = proto.graph
     protos = list(graph.node)
     position = {id(node): n for n, node in enumerate(protos)}
-    producers = {name: node for node in protos for name in node.output if name}
-    known = {v.name for v in graph.input} | {t.name for t in graph.initializer} | producers.keys()
+    known = made_in(graph)
     requests = [_request(node, known) for node in gradients]
-    parts = [sorted(_part(r, producers), key=lambda node: position[id(node)]) for r in requests]
+    parts = [[protos[n] for n in ancestors(protos, {r.y} - {*r.leaves}, r.leaves)] for r in requests]
     ready = [(r, part) for r, part in zip(requests, parts, strict=True) if not any(map(_is_gradient, part))]
     if not ready:
         raise requests[0].fail("its y depends on its own output, or on that of a Gradient for which this holds")
@@ -177,22 +177,6 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     result = to_proto(model)
     result.training_info.extend(proto.training_info)
     return infer(result)
-
-
-def _part(request: _Request, producers: Mapping[str, NodeProto]) -> list[NodeProto]:
-    """The nodes between the named tensors and y, in no order."""
-    seen, waiting = set(request.leaves), [request.y]
-    found: dict[int, NodeProto] = {}
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        node = producers.get(name)
-        if node is not None and id(node) not in found:
-            found[id(node)] = node
-            waiting.extend(reads(node))
-    return list(found.values())
 
 
 def _evaluate_at_inputs(graph: GraphProto, request: _Request, part: Sequence[NodeProto], names: set[str]) -> None:

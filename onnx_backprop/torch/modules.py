@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.passes import Passes, Variables, inferenc
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
 from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.order import positions
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
@@ -245,7 +246,7 @@ class _Run:
             self._forward = opened(model)
             return
         if kernels == "native":
-            places = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
+            places = positions(model.graph.node)
             make_again(model, max(self._ends, key=lambda name: places.get(name, -1)))
 
         def types(part: ModelProto) -> dict[str, ValueInfoProto]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import DOMAIN, Op
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
-from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
@@ -26,19 +26,9 @@ def reads(node: NodeProto) -> Iterator[str]:
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
     """Every node of our domain, in the main graph, its subgraphs and in functions, with what it can see."""
-    yield from _walk(model.graph.node, Scope(model.graph))
-    for function in model.functions:
-        yield from _walk(function.node, Scope())
-
-
-def _walk(nodes: Sequence[NodeProto], scope: Scope) -> Iterator[tuple[NodeProto, Scope]]:
-    for node in nodes:
-        if node.domain == DOMAIN:
-            yield node, scope
-        for attribute in node.attribute:
-            graphs: list[GraphProto] = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-            for graph in graphs:
-                yield from _walk(graph.node, Scope(graph, scope))
+    for owner in (model.graph, *model.functions):
+        for graph, scope in scoped_graphs(owner):
+            yield from ((node, scope) for node in graph.node if node.domain == DOMAIN)
 
 
 def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:

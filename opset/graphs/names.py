@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto
 
 from onnx_backprop.opset.graphs.lazy import ir
-from onnx_backprop.opset.graphs.walk import made_in, subgraphs
+from onnx_backprop.opset.graphs.walk import all_graphs, made_in, subgraphs
 
 
-def used_names(graph: GraphProto | ir.Graph) -> set[str]:
+class Names(set[str]):
+    """Names that are taken, and the last number that `unique` has put behind each: counting goes on from there."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self.numbers: dict[str, int] = {}
+
+
+def used_names(graph: GraphProto | ir.Graph) -> Names:
     """The names of all values and nodes of a graph and the graphs inside it."""
+    names = Names()
     if isinstance(graph, GraphProto):
-        return names_in(graph)
-    names = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
-    for node in graph:
-        names.add(str(node.name))
-        names.update(str(v.name) for v in node.outputs)
-        for inner in subgraphs(node):
-            names |= used_names(inner)
-    return names
-
-
-def names_in(graph: GraphProto) -> set[str]:
-    """The names of all values and nodes of a graph and of the graphs inside it."""
-    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    for node in graph.node:
-        names |= {node.name, *node.output}
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                names |= names_in(inner)
+        for one in all_graphs(graph):
+            names.update(value.name for value in (*one.input, *one.initializer))
+            names.update(name for node in one.node for name in (node.name, *node.output))
+        return names
+    for one in (graph, *graph.subgraphs()):
+        names.update(str(value.name) for value in (*one.inputs, *one.initializers.values()))
+        names.update(str(named.name) for node in one for named in (node, *node.outputs))
     return names
 
 
 def unique(name: str, taken: set[str]) -> str:
     """`name`, with a number behind it where it is taken; it is taken from then on."""
-    candidate, n = name, 1
+    numbers = taken.numbers if isinstance(taken, Names) else {}
+    candidate = name
     while candidate in taken:
-        n += 1
-        candidate = f"{name}_{n}"
+        numbers[name] = numbers.get(name, 1) + 1
+        candidate = f"{name}_{numbers[name]}"
     taken.add(candidate)
     return candidate
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.opset.graphs.types import Dims, type_dims
-from onnx_backprop.opset.graphs.walk import subgraphs
+from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
 
 CONSTANT_LIMIT = 64  # entries; shapes, scales and regions of interest are shorter
 
@@ -33,7 +34,7 @@ class Scope:
             if tensor.name not in inputs:  # another one is a default that the caller may override
                 self._constants[tensor.name] = tensor
         for node in graph.node:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if is_standard(node, "Constant"):
                 self._note_constant(node)
 
     def _note(self, value: ValueInfoProto) -> None:
@@ -76,9 +77,9 @@ class Scope:
         return numpy_helper.to_array(tensor) if prod(tensor.dims) <= CONSTANT_LIMIT else None
 
 
-def scoped_graphs(graph: GraphProto, outer: Scope | None = None) -> Iterator[tuple[GraphProto, Scope]]:
-    """A graph and those inside it, each with what its nodes can see."""
-    scope = Scope(graph, outer)
+def scoped_graphs(graph: GraphProto | FunctionProto, outer: Scope | None = None) -> Iterator[tuple[Any, Scope]]:
+    """A graph or a function and the graphs inside it, each with what its nodes can see: of a function's nothing."""
+    scope = Scope(graph if isinstance(graph, GraphProto) else None, outer)
     yield graph, scope
     for node in graph.node:
         for inner in subgraphs(node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, overload
 
 import numpy as np
@@ -14,6 +14,11 @@ DEFAULT_DOMAINS = ("", "ai.onnx")
 _CONSTANT_TYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
 
 
+def is_standard(node: NodeProto | ir.Node, *op_types: str) -> bool:
+    """Whether a node is of ONNX's own domain, and one of these operators where any are named."""
+    return node.domain in DEFAULT_DOMAINS and (not op_types or node.op_type in op_types)
+
+
 @overload
 def subgraphs(node: NodeProto) -> list[GraphProto]: ...
 @overload
@@ -21,7 +26,7 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]: ...
 def subgraphs(node: NodeProto | ir.Node) -> list[GraphProto] | list[ir.Graph]:
     """The graphs in a node's attributes."""
     if isinstance(node, NodeProto):
-        return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+        return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
     one, several = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
     given = [a for a in node.attributes.values() if a.type in (one, several) and not a.is_ref()]
     return [graph for a in given for graph in ([a.as_graph()] if a.type == one else a.as_graphs())]
@@ -41,6 +46,23 @@ def all_nodes(nodes: Any) -> Iterator[Any]:
         yield node
         for graph in subgraphs(node):
             yield from all_nodes(graph)
+
+
+def all_graphs(
+    owner: GraphProto | FunctionProto | ModelProto, enters: Callable[[NodeProto], bool] = lambda _: True
+) -> Iterator[Any]:
+    """A graph and those inside it, the outer before the inner; of a model, its functions and what is in them too.
+
+    enters: whether to go into the graphs of a node.
+    """
+    if isinstance(owner, ModelProto):
+        for container in (owner.graph, *owner.functions):
+            yield from all_graphs(container, enters)
+        return
+    yield owner
+    for node in filter(enters, owner.node):
+        for graph in subgraphs(node):
+            yield from all_graphs(graph, enters)
 
 
 def reads(node: NodeProto) -> set[str]:
@@ -63,7 +85,7 @@ def values_read(node: ir.Node) -> set[ir.Value]:
 def made_in(graph: GraphProto) -> set[str]:
     """The names of a graph's inputs and initializers, and of what its nodes make."""
     names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    return names.union(*(node.output for node in graph.node))
+    return names.union(*(node.output for node in graph.node)) - {""}
 
 
 def called(node: NodeProto) -> str:
@@ -78,7 +100,7 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:
     """What a Constant node holds, whichever attribute says it; None for a sparse tensor, texts and other nodes."""
-    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS or not node.attribute:
+    if not is_standard(node, "Constant") or not node.attribute:
         return None
     attribute = node.attribute[0]
     if attribute.ref_attr_name:  # in a function, whose caller says it

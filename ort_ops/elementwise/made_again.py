@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.scope import reads
-from onnx_backprop.opset.graphs.names import names_in, unique
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
@@ -33,7 +33,7 @@ def make_again(model: ModelProto, loss: str) -> ModelProto:
     outputs = {value.name for value in model.graph.output}
     needed, gone = set[str](), set[str]()
     copies: dict[int, list[NodeProto]] = defaultdict(list)
-    taken = names_in(model.graph)
+    taken = used_names(model.graph)
     for node in nodes[: end + 1]:
         late = [n for name in node.output for n in readers[name] if n > end]
         if not late or not _is_cheap(node) or not outputs.isdisjoint(node.output):
