@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
 from onnx_backprop.converters.prepare.fused.composer import DEFINES as STATED
+from onnx_backprop.opset.graphs.facts import HANDS_ON
 from onnx_backprop.opset.graphs.walk import is_standard
 
 # operator -> {input: what the function has there}
@@ -56,9 +57,7 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 }
 _LINEAR = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 _ROUNDED = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger")
-# what hands on the numbers of its first input, or of any
-_PASSING = ("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose")
-_PASSING += ("ScatterND", "Trilu", "Unsqueeze")
+# what hands on the numbers of any input
 _JOINING = ("Concat", "Sum")
 SINGLE, STATISTIC, FREQUENCY = "a single number", "statistic of an input", "frequency of Sin and Cos"
 BASE = "base that is scattered into"
@@ -108,7 +107,7 @@ def uses_of(value: ir.Value) -> Iterator[Use]:
     seen, waiting = {value}, [value]
     while waiting:
         for node, index in waiting.pop().uses():
-            passes = node.domain == "" and (node.op_type in _JOINING or (node.op_type in _PASSING and index == 0))
+            passes = is_standard(node, *_JOINING) or (node in HANDS_ON and index == 0)
             if not passes:
                 yield node, index
             elif node.outputs[0] not in seen:
@@ -118,7 +117,7 @@ def uses_of(value: ir.Value) -> Iterator[Use]:
 
 def source_of(value: ir.Value | None) -> ir.Value | None:
     """What a value was before it was reshaped or cast."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _PASSING:
+    while value is not None and (node := value.producer()) is not None and node.op_type in HANDS_ON:
         value = node.inputs[0]
     return value
 
@@ -190,9 +189,9 @@ def normalising(graph: ir.Graph) -> Iterator[ir.Value]:
         current = source
         while len(uses := list(current.uses())) == 1:
             node, index = uses[0]
-            if node.domain != "" or index != 0 or node.op_type not in ("Div", "Mul", "Sub", *_PASSING):
+            if index != 0 or not (is_standard(node, "Div", "Mul", "Sub") or node in HANDS_ON):
                 break
-            if node.op_type not in _PASSING:
+            if node not in HANDS_ON:
                 other, centres = source_of(node.inputs[1]), node.op_type == "Sub"
                 if other is None or not other.is_initializer() or centres in steps:
                     break

@@ -24,7 +24,7 @@ from onnx_backprop.converters.reverse.expand import (
     settle,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
-from onnx_backprop.converters.reverse.imputed import UNARY, imputed
+from onnx_backprop.converters.reverse.imputed import imputed
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops import LoopPlan, loop_gradients, plan_loop
 from onnx_backprop.converters.reverse.segments import has_segments, segmented
@@ -32,6 +32,7 @@ from onnx_backprop.converters.reverse.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, ROUNDS, UNARY
 from onnx_backprop.opset.graphs.order import dependencies
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
 
@@ -146,7 +147,7 @@ def _led(node: ir.Node, branch: ir.Graph, path: GradientPath) -> Iterator[ir.Val
 
 def _carry(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:
     """The outputs that a gradient may arrive at: floats, and numbers that were rounded from floats."""
-    rounds = (node.domain, node.op_type) in registry.ROUNDING or any(_is_rounded(value) for value in read)
+    rounds = node in ROUNDS or any(_is_rounded(value) for value in read)
     return {y for y in node.outputs if is_float(y) or y.dtype is None or (rounds and _is_rounded(y))}
 
 
@@ -230,8 +231,8 @@ def _plan(
                 inside = find_path(body.nodes, of, values_read(node) & path.active)
                 refuse_rounding(body.nodes, of, inside)
                 parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
-        if node.op_type not in registry.CARRYING and any(_is_rounded(x) for x in values_read(node) & path.active):
-            known = ", ".join(sorted(registry.CARRYING))
+        if node.op_type not in CARRIES_ROUNDED and any(_is_rounded(x) for x in values_read(node) & path.active):
+            known = ", ".join(CARRIES_ROUNDED)
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
         plans.append(NodePlan(node, rule, version or registry.ANY_VERSION, tuple(parts), loop))
     return plans
@@ -410,7 +411,7 @@ def _apply(
             raise node.invalid(words) from e
         raise
     grads = (grads,) if isinstance(grads, ir.Value) else grads
-    if node.op_type in UNARY and not node.node.domain:
+    if node.node in UNARY:
         grads = [op.where_it_flows(g) for g in grads if g is not None]
     received = list(zip(node.inputs, grads, strict=False))
     if not rule.broadcasts:

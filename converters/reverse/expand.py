@@ -28,15 +28,13 @@ from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
 from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.facts import DRAWS
 from onnx_backprop.opset.graphs.order import dependencies
 from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 LOCAL = "onnx_backprop.body"
 CONSTANTS_LIMIT = 1024  # elements of an input's value that shape inference is shown
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
 Unique = Callable[[str], str]
 Amendment = Callable[[onnx.FunctionProto, ir.Node], None]
 AMENDMENTS: dict[tuple[str, str], Amendment] = {}
@@ -309,7 +307,7 @@ def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
         if training:
             mode = constant_value(copy.inputs[2])
             training = mode is None or bool(mode.any())
-        if copy.op_type in RANDOM or training:
+        if copy.op_type in DRAWS or training:
             raise unsupported(
                 node,
                 f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "

@@ -11,11 +11,10 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value
+from onnx_backprop.opset.graphs.facts import COMPARED
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# Compared with their inputs bit by bit, while onnxruntime leaves out the rounding between two nodes where it can.
-_AGAIN = ("GlobalMaxPool", "Max", "Min", "ReduceMax", "ReduceMin")
 _SMALL = 1024  # elements of a constant that rules may look at
 
 
@@ -91,7 +90,7 @@ class Widened:
         if x not in values:
             real = self._real.get(x, x)
             node = real.producer()
-            if node is None or real.dtype not in HALF or not is_standard(node, *_AGAIN):
+            if node is None or real.dtype not in HALF or node not in COMPARED:
                 values[x] = self.cast(real, x)
             else:
                 inputs = [None if v is None else self._value(self.of(v), values) for v in node.inputs]

@@ -33,11 +33,10 @@ from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
-from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, reads
-
-_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+from onnx_backprop.opset.graphs.walk import is_standard, reads
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Passes:
             if n in late or n in again:
                 continue
             node = nodes[n]
-            if node.domain in DEFAULT_DOMAINS and (node.op_type in _VIEWS or node.op_type == "Constant"):
+            if node in VIEW or is_standard(node, "Constant"):
                 again.add(n)
                 waiting += [x for x in reads(node) if x in maker]
             else:

@@ -13,10 +13,7 @@ from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_graphs, is_stan
 
 LONG = 1024  # elements; no tensor has that many axes
 _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
-_FOLLOWED = frozenset(
-    {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"}
-)
-_AS_DIV = frozenset({"Add", "Mul", "Sub"})  # inferred as Div, alike but for numbers, which are not followed there
+_AS_DIV = ("Add", "Mul", "Sub")  # inferred as Div, alike but for numbers, which are not followed there
 _HIDDEN = "onnx_backprop.hidden"
 NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
@@ -78,15 +75,17 @@ def _follows(node: NodeProto, long: set[str], too_long: set[str], opset: int) ->
         return not too_long.isdisjoint((*node.input, *node.output))
     if long.isdisjoint((*node.input, *node.output)):
         return False
-    return node.op_type in _FOLLOWED or _has_body(node.op_type, opset)
+    return _has_rule_for_numbers(node.op_type, opset)
 
 
-def _has_body(op_type: str, opset: int) -> bool:
+def _has_rule_for_numbers(op_type: str, opset: int) -> bool:
+    """Whether onnx computes the numbers of an operator's result, or those of operators that it is made of."""
     try:
         schema = defs.get_schema(op_type, opset, "")
     except defs.SchemaError:
         return False
-    return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))
+    kinds = ("function", "context_dependent_function", "data_propagation_function")
+    return any(getattr(schema, f"has_{kind}") for kind in kinds)
 
 
 def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
