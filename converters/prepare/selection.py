@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
+from onnx_backprop.converters.prepare.exporters.origins import origin_of, owner
 from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.converters.prepare.origins import origin_of, owner
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near, suggest
 from onnx_backprop.opset.core.lazy import ir

@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
-from onnx_backprop.converters.prepare.detached import STOP
+from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.free import Free, free_lengths
 from onnx_backprop.converters.prepare.graphs import all_nodes, constant_tensor, unique, used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir

@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.recompute.order import weights_early
-from onnx_backprop.converters.reverse.backward import Differentiation
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
 from onnx_backprop.converters.training.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting

@@ -16,15 +16,15 @@ from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import used_names
-from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.prepare.stops import prepared
+from onnx_backprop.converters.prepare.writing.inline import check_inline
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.training.add_loss import add_loss, typed
 from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
 from onnx_backprop.converters.training.losses import LOSSES

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecars
+from onnx_backprop.converters.prepare.writing.files import check_writable, same_file, sidecars
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
 from onnx_backprop.training.history import read_log

@@ -34,7 +34,7 @@ from onnx_backprop.command.web import add_web
 from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
 from onnx_backprop.converters.check.report import GradientReport
 from onnx_backprop.converters.pages import write_page
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.reverse.registry import supported_ops
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes

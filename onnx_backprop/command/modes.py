@@ -9,8 +9,8 @@ from onnx import ModelProto
 from onnx_backprop.command.options import free_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
-from onnx_backprop.converters.reverse.backward import backward
-from onnx_backprop.converters.reverse.derivatives import derivatives
+from onnx_backprop.converters.reverse.models.backward import backward
+from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 MODES: dict[str, Callable[..., ModelProto]] = {

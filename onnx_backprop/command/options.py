@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.precision import PRECISIONS

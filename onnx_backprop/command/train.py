@@ -17,7 +17,7 @@ from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
 from onnx_backprop.command.supervise import supervise
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.quantized.dequantize import dequantize
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx_backprop.command.options import read_arrays, share, training_options
 from onnx_backprop.command.train import loader_of, optimizer_of
-from onnx_backprop.converters.prepare.files import same_file
+from onnx_backprop.converters.prepare.writing.files import same_file
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError

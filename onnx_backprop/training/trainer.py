@@ -13,8 +13,8 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
-from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.names import (
     GOOD_STEPS,
     LEAST_SCALE,

@@ -13,15 +13,14 @@ from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
-from onnx_backprop.converters.prepare.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, pick
 from onnx_backprop.converters.prepare.selection import Patterns
-from onnx_backprop.converters.prepare.short_names import shorten_names
 from onnx_backprop.converters.prepare.stops import prepared, put_identity
-from onnx_backprop.converters.prepare.unsaid import without_inferred
+from onnx_backprop.converters.prepare.writing.inline import check_inline, inlined
+from onnx_backprop.converters.prepare.writing.short_names import shorten_names
+from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
     Progress,
@@ -33,10 +32,11 @@ from onnx_backprop.converters.reverse.differentiate import (
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.faults import avoid_faults
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths
-from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
+from onnx_backprop.converters.reverse.models.derivatives import Derivative, record
+from onnx_backprop.converters.reverse.models.faults import avoid_faults
+from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning

@@ -13,7 +13,7 @@ from functools import partial
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.graphs import CHANGES, DEFAULT_DOMAINS, assign, copied, scoped_graphs, subgraphs
-from onnx_backprop.converters.prepare.loop_sequences import infer_with_sequences
+from onnx_backprop.converters.prepare.inference.loop_sequences import infer_with_sequences
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.functions.scope import Scope
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.conv_lengths import forget_shapes
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called, copied
+from onnx_backprop.converters.prepare.inference.conv_lengths import forget_shapes
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.scope import Scope
 

@@ -23,9 +23,9 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
 from onnx_backprop.converters.reverse.forward import Forward, unsupported
 from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.reverse.loops.states import states_at
+from onnx_backprop.converters.reverse.loops.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
-from onnx_backprop.converters.reverse.states import states_at
-from onnx_backprop.converters.reverse.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.widened import HALF
 
 Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]

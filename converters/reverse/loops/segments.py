@@ -18,8 +18,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.loops.steps import Steps, copy_of, is_unchanged, stack_of, steps_of
 from onnx_backprop.converters.reverse.sequences import is_sequence
-from onnx_backprop.converters.reverse.steps import Steps, copy_of, is_unchanged, stack_of, steps_of
 
 _SEGMENT = "onnx_backprop.segment"  # on a Loop that is one of these already
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
+from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of
 from onnx_backprop.converters.prepare.graphs import (
     all_nodes,
     assign,
@@ -18,7 +19,6 @@ from onnx_backprop.converters.prepare.graphs import (
     used_names,
     without_imports,
 )
-from onnx_backprop.converters.prepare.origins import FX, arguments_of
 from onnx_backprop.opset.core.lazy import ir
 
 STOP = "onnx_backprop.stop"  # in an Identity's metadata, with any value

@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from onnx_backprop.converters.prepare.exporters.torch_metadata import (
+    BUFFER,
+    CONSTANT,
+    KIND,
+    PARAMETER,
+    REQUIRES_GRAD,
+    signature,
+)
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, KIND, PARAMETER, REQUIRES_GRAD, signature
 from onnx_backprop.opset.core.lazy import ir
 
 FROZEN = "FROZEN"  # a parameter that does not require a gradient

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
+from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.opset.functions.scope import Scope
 
 

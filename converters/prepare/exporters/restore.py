@@ -15,10 +15,18 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.origins import (
+    FOLDED,
+    NAMED,
+    Origin,
+    arguments_of,
+    module_of,
+    operation_of,
+    owner,
+)
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
-from onnx_backprop.converters.prepare.origins import FOLDED, NAMED, Origin, arguments_of, module_of, operation_of, owner
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 # the names that modules of PyTorch have for inputs of an operator

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import graph_copy
 from onnx_backprop.converters.reverse.forward import label, unsupported
