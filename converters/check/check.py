@@ -67,8 +67,9 @@ def _stopped(
     for node in result.graph.node:
         if any(map(is_stop, all_nodes(inner for graph in subgraphs(node) for inner in graph.node))):
             raise InvalidArgumentError(
-                f"stop: {node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
-                "outputs can hold a value. Check the model without it"
+                f"{node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
+                "outputs can hold a value. Check the model without it",
+                argument="stop",
             )
     return result
 

@@ -134,8 +134,9 @@ class Examiner:
         inside = [x for x in differentiation.wrt if x.producer() is not None]
         if inside:
             raise InvalidArgumentError(
-                f"wrt: {inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
-                "inputs and initializers: their gradients pass through it"
+                f"{inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
+                "inputs and initializers: their gradients pass through it",
+                argument="wrt",
             )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
@@ -280,8 +281,9 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
     names = [name for name, value in active.items() if value not in left_out]
     if not names:
         raise InvalidArgumentError(
-            "wrt: no float input or initializer influences a float output along a differentiable path, there is no "
-            "gradient to check"
+            "no float input or initializer influences a float output along a differentiable path, there is no "
+            "gradient to check",
+            argument="wrt",
         )
     return names
 

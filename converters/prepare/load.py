@@ -171,9 +171,11 @@ def _since(node: NodeProto, opset: int) -> int | None:
 def check_names(argument: str, names: Names) -> Names:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
-        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
+        raise InvalidArgumentError(
+            f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument=argument
+        )
     if not names:
-        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+        raise InvalidArgumentError("expected at least one name, got an empty list", argument=argument)
     return names
 
 
@@ -182,10 +184,12 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"{argument}: expected names, got {name!r}")
+            raise InvalidArgumentError(f"expected names, got {name!r}", argument=argument)
         if name not in values:
-            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{suggest(name, values)}")
+            raise InvalidArgumentError(
+                f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument=argument
+            )
         if values[name] in result:
-            raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
+            raise InvalidArgumentError(f"{name!r} is given twice", argument=argument)
         result.append(values[name])
     return result

@@ -43,9 +43,10 @@ def refuse_hidden(hidden: Mapping[str, str], **arguments: Patterns | None) -> No
         for name in () if names is None or isinstance(names, str) else names:
             if isinstance(name, str) and name in hidden:
                 raise InvalidArgumentError(
-                    f"{argument}: {name!r} is a value inside the function {hidden[name]}, and each call of it has its "
+                    f"{name!r} is a value inside the function {hidden[name]}, and each call of it has its "
                     "own. Name an input or an output of the node that calls it, or inline the functions first: "
-                    "onnx.inliner.inline_local_functions(model)"
+                    "onnx.inliner.inline_local_functions(model)",
+                    argument=argument,
                 )
 
 

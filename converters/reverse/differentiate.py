@@ -440,7 +440,8 @@ def explain_unreached(
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
     reasons = told_stops(path.stops)
     return InvalidArgumentError(
-        f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
+        f"{name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")
-        + f". Leave it out of {argument}"
+        + f". Leave it out of {argument}",
+        argument=argument,
     )

@@ -58,16 +58,17 @@ def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | Non
         return None
     if precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
-        raise InvalidArgumentError(f"precision: expected None or one of {names}, got {precision!r}")
+        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", argument="precision")
     for value in graph.initializers.values():
         if is_float(value) and value.dtype in HALF_TYPES:
             raise InvalidArgumentError(
-                f"precision: {value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
-                "leave precision out, and the gradients of a half model are computed in float32, or convert it"
+                f"{value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
+                "leave precision out, and the gradients of a half model are computed in float32, or convert it",
+                argument="precision",
             )
     if all(value.dtype != ir.DataType.FLOAT for value in graph.initializers.values()):
         raise InvalidArgumentError(
-            "precision: the model has no float32 weights, nothing would be rounded. Leave it out"
+            "the model has no float32 weights, nothing would be rounded. Leave it out", argument="precision"
         )
     return PRECISIONS[precision]
 

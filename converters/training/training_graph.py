@@ -273,8 +273,9 @@ def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) ->
     named = [name for name in listed if isinstance(name, str) and name in inputs]
     if named and (trained or len(named) < len(listed)):
         raise InvalidArgumentError(
-            f"trainable: {named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
-            "the gradient by it"
+            f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it",
+            argument="trainable",
         )
     return named
 
@@ -315,9 +316,11 @@ def _choose(
     chosen = [name for name in chosen if name in written or name not in frozen_names]
     for name in chosen:
         if left_out.get(name) in NEVER_TRAINED:
-            raise InvalidArgumentError(f"trainable: {name!r} is a {left_out[name]}. Leave it out of trainable")
+            raise InvalidArgumentError(
+                f"{name!r} is a {left_out[name]}. Leave it out of trainable", argument="trainable"
+            )
     if not chosen:
-        raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
+        raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
     left_out = {name: what for name, what in left_out.items() if name not in chosen}
     return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
 

@@ -41,8 +41,9 @@ def _refuse_sub_graph(graph: ir.Graph, name: str, argument: str) -> None:
         values = (*inner.inputs, *inner.initializers.values(), *(value for node in inner for value in node.outputs))
         if any(value.name == name for value in values):
             raise InvalidArgumentError(
-                f"{argument}: {name!r} is a value inside a branch or the body of a loop, which has no gradient of its "
-                "own outside of it. Name a value of the main graph, such as an output of the If, Loop or Scan"
+                f"{name!r} is a value inside a branch or the body of a loop, which has no gradient of its "
+                "own outside of it. Name a value of the main graph, such as an output of the If, Loop or Scan",
+                argument=argument,
             )
 
 
@@ -51,6 +52,6 @@ def require_floats(values: Sequence[ir.Value], argument: str) -> list[ir.Value]:
     for value in values:
         if not is_float(value):
             raise InvalidArgumentError(
-                f"{argument}: {value.name!r} has type {type_name(value)}; gradients exist for floats only"
+                f"{value.name!r} has type {type_name(value)}; gradients exist for floats only", argument=argument
             )
     return list(values)

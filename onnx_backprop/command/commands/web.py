@@ -1,4 +1,4 @@
-"""The commands `onnx-backprop web`, which writes a page that trains in the browser, and `serve`, which serves it."""
+"""`onnx-backprop web`: a page that trains a model in the browser."""
 
 import argparse
 from collections.abc import Mapping
@@ -8,62 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.command.options import read_arrays, share, training_options
-from onnx_backprop.command.train import loader_of, optimizer_of
+from onnx_backprop.command.commands.train import loader_of, optimizer_of
+from onnx_backprop.command.options import read_arrays, shared, training_options
+from onnx_backprop.command.parser import Command, argument
 from onnx_backprop.converters.prepare.writing.files import same_file
-from onnx_backprop.converters.training.optimizers import OPTIMIZERS
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 
 
-def add_web(commands: Any) -> None:
-    """Add both commands to a parser's sub-commands."""
-    web = commands.add_parser(
-        "web",
-        help="write a page that trains a model in the browser",
-        description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
-        "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
-    )
-    web.add_argument("model", metavar="MODEL", help="the forward ONNX model")
-    web.add_argument("-o", "--output", dest="site", metavar="SITE", required=True, help="the folder to write")
-    web.add_argument("--data", metavar="DATA.npz", required=True, help="arrays to train on, by the names of the inputs")
-    web.add_argument("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)")
-    share(web, "--loss", required=True)
-    share(web, "--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict")
-    share(web, "--checkpoint", "--stop", "--free", "--limit", "--force", "--quiet")
-    web.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="(%(default)s)")
-    web.add_argument("--batch-size", type=int, default=32, help="rows of a step (%(default)s)")
-    web.add_argument("--learning-rate", type=float, default=1e-3, help="to start with (%(default)s)")
-    web.add_argument("--weight-decay", type=float, help="(default: the optimizer's own)")
-    web.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
-    share(web, "--no-frozen-statistics")
-    web.add_argument("--seed", type=int, default=0, help="of the choice of held-out rows (%(default)s)")
-    web.add_argument(
-        "--runtime",
-        metavar="FOLDER",
-        help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
-    )
-    web.add_argument(
-        "--webgpu",
-        action="store_true",
-        help="train on the graphics processor, with batches of one size, in float32 alone",
-    )
-    web.set_defaults(run=_web, precision=None, memory=None, momentum=None, clip_norm=None, accumulate=1, ema=None)
-
-    serve = commands.add_parser(
-        "serve",
-        help="serve a page that `web` has written",
-        description="Serves on this machine alone, unless --host says otherwise, until it is interrupted. Sends the "
-        "headers under which a browser lets the page use threads.",
-    )
-    serve.add_argument("site", metavar="SITE", help="the folder that `web` has written")
-    serve.add_argument("--port", type=int, default=8000, help="0: any that is free (%(default)s)")
-    serve.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)")
-    serve.set_defaults(run=_serve)
-
-
-def _web(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Write the site."""
     # not before: it checks with onnxruntime
     from onnx_backprop.web.site import held_out, title_of, write_site
     from onnx_backprop.web.webgpu import fix_lengths
@@ -139,10 +94,36 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
             raise InvalidArgumentError(f"{path} lies in {folder}, which is written. Name another folder")
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    from onnx_backprop.web.serve import server
-
-    with server(arguments.site, port=arguments.port, host=arguments.host) as running:
-        print(f"http://{arguments.host}:{running.server_port}/ (Ctrl-C ends it)", flush=True)
-        running.serve_forever()
-    return 0
+COMMAND = Command(
+    "web",
+    help="write a page that trains a model in the browser",
+    description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
+    "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
+    run=run,
+    arguments=[
+        *shared("model"),
+        argument("-o", "--output", dest="site", metavar="SITE", required=True, help="the folder to write"),
+        *shared("--data", metavar="DATA.npz"),
+        *shared("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)"),
+        *shared("--loss", required=True),
+        *shared("--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict"),
+        *shared("--checkpoint", "--stop", "--free", "--limit", "--force", "--quiet"),
+        *shared("--optimizer", help="(%(default)s)"),
+        *shared("--batch-size", metavar=None),
+        *shared("--learning-rate", metavar=None, help="to start with (%(default)s)"),
+        *shared("--weight-decay", metavar=None),
+        *shared("--training-mode", "--no-frozen-statistics"),
+        *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
+        argument(
+            "--runtime",
+            metavar="FOLDER",
+            help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
+        ),
+        argument(
+            "--webgpu",
+            action="store_true",
+            help="train on the graphics processor, with batches of one size, in float32 alone",
+        ),
+    ],
+    values={"precision": None, "memory": None, "momentum": None, "clip_norm": None, "accumulate": 1, "ema": None},
+)

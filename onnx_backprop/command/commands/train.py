@@ -15,7 +15,8 @@ import numpy as np
 
 from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
-from onnx_backprop.command.options import compilation_shown, read_rows, say, share, training_options
+from onnx_backprop.command.options import ROWS, compilation_shown, read_rows, say, shared, training_options
+from onnx_backprop.command.parser import Command, argument
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.quantized.dequantize import dequantize
@@ -34,82 +35,8 @@ from onnx_backprop.training.history import Record, read_log
 from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
-ROWS = 12  # tensors that are listed
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
-
-
-def add_train(commands: Any) -> None:
-    """Add the command to a parser's sub-commands."""
-    train = commands.add_parser(
-        "train",
-        help="train a model on arrays in files",
-        usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
-        description="DATA is an .npz file that holds an array for every input of the model and for the target: "
-        "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
-        "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
-        "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
-    )
-    train.add_argument("model", metavar="MODEL", help="the forward ONNX model")
-    train.add_argument("-o", "--output", metavar="OUT", required=True, help="the trained model to write")
-    train.add_argument("--data", metavar="DATA", required=True, help="arrays to train on, by the names of the inputs")
-    share(train, "--loss", required=True)
-    train.add_argument("--evaluation", metavar="DATA", help="arrays to measure the loss on after every epoch")
-    train.add_argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl")
-    train.add_argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file")
-    share(train, "--force", "--quiet", "--limit")
-
-    what = train.add_argument_group("what is trained")
-    share(what, "--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie")
-    what.add_argument(
-        "--dequantize",
-        action="store_true",
-        help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of MODEL's",
-    )
-    what.add_argument("--floats", action="store_true", help="with --dequantize: write OUT with floats")
-    share(what, "--straight-through", "--strict")
-    what.add_argument("--training-mode", action="store_true", help="Dropout and BatchNormalization in training mode")
-    share(what, "--no-frozen-statistics")
-
-    how = train.add_argument_group("steps and updates")
-    how.add_argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)")
-    how.add_argument("--batch-size", type=int, default=32, metavar="ROWS", help="rows of a step (%(default)s)")
-    how.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)")
-    how.add_argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="the highest one (%(default)s)")
-    how.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)")
-    how.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)")
-    how.add_argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop")
-    how.add_argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)")
-    how.add_argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients")
-    how.add_argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)")
-    how.add_argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights")
-    how.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the order of the rows and of Dropout (%(default)s)"
-    )
-
-    memory = train.add_argument_group("memory and precision")
-    share(memory, "--memory", "--precision", "--checkpoint")
-
-    again = train.add_argument_group("going on, and several ranks")
-    again.add_argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one")
-    again.add_argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)")
-    again.add_argument(
-        "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
-    )
-    again.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="TIMES",
-        help="start it again from the checkpoint, this often at most, where it was killed or has crashed (%(default)s)",
-    )
-    again.add_argument(
-        "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
-    )
-    again.add_argument(
-        "--shard-update", action="store_true", help="each rank updates a part of the weights and keeps its moments"
-    )
-    train.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -347,3 +274,76 @@ def _report(
         profile=profile(trainer, next(iter(loader))),
         graph=trainer.graph,
     )
+
+
+COMMAND = Command(
+    "train",
+    help="train a model on arrays in files",
+    usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
+    description="DATA is an .npz file that holds an array for every input of the model and for the target: "
+    "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
+    "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
+    "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
+    run=run,
+    arguments=[
+        *shared("model"),
+        *shared("-o", help="the trained model to write"),
+        *shared("--data", metavar="DATA"),
+        *shared("--loss", required=True),
+        *shared("--evaluation", metavar="DATA"),
+        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
+        argument(
+            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
+        ),
+        *shared("--force", "--quiet", "--limit"),
+    ],
+    groups={
+        "what is trained": [
+            *shared("--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie"),
+            argument(
+                "--dequantize",
+                action="store_true",
+                help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of "
+                "MODEL's",
+            ),
+            argument("--floats", action="store_true", help="with --dequantize: write OUT with floats"),
+            *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
+        ],
+        "steps and updates": [
+            argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)"),
+            *shared("--batch-size", "--optimizer", "--learning-rate"),
+            argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
+            argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
+            *shared("--weight-decay"),
+            argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
+            argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+            argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
+            *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
+        ],
+        "memory and precision": shared("--memory", "--precision", "--checkpoint"),
+        "going on, and several ranks": [
+            argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one"),
+            argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+            argument(
+                "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
+            ),
+            argument(
+                "--restarts",
+                type=int,
+                default=0,
+                metavar="TIMES",
+                help="start it again from the checkpoint, this often at most, where it was killed or has crashed "
+                "(%(default)s)",
+            ),
+            argument(
+                "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
+            ),
+            argument(
+                "--shard-update",
+                action="store_true",
+                help="each rank updates a part of the weights and keeps its moments",
+            ),
+        ],
+    },
+)
