@@ -41,7 +41,7 @@ _PASSING = frozenset(
 _OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def update_last(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
+def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
     """Make the native updates of a model wait for all its other outputs; the inputs that they may overwrite.
 
     updates: {input: the output that is its new value}. Where that is any, the model has one more input, GUARD, 0-D

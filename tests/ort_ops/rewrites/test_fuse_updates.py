@@ -17,8 +17,8 @@ from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.ort_ops import register_ops
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import PIECE, Program
-from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
-from onnx_backprop.ort_ops.elementwise.updates_last import GUARD, update_last
+from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
+from onnx_backprop.ort_ops.rewrites.in_place import GUARD, update_in_place
 from tests.ort_ops.guarded import Guarded
 
 SHAPES = ((), (1,), (0, 3), (17,), (2, 3, 5, 7), (5, 3, 1, 1), (PIECE,), (PIECE * 2 + 3,), (1, 16))
@@ -218,7 +218,7 @@ def test_a_gradient_in_the_memory_of_a_parameter(op_type: str) -> None:
         opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.contrib", 1)],
         ir_version=10,
     )
-    own = update_last(model, "loss", {"a": "a_new", "b": "b_new"})
+    own = update_in_place(model, "loss", {"a": "a_new", "b": "b_new"})
     assert own == {"a"}
     session = opened(model)
     drawn = {"a": np.full(count, 2, np.float32), "b": np.full(count, 5, np.float32), "s": np.float32([0.1])}

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.ort_ops.forward_operators import own_operators
+from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 
 
 def model(
@@ -53,7 +53,7 @@ def test_the_same_convolution(rng, attributes: str, weights: tuple, lengths: tup
     shapes = {name: f"float[{','.join(map(str, feeds[name].shape))}]" for name in "xw"}
     plain = model(attributes, bias=bias, **shapes)
     (expected,) = ob.session(plain).run(None, feeds)
-    changed = own_operators(model(attributes, bias=bias, **shapes))
+    changed = replace_operators(model(attributes, bias=bias, **shapes))
     assert [(n.domain, n.op_type) for n in changed.graph.node] == [(ob.DOMAIN, "Convolution")]
     (got,) = ob.session(changed, kernels=kernels).run(None, feeds)
     np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=0, atol=1e-4, strict=True)
@@ -74,7 +74,7 @@ def test_the_same_convolution(rng, attributes: str, weights: tuple, lengths: tup
 )
 def test_others_stay(kept: ModelProto) -> None:
     before = kept.SerializeToString()
-    assert own_operators(kept).SerializeToString() == before
+    assert replace_operators(kept).SerializeToString() == before
 
 
 def test_constant_weights_stay(rng) -> None:
@@ -82,7 +82,7 @@ def test_constant_weights_stay(rng) -> None:
     graph = model("group = 1")
     weights = rng.standard_normal((32, 16, 3, 3), np.float32)
     graph.graph.initializer.add(name="w", data_type=1, dims=weights.shape, raw_data=weights.tobytes())
-    assert [n.op_type for n in own_operators(graph).graph.node] == ["Conv"]
+    assert [n.op_type for n in replace_operators(graph).graph.node] == ["Conv"]
 
 
 # ----- BatchNormalization ---------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_the_same_batch_norm(rng, attributes: str, read: str, shape: tuple[int, 
     feeds, lengths = norm_feeds(rng, shape), ",".join("NCDHW"[: len(shape)])
     whole = ob.session(norm_model(attributes, x=lengths)).run(None, feeds)
     expected = [np.asarray(value) for name, value in zip("yde", whole, strict=True) if name in read]
-    changed = own_operators(norm_model(attributes, x=lengths, read=read))
+    changed = replace_operators(norm_model(attributes, x=lengths, read=read))
     assert operators(changed) == [(ob.DOMAIN, "BatchNormForwardTraining")]
     names = changed.graph.node[0].output
     assert len(names) == 5
@@ -157,14 +157,14 @@ def test_the_same_batch_norm(rng, attributes: str, read: str, shape: tuple[int, 
 )
 def test_other_batch_norms_stay(kept: ModelProto) -> None:
     before = kept.SerializeToString()
-    assert own_operators(kept).SerializeToString() == before
+    assert replace_operators(kept).SerializeToString() == before
 
 
 def test_an_input_of_unknown_rank_stays() -> None:
     """It may have rank 1, as which onnxruntime runs it with one channel."""
     kept = norm_model()
     kept.graph.input[0].type.tensor_type.ClearField("shape")
-    assert operators(own_operators(kept)) == [("", "BatchNormalization")]
+    assert operators(replace_operators(kept)) == [("", "BatchNormalization")]
 
 
 def two_norms(*, same: bool) -> ModelProto:
@@ -186,7 +186,7 @@ def two_norms(*, same: bool) -> ModelProto:
 @pytest.mark.parametrize("same", [True, False])
 def test_gradients_read_the_statistics_and_agree(rng, same: bool) -> None:
     plain = two_norms(same=same)
-    changed = own_operators(ModelProto.FromString(plain.SerializeToString()))
+    changed = replace_operators(ModelProto.FromString(plain.SerializeToString()))
     nodes = [node for node in changed.graph.node if node.op_type.startswith("BatchNorm")]
     forward = {n.output[0]: n for n in nodes if n.op_type == "BatchNormForwardTraining"}
     backward = [n for n in nodes if n.op_type == "BatchNormTrainingBackward"]
@@ -222,7 +222,7 @@ def test_another_gradient_of_the_same_values_keeps_what_it_reads(layout: str, gi
         }}""".replace(", )", ")")
     )
     before = list(model.graph.node[1].input)
-    forward, backward = own_operators(model).graph.node
+    forward, backward = replace_operators(model).graph.node
     assert list(backward.input) == ([*before, *forward.output[3:]] if reads else before)
 
 
@@ -231,5 +231,5 @@ def test_names_that_are_taken_stay_whose_they_are(rng) -> None:
     taken = model.graph.node.add(op_type="Neg", input=["v"], output=["y/mean"])
     model.graph.output.add(name=taken.output[0]).type.tensor_type.elem_type = 1
     feeds = norm_feeds(rng, (2, 3, 4, 5))
-    got = ob.session(own_operators(model), kernels="native").run(["y/mean"], feeds)
+    got = ob.session(replace_operators(model), kernels="native").run(["y/mean"], feeds)
     np.testing.assert_array_equal(np.asarray(got[0]), -feeds["v"])

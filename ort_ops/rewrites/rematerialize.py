@@ -20,7 +20,7 @@ from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
 
 
-def make_again(model: ModelProto, loss: str) -> ModelProto:
+def rematerialize(model: ModelProto, loss: str) -> ModelProto:
     """Let nodes behind that of the loss read copies, in place; returns the model."""
     nodes = list(model.graph.node)
     ends = {name: n for n, node in enumerate(nodes) for name in node.output}

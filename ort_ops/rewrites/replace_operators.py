@@ -18,7 +18,7 @@ from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 _DEFAULT = ("", "ai.onnx")
 
 
-def own_operators(model: ModelProto) -> ModelProto:
+def replace_operators(model: ModelProto) -> ModelProto:
     """Make nodes of our domain, in place, of those that its native kernels are for; returns the model.
 
     All of a model whose opset is older than the bodies of our kernels is left alone.

@@ -33,7 +33,7 @@ _ROUNDED = ("Exp", "Erf", "Sigmoid")  # alone too, so that what is computed in t
 Shape = tuple[int | str, ...]
 
 
-def fuse_chains(model: ModelProto) -> ModelProto:
+def fuse_elementwise(model: ModelProto) -> ModelProto:
     """Replace chains of the main graph, of two or more nodes, in place; returns the model."""
     _pass_by(model)
     chains = _Chains(model)

@@ -12,8 +12,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
+from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
 
 NUMBERS = "float one = {1.0}, float[1] three = {3.0}, float[1,1] less = {-3.0}, float six = {6.0}"
 SILU = "s = Sub(one, y)  p = Mul(y, s)  q = Mul(x, p)  a = Add(q, y)  z = Mul(dy, a)"
@@ -56,7 +56,7 @@ def test_the_values_are_those_of_the_operators(nodes: str, size: int) -> None:
         picked = rng.random(values.shape) < 0.3
         values[picked] = rng.choice(special, picked.sum())
         feeds[name] = values
-    plain, fused = model(nodes), fuse_chains(model(nodes))
+    plain, fused = model(nodes), fuse_elementwise(model(nodes))
     assert kinds(fused) == [ELEMENTWISE]
     (expected,) = ob.session(plain, kernels="onnx").run(None, feeds)
     (got,) = ob.session(fused).run(None, feeds)
@@ -101,7 +101,7 @@ def test_the_values_are_those_of_the_operators(nodes: str, size: int) -> None:
     ],
 )
 def test_what_becomes_a_chain(graph: ModelProto, expected: list[str]) -> None:
-    assert kinds(fuse_chains(graph)) == expected
+    assert kinds(fuse_elementwise(graph)) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_functions_are_within_three_units(operator: str, exact: Callable[[float]
     )
     x = x.astype(np.float32)
     x = x[: len(x) // 3 * 3].reshape(-1, 3)
-    fused = fuse_chains(model(f"a = {operator}(x)  b = Mul(a, one)  z = Mul(b, one)"))
+    fused = fuse_elementwise(model(f"a = {operator}(x)  b = Mul(a, one)  z = Mul(b, one)"))
     assert kinds(fused) == [ELEMENTWISE]
     session = ob.session(fused)
     ones = np.ones_like(x)
@@ -132,7 +132,7 @@ def test_functions_are_within_three_units(operator: str, exact: Callable[[float]
 def test_numbers_that_a_run_may_give_are_tensors() -> None:
     graph = model("a = Mul(x, one)  z = Add(a, dy)")
     graph.graph.input.append(helper.make_tensor_value_info("one", TensorProto.FLOAT, []))
-    assert kinds(fuse_chains(graph)) == ["Mul", "Add"]
+    assert kinds(fuse_elementwise(graph)) == ["Mul", "Add"]
 
 
 def test_values_that_subgraphs_read_stay() -> None:
@@ -143,11 +143,11 @@ def test_values_that_subgraphs_read_stay() -> None:
           b = If(c) <then_branch = t () => (float[N] p) { p = Identity(a) },
                      else_branch = f () => (float[N] q) { q = Identity(x) }>
           z = Add(a, b) }""")
-    assert kinds(fuse_chains(shape_inference.infer_shapes(graph))) == ["Mul", "If", "Add"]
+    assert kinds(fuse_elementwise(shape_inference.infer_shapes(graph))) == ["Mul", "If", "Add"]
 
 
 def test_a_shape_that_is_not_the_stated_one_is_refused() -> None:
-    session = ob.session(fuse_chains(model("a = Mul(x, y)  z = Add(a, dy)", "N, M")))
+    session = ob.session(fuse_elementwise(model("a = Mul(x, y)  z = Add(a, dy)", "N, M")))
     feeds = {"x": np.ones((2, 3), np.float32), "y": np.ones((2, 3), np.float32), "dy": np.ones((3, 2), np.float32)}
     with pytest.raises(Fail, match="must have one shape"):
         session.run(None, feeds)
@@ -161,7 +161,7 @@ def test_training_graphs_have_chains_and_the_same_losses(rng) -> None:
     weights = rng.standard_normal((5, 4)).astype(np.float32)
     forward.graph.initializer.add(name="w", data_type=1, dims=(5, 4), raw_data=weights.tobytes())
     graph = ob.training_graph(forward, loss="mse", optimizer="adam")
-    assert NATIVE_DOMAIN in {o.domain for o in fuse_chains(graph.model).opset_import}
+    assert NATIVE_DOMAIN in {o.domain for o in fuse_elementwise(graph.model).opset_import}
     feeds = {
         "x": rng.standard_normal((7, 5)).astype(np.float32),
         "target": rng.standard_normal((7, 4)).astype(np.float32),
