@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecars
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
-from onnx_backprop.training.history import read_log
+from onnx_backprop.training.reports.history import read_log
 
 # Arguments of any command that name files, and what a person calls them.
 _READ = {"model": "the model", "data": "--data", "evaluation": "--evaluation", "feeds": "--feeds"}

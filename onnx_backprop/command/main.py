@@ -37,9 +37,9 @@ from onnx_backprop.converters.pages import write_page
 from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.reverse.registry import supported_ops
 from onnx_backprop.converters.tables import table, wrapped
-from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION, OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable

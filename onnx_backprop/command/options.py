@@ -10,12 +10,12 @@ from typing import Any
 from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.losses import LOSSES
-from onnx_backprop.converters.training.precision import PRECISIONS
+from onnx_backprop.converters.training.rewrites.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import Limits, limits
 from onnx_backprop.opset.core.progress import watched
-from onnx_backprop.training import stored
+from onnx_backprop.training.data import stored
 
 NO_LOSS = "none"
 _NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}

@@ -25,7 +25,7 @@ from onnx_backprop.ort_ops import SessionOptions, run_bound, session
 from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
 from onnx_backprop.ort_ops.elementwise.made_again import make_again
 from onnx_backprop.ort_ops.forward_operators import own_operators
-from onnx_backprop.training.data import Batches
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
 OrtValue = onnxruntime.OrtValue
