@@ -25,7 +25,7 @@ from onnx_backprop.ort_ops import SessionOptions, run_bound, session
 from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
 from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
 from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
-from onnx_backprop.training.data import Batches
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
 OrtValue = onnxruntime.OrtValue

@@ -33,11 +33,11 @@ from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.data import of_data
+from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.history import Losses
 from onnx_backprop.training.inputs import Inputs, refusals, rows
+from onnx_backprop.training.reports.history import Losses
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:

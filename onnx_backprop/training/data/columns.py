@@ -18,7 +18,7 @@ import numpy as np
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.limits import current, how_to_raise
-from onnx_backprop.training.rows import StoredRows
+from onnx_backprop.training.data.rows import StoredRows
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 _HELD = 2**28  # bytes of the decoded blocks that an array keeps for its next rows

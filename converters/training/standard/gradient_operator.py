@@ -27,7 +27,7 @@ from onnx_backprop.converters.reverse.differentiate import explain_unreached, fi
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
-from onnx_backprop.converters.training.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
+from onnx_backprop.converters.training.standard.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.hints import near

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from onnx_backprop.distributed.shards import bounds
-from onnx_backprop.training.rows import StoredRows
+from onnx_backprop.training.data.rows import StoredRows
 
 _OPEN = 2**27  # bytes of the blocks that a batch takes rows from
 _MOST_LANES = 64

@@ -8,8 +8,8 @@ from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Points, chart
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
-from onnx_backprop.training.history import Record, Records
-from onnx_backprop.training.profiling import Profile, Timing
+from onnx_backprop.training.reports.history import Record, Records
+from onnx_backprop.training.reports.profiling import Profile, Timing
 
 _LAYERS = 8  # curves of gradient norms, the largest; every one has a colour of its own
 _MOST = 200  # rows of a table

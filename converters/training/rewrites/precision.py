@@ -23,8 +23,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
-from onnx_backprop.converters.training.loss_scale import scaled_loss, unscale
-from onnx_backprop.converters.training.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting
+from onnx_backprop.converters.training.rewrites.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting
+from onnx_backprop.converters.training.update.loss_scale import scaled_loss, unscale
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from onnx_backprop.opset.core.archives import NpzArrays, Place, npy_place
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.training.columns import SUFFIXES, Columns
-from onnx_backprop.training.rows import StoredRows
+from onnx_backprop.training.data.columns import SUFFIXES, Columns
+from onnx_backprop.training.data.rows import StoredRows
 
 Part = tuple[Path, Place]
 

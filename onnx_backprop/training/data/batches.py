@@ -11,9 +11,9 @@ from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.data.order import BlockOrder, lanes, row_order
+from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.order import BlockOrder, lanes, row_order
-from onnx_backprop.training.rows import StoredRows
 
 
 class Batches:

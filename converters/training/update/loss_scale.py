@@ -15,8 +15,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
-from onnx_backprop.converters.training.optimizer_function import one_element
-from onnx_backprop.converters.training.step import State
+from onnx_backprop.converters.training.update.optimizer_function import one_element
+from onnx_backprop.converters.training.update.step import State
 
 INITIAL, LARGEST = 2.0**15, 2.0**24
 INTERVAL = 2000  # good steps until the scale grows

@@ -16,7 +16,9 @@ from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.modes import is_statistic
 from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
-from onnx_backprop.converters.training.optimizer_function import (
+from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.converters.training.rewrites.sums import staged
+from onnx_backprop.converters.training.update.optimizer_function import (
     CLIP_FACTOR,
     EMA,
     FINITE,
@@ -25,8 +27,6 @@ from onnx_backprop.converters.training.optimizer_function import (
     update_function,
     work_type,
 )
-from onnx_backprop.converters.training.optimizers import Optimizer
-from onnx_backprop.converters.training.sums import staged
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
