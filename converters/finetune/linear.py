@@ -12,8 +12,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
+from onnx_backprop.converters.prepare.exporters.origins import module_of
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.prepare.origins import module_of
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
