@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -20,7 +19,8 @@ from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.edit import assign, copied, insert
+from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard, reads, subgraphs
@@ -431,29 +431,19 @@ class _Look:
 
         def edit(proto: ModelProto) -> None:
             graph, own = proto.graph, _same(proto, node)
-            taken = used_names(graph)
+            op = Emitter(own.output[0], used_names(graph))
             place = list(graph.node).index(own)
             name, at = self.search.places[0]
-            added: list[NodeProto] = []
-
-            def emit(op_type: str, read: list[str], what: str, **attributes: Any) -> str:
-                output = unique(f"{own.output[0]}/{what}", taken)
-                added.append(helper.make_node(op_type, read, [output], name=output, **attributes))
-                self.before[output] = ()  # nothing is to be checked
-                return output
-
-            rows = emit("Shape", [name], self.search.symbol, start=at, end=at + 1)
+            rows = op.Shape(name, start=at, end=at + 1)
             for n in inputs:
                 shape = [1 if isinstance(d, str) or d is None else d for d in self.before[node.input[n]]]
-                value = node.input[n]
-                if self.old > 1:
-                    value = emit("Gather", [value, _constant(proto, f"{value}/first", [0])], "row", axis=axis)
-                first, last = (_constant(proto, f"{value}/lengths", part) for part in (shape[:axis], shape[axis + 1 :]))
-                wide = emit("Concat", [first, rows, last], "shape", axis=0)
-                own.input[n] = emit("Expand", [value, wide], "rows")
+                value = op.Gather(node.input[n], op.constant([0]), axis=axis) if self.old > 1 else node.input[n]
+                first, last = (op.constant(lengths, np.int64) for lengths in (shape[:axis], shape[axis + 1 :]))
+                own.input[n] = op.Expand(value, op.Concat(first, rows, last, axis=0))
                 self.before[own.input[n]] = self.before[node.input[n]]
-            nodes = list(graph.node)
-            assign(graph.node, [copied(one) for one in (*nodes[:place], *added, *nodes[place:])])
+            for added in op.nodes:
+                self.before.setdefault(added.output[0], ())  # nothing is to be checked
+            insert(graph, place, op.nodes)
 
         return edit
 

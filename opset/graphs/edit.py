@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 Message = TypeVar("Message", ModelProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto)
 
@@ -31,6 +31,18 @@ def assign(field: Any, values: Iterable[Any]) -> None:
     new = list(values)
     del field[:]
     field.extend(new)
+
+
+def insert(graph: GraphProto, position: int, nodes: Sequence[NodeProto]) -> None:
+    """Put nodes in front of the one at a position."""
+    for node in reversed(nodes):
+        graph.node.insert(position, node)
+
+
+def add_import(target: ModelProto | FunctionProto, domain: str, version: int = 1) -> None:
+    """Import an opset where the domain is not imported yet."""
+    if all(o.domain != domain for o in target.opset_import):
+        target.opset_import.add(domain=domain, version=version)
 
 
 def without_imports(model: ModelProto, domain: str) -> None:
