@@ -23,10 +23,10 @@ from onnx_backprop.opset.graphs.edit import assign, copied, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.types import Dims, shapes_of
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard, reads, subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
-Shape = tuple[int | str | None, ...]
 Edit = Callable[[ModelProto], None]
 _TIMES = 101  # a prime, which no length of a model has by chance after a multiplication
 _TRIALS = 300  # inferences before a search is given up
@@ -154,15 +154,6 @@ def _with_lengths(proto: ModelProto, lengths: Mapping[tuple[str, int], int | str
     return result
 
 
-def _shapes(graph: GraphProto) -> dict[str, Shape]:
-    result: dict[str, Shape] = {t.name: tuple(t.dims) for t in graph.initializer}
-    for value in (*graph.value_info, *graph.output, *graph.input):
-        if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            result[value.name] = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
-    return result
-
-
 @dataclass
 class _Search:
     """The rewriting for one symbol."""
@@ -176,7 +167,7 @@ class _Search:
 
     def solved(self) -> ModelProto:
         """The model in which every length that follows the freed one does."""
-        self.before = _shapes(self.proto.graph)
+        self.before = shapes_of(self.proto.graph)
         name, axis = self.places[0]
         self.old = int(self.before[name][axis] or 0)
         moved = dict.fromkeys(self.places, self.old * _TIMES)
@@ -238,7 +229,7 @@ class _Look:
 
     def __init__(self, search: _Search, inferred: ModelProto, decided: set[str]) -> None:
         self.search, self.graph, self.decided = search, inferred.graph, decided
-        self.before, self.after, self.old = search.before, _shapes(inferred.graph), search.old
+        self.before, self.after, self.old = search.before, shapes_of(inferred.graph), search.old
         self.scope = Scope(inferred.graph)
         self.inner: dict[str, int] = {}  # how many elements of its axis lie between two rows of the batch
 
@@ -452,12 +443,12 @@ def _follows(before: int | str | None, after: int | str | None) -> bool:
     return isinstance(before, int) and isinstance(after, int) and before > 0 and after == before * _TIMES
 
 
-def _product(shape: Shape) -> int | None:
+def _product(shape: Dims) -> int | None:
     numbers = [d for d in shape if isinstance(d, int)]
     return prod(numbers) if len(numbers) == len(shape) else None
 
 
-def _fits(shapes: Mapping[str, Shape], node: NodeProto) -> bool:
+def _fits(shapes: Mapping[str, Dims], node: NodeProto) -> bool:
     """Whether a Reshape keeps the number of elements."""
     return _product(shapes[node.input[0]]) == _product(shapes[node.output[0]])
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_co
 
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
-from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied, without_imports
 from onnx_backprop.opset.graphs.names import rename
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is_standard
@@ -52,7 +52,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
     marked = _name_marked(proto)
     legacy = version < 11 and _set_aside(proto)
     if legacy:
-        proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
+        add_import(proto, _ASIDE)
     try:
         result = version_converter.convert_version(proto, MIN_OPSET)
     except Exception as e:

@@ -19,10 +19,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.walk import is_standard
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 from onnx_backprop.ort_ops.numpy_route import RANKS_DOMAIN, SUM, WEIGHTED_SUM
 
 _BACKWARD = "BatchNormTrainingBackward"
@@ -37,22 +37,18 @@ def synchronise(model: ModelProto) -> int:
     writer = _Writer(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        if is_standard(node, "BatchNormalization") and _attributes(node).get("training_mode"):
+        if is_standard(node, "BatchNormalization") and attributes_of(node).get("training_mode"):
             nodes += writer.forward(node)
         elif node.op_type == _BACKWARD and node.domain == DOMAIN:
             nodes += writer.backward(node)
         else:
             nodes.append(node)
     if writer.statistics:
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        copies = list(map(copied, nodes))
         assign(model.graph.node, copies)
         model.graph.initializer.extend(writer.constants)
-        model.opset_import.append(helper.make_opsetid(RANKS_DOMAIN, 1))
+        add_import(model, RANKS_DOMAIN)
     return len(writer.statistics)
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 class _Writer(Emitter):
@@ -110,7 +106,7 @@ class _Writer(Emitter):
         return self._constant([n for n in range(rank) if n != 1]), self._constant([-1] + [1] * (rank - 2))
 
     def forward(self, node: NodeProto) -> list[NodeProto]:
-        given, (x, scale, bias, *running) = _attributes(node), node.input
+        given, (x, scale, bias, *running) = attributes_of(node), node.input
         others, per = self._axes(node)
         total = self.ReduceSum(self._double(x), others, keepdims=0)
         ratio = self.Div(self.Size(x), self.Max(self.Size(scale), self._constant(1)))

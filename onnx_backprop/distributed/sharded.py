@@ -20,7 +20,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import all_graphs
@@ -106,7 +106,7 @@ class Division:
                             node.input[:] = [own if given == name else given for given in node.input]
                 nodes.append(node)
             if len(nodes) > len(owner.node):
-                assign(owner.node, [NodeProto.FromString(node.SerializeToString()) for node in nodes])
+                assign(owner.node, list(map(copied, nodes)))
             del owner.value_info[:]
             for value in owner.output:
                 if owner.name != update.graph.name:

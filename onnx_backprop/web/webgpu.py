@@ -23,8 +23,9 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.schema import attributes_of
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.types import shapes_of
 from onnx_backprop.opset.maths import pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP as MAX_POOL_BACKWARD
 from onnx_backprop.web.bundle import bundle
@@ -35,8 +36,7 @@ _SWITCH = 0.5
 
 def fix_lengths(model: ModelProto, lengths: Mapping[str, Sequence[int]]) -> ModelProto:
     """A copy of a forward model whose inputs have these lengths."""
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     for value in result.graph.input:
         if value.name in lengths:
             for dim, length in zip(value.type.tensor_type.shape.dim, lengths[value.name], strict=True):
@@ -75,12 +75,7 @@ class _Writer(Emitter):
 
 def _shapes(graph: GraphProto) -> dict[str, list[int]]:
     """The shapes of the tensors whose lengths are all known."""
-    found: dict[str, list[int]] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        shape = value.type.tensor_type.shape
-        if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in shape.dim):
-            found[value.name] = [d.dim_value for d in shape.dim]
-    return found
+    return {name: [*dims] for name, dims in shapes_of(graph).items() if all(isinstance(d, int) for d in dims)}
 
 
 def _spread_pools(model: ModelProto) -> None:
@@ -196,7 +191,7 @@ def _put_back(
 
 def _write_attributes(graph: GraphProto) -> None:
     """Strides, dilations and padding of Conv and ConvTranspose that are left to their defaults."""
-    shapes = _shapes(graph) | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    shapes = _shapes(graph)
     for node in graph.node:
         if node.op_type in ("Conv", "ConvTranspose"):
             given = {a.name for a in node.attribute}

@@ -50,17 +50,22 @@ def without_imports(model: ModelProto, domain: str) -> None:
     assign(model.opset_import, [o for o in model.opset_import if o.domain != domain])
 
 
+def without(message: Message, *fields: str) -> Message:
+    """A copy of a message without some of its fields, which are not copied meanwhile."""
+    result = type(message)()
+    for field, value in message.ListFields():
+        if field.name not in fields:
+            if hasattr(value, "MergeFrom"):
+                getattr(result, field.name).MergeFrom(value)
+            else:
+                setattr(result, field.name, value)
+    return result
+
+
 def without_tensors(model: ModelProto, names: Collection[str]) -> ModelProto:
     """A copy of a model without the initializers and Constant nodes of given names, which are not copied meanwhile."""
-    result = ModelProto()
-    for target, source, left_out in ((result, model, ("graph",)), (result.graph, model.graph, ("initializer", "node"))):
-        for field, value in source.ListFields():
-            if field.name in left_out:
-                continue
-            if hasattr(value, "MergeFrom"):
-                getattr(target, field.name).MergeFrom(value)
-            else:
-                setattr(target, field.name, value)
+    result = without(model, "graph")
+    result.graph.MergeFrom(without(model.graph, "initializer", "node"))
     result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
     result.graph.node.extend(n for n in model.graph.node if n.op_type != "Constant" or n.output[0] not in names)
     return result
