@@ -132,5 +132,5 @@ def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
     info.name = made
     info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
-    ranked = op.Reshape(made, op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1), allowzero=1)
-    insert(graph, position + 1, op.finish({name: ranked}))
+    lengths = op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1)
+    insert(graph, position + 1, op.finish({name: op.Reshape(made, lengths, allowzero=1, name="ranked")}))

@@ -58,6 +58,7 @@ def _exchange(graph: GraphProto, node: NodeProto, n: int, element: TypeProto.Ten
     """An element of another rank is put in, which leaves no shape to infer, and taken out again."""
     of_other_rank = np.zeros([1] * (not element.shape.dim), helper.tensor_dtype_to_np_dtype(element.elem_type))
     op = Emitter(f"{called(node)}/{node.input[n]}", taken)
-    loose = op.SequenceErase(op.SequenceInsert(node.input[n], op.constant(of_other_rank)))
+    more = op.SequenceInsert(node.input[n], op.constant(of_other_rank), name="more")
+    loose = op.SequenceErase(more, name="any")
     insert(graph, [one is node for one in graph.node].index(True), op.nodes)
     node.input[n] = loose
