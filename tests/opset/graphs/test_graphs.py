@@ -121,7 +121,7 @@ def test_messages_are_changed_in_place() -> None:
     assert bare.ir_version == 10
     assert not bare.functions
     assert not bare.HasField("graph")
-    assert shapes_in_ir() == {"x": (3,), "c": (), "y": (3,), "w": (1,)}
+    assert shapes_of(MODEL.graph) == {"x": (3,), "c": (), "y": (3,), "w": (1,)}
 
 
 def test_the_default_domain_has_two_names() -> None:
