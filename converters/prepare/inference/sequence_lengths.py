@@ -9,7 +9,8 @@ from collections.abc import Callable
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
 
 Infer = Callable[[ModelProto], ModelProto]
@@ -27,7 +28,6 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
     infos = (info for graph in graphs for info in (*graph.value_info, *graph.output) if info.name in carried)
     ranked = not any(_is_held(info.type) for info in infos)
     work = copied(proto)
-    work.opset_import.add(domain=_HIDDEN, version=1)
     pairs = [(node, graph) for graph in all_graphs(work.graph) for node in graph.node]
     known_in = [graph for graph in graphs for _ in graph.node]
     for (node, graph), known in zip(pairs, known_in, strict=True):
@@ -36,7 +36,7 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
         info = _info(known, node.output[0])
         if info is None or not info.type.tensor_type.elem_type:
             continue
-        node.domain = _HIDDEN
+        hide(work, [node], _HIDDEN)
         given = _info(graph, node.output[0])
         if given is not None and given.type.tensor_type.HasField("shape"):
             continue
@@ -46,15 +46,12 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
         else:
             next(v for v in graph.output if v.name == info.name).CopyFrom(stated)
     result = infer(work)
-    for node in all_nodes(result):
-        if node.domain == _HIDDEN:
-            node.domain = ""
+    show(result, _HIDDEN)
     for graph in all_graphs(result.graph):
         for info in (*graph.value_info, *graph.output):
             for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
                 if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
                     dim.Clear()
-    without_imports(result, _HIDDEN)
     return result
 
 

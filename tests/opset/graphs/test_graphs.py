@@ -7,13 +7,15 @@ from graphlib import CycleError
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx import GraphProto, NodeProto, helper, parser
+from onnx import GraphProto, NodeProto, helper, parser, shape_inference
 
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied, insert, without
 from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.names import Names, rename, unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, dependencies, descendants, positions, producers, topological
 from onnx_backprop.opset.graphs.scope import scoped_graphs
+from onnx_backprop.opset.graphs.types import shapes_of
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, made_in, reads, values_read
 
 TEXT = """<ir_version: 10, opset_import: ["": 18, "f": 1]> main (float[3] x, bool c) => (float[3] y) <float[1] w = {2}> {
@@ -129,3 +131,12 @@ def test_the_default_domain_has_two_names() -> None:
     assert is_standard(NodeProto(op_type="Add", domain="ai.onnx"))
     assert not is_standard(NodeProto(op_type="Add"), "Mul")
     assert not is_standard(NodeProto(op_type="Add", domain="my.ops"), "Add")
+
+
+def test_hidden_nodes_are_taken_as_they_are() -> None:
+    model = copied(MODEL)
+    hide(model, [node for node in all_nodes(model) if node.op_type in ("Neg", "Exp")], "nobody")
+    assert sum(node.domain == "nobody" for node in all_nodes(model)) == 2
+    assert not shape_inference.infer_shapes(model).graph.value_info
+    show(model, "nobody")
+    assert model == MODEL
