@@ -4,23 +4,34 @@ onnx's inference gives the elements one shape with one name for each unknown len
 seem to be equal, and of a sequence that a Loop carries it keeps the shape of the elements before the first step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, scoped_graphs, subgraphs, without_imports
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 
-Infer = Callable[[ModelProto], ModelProto]
 _HIDDEN = "onnx_backprop.element"
 _READING = ("ConcatFromSequence", "OptionalGetElement", "SequenceAt")
 
 
-def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
-    """`infer(proto)`, where what is read from a sequence has a rank only; none where a Loop carries sequences."""
+def ranked_elements(proto: ModelProto) -> Correct:
+    """What is read from a sequence has a rank only; none where a Loop carries sequences."""
     if not any(node.op_type in _READING for node in all_nodes(proto)):
-        return infer(proto)
-    first = infer(proto)
+        return lambda _: None
+
+    def correct(inferred: ModelProto) -> ModelProto | None:
+        if all(o.domain != _HIDDEN for o in inferred.opset_import):
+            return _hidden(proto, inferred)
+        _shown(inferred)
+        return None
+
+    return correct
+
+
+def _hidden(proto: ModelProto, first: ModelProto) -> ModelProto:
+    """A copy of a model in which nothing is inferred of what is read from sequences, but what is stated of it."""
     ranked = not any(_is_held(info.type) for node, graph in _nodes(first.graph) if node.op_type == "Loop"
                      for info in (*graph.value_info, *graph.output) if info.name in node.output)  # fmt: skip
     work = copied(proto)
@@ -40,7 +51,11 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
             assign(graph.value_info, [*(v for v in graph.value_info if v.name != info.name), stated])
         else:
             next(v for v in graph.output if v.name == info.name).CopyFrom(stated)
-    result = infer(work)
+    return work
+
+
+def _shown(result: ModelProto) -> None:
+    """Let the nodes be what they were."""
     for node in all_nodes(result):
         if node.domain == _HIDDEN:
             node.domain = ""
@@ -50,7 +65,6 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
                 if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
                     dim.Clear()
     without_imports(result, _HIDDEN)
-    return result
 
 
 def _nodes(graph: GraphProto) -> Iterator[tuple[NodeProto, GraphProto]]:
