@@ -254,7 +254,7 @@ class TrainingGraph:
         """
         proto = load(model)
         if proto.training_info:
-            from onnx_backprop.converters.training.training_info import (
+            from onnx_backprop.converters.training.standard.training_info import (
                 from_training_info,  # which builds on this module
             )
 

@@ -25,9 +25,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
-from onnx_backprop.converters.training.add_loss import add_loss, typed
-from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
 from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import LossBuilder
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.modes import (
@@ -38,13 +37,14 @@ from onnx_backprop.converters.training.modes import (
     train,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
-from onnx_backprop.converters.training.precision import check_precision, emit_gradients
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.rewrites.precision import check_precision, emit_gradients
+from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
-from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.converters.training.sums import stage_sums
+from onnx_backprop.converters.training.update.loss_scale import renewed_scale, with_default
+from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels

@@ -21,8 +21,8 @@ from onnx_backprop.converters.training.losses.compose import AnyLoss
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.converters.training.optimizers import Optimizer as UpdateRule
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.converters.training.update.step import optimizer_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import external_files, load

@@ -8,7 +8,7 @@ from onnx_backprop.command.parser import Argument
 from onnx_backprop.converters.prepare.writing.files import check_writable, same_file, sidecars
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
-from onnx_backprop.training.history import read_log
+from onnx_backprop.training.reports.history import read_log
 
 
 def checkpoint_beside(output: str | Path) -> Path:

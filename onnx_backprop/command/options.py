@@ -18,12 +18,12 @@ from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS
-from onnx_backprop.converters.training.precision import PRECISIONS
+from onnx_backprop.converters.training.rewrites.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, OnnxBackpropWarning
 from onnx_backprop.opset.core.limits import Limits, limits
 from onnx_backprop.opset.core.progress import watched
-from onnx_backprop.training import stored
+from onnx_backprop.training.data import stored
 
 PROGRAM = "onnx-backprop"
 NO_LOSS = "none"

@@ -17,9 +17,9 @@ from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradi
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.reverse.models.backward import backward
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
-from onnx_backprop.converters.training.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable

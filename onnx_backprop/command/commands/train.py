@@ -30,9 +30,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.progress import hidden, note
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.data import Batches
-from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, rows
+from onnx_backprop.training.reports.history import Record, read_log
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
@@ -262,8 +262,8 @@ def _report(
     records: list[Record],
     norms: dict[str, list[tuple[float, float]]],
 ) -> None:
-    from onnx_backprop.training.profiling import profile
-    from onnx_backprop.training.report import write_report
+    from onnx_backprop.training.reports.profiling import profile
+    from onnx_backprop.training.reports.report import write_report
 
     write_report(
         arguments.report,
