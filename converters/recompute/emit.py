@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
+from onnx_backprop.converters.recompute.marks import VIEW
 from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
 
-PASSES = "onnx_backprop.passes"  # on a view in the forward part: the name of what it is a view of
 _COPY = "recomputed"
 
 
@@ -288,5 +288,5 @@ class Emitter:
         """The view, noted to be one of a value of the forward model, which goes with the gradients."""
         producer = view.producer()
         assert producer is not None
-        producer.metadata_props[PASSES] = str(value.name)
+        producer.metadata_props[VIEW] = str(value.name)
         return view
