@@ -11,7 +11,7 @@ from typing import Any
 from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, say, shared, training_options
-from onnx_backprop.command.parser import Command, argument
+from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -191,7 +191,7 @@ COMMAND = Command(
             choices=tuple(MODES),
             help="which derivative, by the name of the function that makes it (default: backward)",
         ),
-        argument("--batched", action="store_true", help="several seeds in one run (vjp, jvp, hvp)"),
+        flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
         *shared("--limit", "--force", "--quiet"),
@@ -203,6 +203,6 @@ COMMAND = Command(
             help="of symbolic dimensions, as batch=8, which --memory counts with",
         ),
         *shared("--inline"),
-        argument("--verbose", action="store_true", help="tell how nodes are converted"),
+        flag("--verbose", help="tell how nodes are converted"),
     ],
 )

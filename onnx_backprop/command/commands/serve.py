@@ -22,7 +22,7 @@ COMMAND = Command(
     run=run,
     arguments=[
         argument("site", metavar="SITE", help="the folder that `web` has written"),
-        argument("--port", type=int, default=8000, help="0: any that is free (%(default)s)"),
+        argument("--port", default=8000, help="0: any that is free (%(default)s)"),
         argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)"),
     ],
 )
