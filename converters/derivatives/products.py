@@ -13,7 +13,6 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import unsupported
@@ -22,6 +21,7 @@ from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 Names = Sequence[str] | None
 

@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.finetune.linear import PACKED, PACKED_TABLE, Layers, Linear
-from onnx_backprop.converters.prepare.graphs import attributes_of, called, unique
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import attributes_of, called
 
 Array = np.ndarray
 Factor = TypeVar("Factor", str, Array, list[int])

@@ -15,22 +15,15 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    called,
-    copied,
-    reads,
-    subgraphs,
-    unique,
-    used_names,
-)
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard, reads, subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
 Shape = tuple[int | str | None, ...]
@@ -155,10 +148,9 @@ def _with_lengths(proto: ModelProto, lengths: Mapping[tuple[str, int], int | str
     for value in (*result.graph.value_info, *result.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for node in all_nodes(result.graph):
-        for graph in subgraphs(node):
-            for value in (*graph.value_info, *graph.output):
-                value.type.tensor_type.ClearField("shape")
+    for graph in list(all_graphs(result.graph))[1:]:
+        for value in (*graph.value_info, *graph.output):
+            value.type.tensor_type.ClearField("shape")
     return result
 
 
@@ -329,7 +321,7 @@ class _Look:
                 raise self.refusal(node, f"two axes of {name!r} follow it, each row would meet every other")
             kept = kept or self.axis(name) is not None or None in after or any(isinstance(d, str) for d in after)
         total = node.op_type.startswith("Reduce") and _product(self.before[node.output[0]]) == 1
-        if not kept and not total and (node.domain or node.op_type not in _AWAY):
+        if not kept and not total and not is_standard(node, *_AWAY):
             read = ", ".join(map(repr, rows))
             raise self.refusal(node, f"of {read} it gives the same shape for every length")
 

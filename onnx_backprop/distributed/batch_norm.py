@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops.numpy_route import RANKS_DOMAIN, SUM, WEIGHTED_SUM
 
 _BACKWARD = "BatchNormTrainingBackward"
@@ -34,7 +36,7 @@ def synchronise(model: ModelProto) -> int:
     writer = _Writer(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        if node.op_type == "BatchNormalization" and not node.domain and _attributes(node).get("training_mode"):
+        if is_standard(node, "BatchNormalization") and _attributes(node).get("training_mode"):
             nodes += writer.forward(node)
         elif node.op_type == _BACKWARD and node.domain == DOMAIN:
             nodes += writer.backward(node)

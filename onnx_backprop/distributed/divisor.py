@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
 from onnx_backprop.converters.training.names import STAGED
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
 
 _MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
 

@@ -8,19 +8,21 @@ no messages of their own, and the new values are those of an undivided update, b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TypeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign, subgraphs, unique, used_names
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_graphs
 
 OrtValue = onnxruntime.OrtValue
 _ALIGNED = 64  # bytes: tensors, and parts of them but the first, begin with a cache line
@@ -52,7 +54,7 @@ class Division:
         """
         self._communicator = communicator
         types = {value.name: value.type.tensor_type for value in update.graph.input}
-        nodes = [node for owner in _graphs(update.graph) for node in owner.node]
+        nodes = [node for owner in all_graphs(update.graph) for node in owner.node]
         arguments = {p: entries for node in nodes for p, entries in _members(update, node).items()}
         renewed = [name for name in graph.parameters if name in arguments]
         if not renewed or set(renewed) != set(arguments):
@@ -93,7 +95,7 @@ class Division:
     def _rewrite(self, graph: TrainingGraph, update: ModelProto) -> None:
         """Take parts of the gradients in front of the calls; declare parts of the rest."""
         taken = used_names(update.graph)
-        for owner in reversed(list(_graphs(update.graph))):  # inner ones first, as the nodes of outer ones are copied
+        for owner in reversed(list(all_graphs(update.graph))):  # inner ones first: outer nodes are copied
             nodes: list[NodeProto] = []
             for node in owner.node:
                 for p, entries in _members(update, node).items():
@@ -172,13 +174,6 @@ class Division:
         for array, pairs in self._held:
             if any(id(whole) in used for whole, _ in pairs):
                 exchange(self._communicator, array, self._ends(array.dtype))
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
 
 
 def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:

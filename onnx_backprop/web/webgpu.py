@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.result import TrainingGraph
@@ -24,6 +23,7 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.maths import pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP as MAX_POOL_BACKWARD
 from onnx_backprop.web.bundle import bundle

@@ -7,7 +7,7 @@ is cast once on the way in and once on the way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.graphs.order import ancestors
 
 if TYPE_CHECKING:
     from onnx_backprop.opset.bodies.expressions import Vector
@@ -80,12 +81,7 @@ class Body:
 
     def needed(self, *outputs: str) -> list[NodeProto]:
         """The nodes that outputs depend on, in order."""
-        wanted, result = set(outputs), []
-        for node in reversed(self.nodes):
-            if not wanted.isdisjoint(node.output):
-                result.append(node)
-                wanted.update(_reads(node))
-        return result[::-1]
+        return [self.nodes[n] for n in ancestors(self.nodes, outputs)]
 
     def constant(self, array: np.ndarray) -> str:
         """A constant tensor; equal ones share a node."""
@@ -159,15 +155,6 @@ class Body:
         self.nodes, self._constants = outside
         output = helper.make_tensor_value_info(result, FLOAT, None)
         return helper.make_graph(nodes, "branch", [], [output])
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """The names that a node and the graphs inside it read."""
-    yield from node.input
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            for inner in attribute.g.node:
-                yield from _reads(inner)
 
 
 def _name(operand: Operand) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
+from onnx_backprop.opset.graphs.walk import is_standard
+
 Lengths = tuple[object, ...]
 
 
 def misread(graph: GraphProto) -> set[int]:
     """All Einsum nodes of a graph, by position, where one of them is misread: others may read what that one makes."""
-    nodes = {
-        n: node for n, node in enumerate(graph.node) if node.op_type == "Einsum" and node.domain in ("", "ai.onnx")
-    }
+    nodes = {n: node for n, node in enumerate(graph.node) if is_standard(node, "Einsum")}
     if not nodes:
         return set()
     known = {value.name: _lengths(value) for value in (*graph.input, *graph.value_info, *graph.output)}

@@ -14,8 +14,7 @@ from pathlib import Path
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
-from onnx_backprop.opset.core.lazy import ir
-from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
+from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Arg, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.native import native_body
@@ -23,7 +22,9 @@ from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, pyth
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
-from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
+from onnx_backprop.opset.functions.scope import domain_nodes, infer_missing
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 KERNELS = ("onnx", "numpy", "native", "numba")  # routes
@@ -119,7 +120,16 @@ def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProt
     tensors = [name for i, name in zip(op.inputs, node.input, strict=False) if name and i.type_name == "T1"]
     single = all(scope.element_type(name) == TensorProto.FLOAT for name in tensors)
     attributes = Attributes(op, attributes_of(node))
-    return standard_body(op, attributes, scope.args(op, node), opset, named_outputs(op, node), single=single)
+    return standard_body(op, attributes, _args(op, node, scope), opset, named_outputs(op, node), single=single)
+
+
+def _args(op: Op, node: NodeProto, scope: Scope) -> list[Arg | None]:
+    """What is known about each input of an operator's node; None for an absent one."""
+    names = [*node.input, *[""] * (len(op.inputs) - len(node.input))]
+    return [
+        Arg.of_array(spec, scope.dims(name), None if spec.tensor else scope.constant(name)) if name else None
+        for spec, name in zip(op.inputs, names, strict=True)
+    ]
 
 
 def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:

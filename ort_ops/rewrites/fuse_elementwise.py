@@ -19,7 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 
@@ -92,7 +93,7 @@ class _Chains:
     def __post_init__(self) -> None:
         graph = self.model.graph
         self._nodes = graph.node
-        self._taken = names_in(graph)
+        self._taken = used_names(graph)
         self._shapes: dict[str, Shape] = {}
         self._types: dict[str, int] = {}
         for value in [*graph.value_info, *graph.input, *graph.output]:

@@ -14,7 +14,8 @@ from collections import defaultdict
 from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
@@ -32,7 +33,7 @@ def rematerialize(model: ModelProto, loss: str) -> ModelProto:
     outputs = {value.name for value in model.graph.output}
     needed, gone = set[str](), set[str]()
     copies: dict[int, list[NodeProto]] = defaultdict(list)
-    taken = names_in(model.graph)
+    taken = used_names(model.graph)
     for node in nodes[: end + 1]:
         late = [n for name in node.output for n in readers[name] if n > end]
         if not late or not _is_cheap(node) or not outputs.isdisjoint(node.output):

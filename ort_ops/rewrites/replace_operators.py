@@ -12,8 +12,8 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, unique
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
+from onnx_backprop.opset.graphs.names import unique, used_names
 
 _DEFAULT = ("", "ai.onnx")
 
@@ -54,7 +54,7 @@ def _own_batch_norms(model: ModelProto) -> None:
     types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output, *graph.input)}
     kinds = {name: kind.elem_type for name, kind in types.items()}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    taken = names_in(graph)
+    taken = used_names(graph)
     found: dict[str, list[str]] = {}  # of an input: its mean and variance
     for node in graph.node:
         if node.op_type == "BatchNormalization" and node.domain in _DEFAULT:

@@ -7,9 +7,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.fused.known import Known
-from onnx_backprop.converters.prepare.graphs import DEFINES, attributes_of, called, rename, unique
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.names import rename, unique
+from onnx_backprop.opset.graphs.walk import attributes_of, called
 
+DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 Operand = str | float | Sequence[int] | np.ndarray | None
 

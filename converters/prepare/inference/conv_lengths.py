@@ -10,10 +10,13 @@ from collections.abc import Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
 from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.converters.prepare.inference.driver import Correct
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import descendants
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 
 def explicit_pads(_: ModelProto) -> Correct:
@@ -40,7 +43,7 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
 
 def _may_be_misread(node: NodeProto) -> bool:
     """Whether onnx's inference may give the node's output another length than onnxruntime."""
-    if node.op_type != "ConvTranspose" or node.domain not in DEFAULT_DOMAINS:
+    if not is_standard(node, "ConvTranspose"):
         return False
     attributes = attributes_of(node)
     same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
@@ -110,9 +113,7 @@ def _hide_input(graph: GraphProto, node: NodeProto) -> None:
 def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:
     """Drop the stated lengths of some values and of all that depends on them: inference would not correct them."""
     stale = set(names)
-    for node in graph.node:
-        if not stale.isdisjoint(node.input):
-            stale.update(node.output)
+    stale.update(name for node in descendants(graph.node, names) for name in node.output)
     for value in (*graph.value_info, *graph.output):
         if value.name in stale and value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, rename, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, called, subgraphs
 
 _TRAINING = "ai.onnx.preview.training"
 # operators without a schema that have a gradient rule -> whether an output has the first input's shape too

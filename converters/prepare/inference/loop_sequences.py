@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, called, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.inference.driver import Correct
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import called, is_standard, subgraphs
 
 Types = Mapping[str, TypeProto]
 _COUNTERS = 2  # iteration and condition, in front of the states
@@ -29,7 +30,7 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
         (graph, node, n, types[name].sequence_type.elem_type.tensor_type)
         for graph, types in graphs
         for node in graph.node
-        if node.op_type == "Loop" and node.domain in DEFAULT_DOMAINS
+        if is_standard(node, "Loop")
         for n, name in enumerate(node.input[_COUNTERS:], _COUNTERS)
         if name in types and types[name].sequence_type.elem_type.tensor_type.HasField("shape")
     ]

@@ -9,11 +9,11 @@ knew them, so that the length counts as unknown. What the node computes does not
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called
 from onnx_backprop.converters.prepare.inference.conv_lengths import forget_shapes
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.core.errors import InvalidModelError
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 
 SCALES, SIZES = 2, 3
 
@@ -38,7 +38,7 @@ def hidden_scales(proto: ModelProto) -> Correct:
 
 
 def _is_resize(node: NodeProto) -> bool:
-    return node.op_type == "Resize" and node.domain in DEFAULT_DOMAINS
+    return is_standard(node, "Resize")
 
 
 def _misread(graph: GraphProto) -> set[str]:

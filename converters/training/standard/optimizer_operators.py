@@ -11,12 +11,12 @@ from functools import partial
 import numpy as np
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, defs, helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.upgrade import default_opset
 from onnx_backprop.converters.training.update.optimizer_function import Update
 from onnx_backprop.opset.bodies.builder import DOUBLE, Body
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 MODES = ("standard", "nesterov")
