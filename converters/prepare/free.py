@@ -78,32 +78,26 @@ def _checked(graph: GraphProto, free: Free) -> dict[str, list[tuple[str, int]]]:
     inputs = {v.name: v.type.tensor_type.shape.dim for v in graph.input if v.name not in stored}
     example = "free={'x': {0: 'batch'}}"
     if not isinstance(free, Mapping) or not free:
-        raise InvalidArgumentError(f"expected axes by input, as {example}, got {free!r}", argument="free")
+        raise InvalidArgumentError(f"expected axes by input, as {example}, got {free!r}", "free")
     result: dict[str, list[tuple[str, int]]] = {}
     for name, axes in free.items():
         if name not in inputs:
             hint = suggest(str(name), list(inputs))
-            raise InvalidArgumentError(
-                f"expected the name of an input of the model, got {name!r}{hint}", argument="free"
-            )
+            raise InvalidArgumentError(f"expected the name of an input of the model, got {name!r}{hint}", "free")
         if not isinstance(axes, Mapping):
-            raise InvalidArgumentError(
-                f"{name!r}: expected symbols by axis, as {example}, got {axes!r}", argument="free"
-            )
+            raise InvalidArgumentError(f"{name!r}: expected symbols by axis, as {example}, got {axes!r}", "free")
         for axis, symbol in axes.items():
             rank = len(inputs[name])
             if not isinstance(axis, int) or not -rank <= axis < rank:
-                raise InvalidArgumentError(f"{name!r} has {rank} axes, got axis {axis!r}", argument="free")
+                raise InvalidArgumentError(f"{name!r} has {rank} axes, got axis {axis!r}", "free")
             if not isinstance(symbol, str) or not symbol.isidentifier():
-                raise InvalidArgumentError(
-                    f"{name!r}: expected a name for axis {axis}, got {symbol!r}", argument="free"
-                )
+                raise InvalidArgumentError(f"{name!r}: expected a name for axis {axis}, got {symbol!r}", "free")
             dim = inputs[name][axis]
             if not dim.dim_value:
                 has = f"has the length {dim.dim_param!r}" if dim.dim_param else "has no fixed length"
-                raise InvalidArgumentError(f"axis {axis} of {name!r} {has} already. Leave it out", argument="free")
+                raise InvalidArgumentError(f"axis {axis} of {name!r} {has} already. Leave it out", "free")
             result.setdefault(symbol, []).append((name, axis % rank))
     for symbol, places in result.items():
         if len(numbers := {inputs[name][axis].dim_value for name, axis in places}) > 1:
-            raise InvalidArgumentError(f"{symbol!r} stands for different lengths, {sorted(numbers)}", argument="free")
+            raise InvalidArgumentError(f"{symbol!r} stands for different lengths, {sorted(numbers)}", "free")
     return result

@@ -91,7 +91,7 @@ class Search:
                 OnnxBackpropWarning(
                     f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
                     f"run alone. Compare a run of several rows with runs of {self.old}",
-                    argument="free",
+                    "free",
                 ),
                 stacklevel=6,
             )
@@ -100,7 +100,7 @@ class Search:
                 OnnxBackpropWarning(
                     f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
                     f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
-                    argument="free",
+                    "free",
                 ),
                 stacklevel=6,
             )

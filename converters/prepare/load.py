@@ -169,11 +169,9 @@ def _since(node: NodeProto, opset: int) -> int | None:
 def check_names(argument: str, names: Names) -> Names:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
-        raise InvalidArgumentError(
-            f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument=argument
-        )
+        raise InvalidArgumentError(f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument)
     if not names:
-        raise InvalidArgumentError("expected at least one name, got an empty list", argument=argument)
+        raise InvalidArgumentError("expected at least one name, got an empty list", argument)
     return names
 
 
@@ -182,12 +180,10 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"expected names, got {name!r}", argument=argument)
+            raise InvalidArgumentError(f"expected names, got {name!r}", argument)
         if name not in values:
-            raise InvalidArgumentError(
-                f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument=argument
-            )
+            raise InvalidArgumentError(f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument)
         if values[name] in result:
-            raise InvalidArgumentError(f"{name!r} is given twice", argument=argument)
+            raise InvalidArgumentError(f"{name!r} is given twice", argument)
         result.append(values[name])
     return result

@@ -46,8 +46,7 @@ def check_memory(memory: int | str) -> float | int:
     if type(memory) is int and memory > 0:
         return memory
     raise InvalidArgumentError(
-        f"expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}",
-        argument="memory",
+        f"expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}", "memory"
     )
 
 
@@ -80,7 +79,7 @@ def fit_memory(
             f"a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
             f"{told_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {told_bytes(without)} without one) "
             f"for about {time:.2f} times the time of a step",
-            argument="memory",
+            "memory",
         )
     nodes = Emitter(program, replay, exclusive, Builder(used_names(graph))).write()
     graph.remove(list(graph))

@@ -86,7 +86,7 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
             raise InvalidArgumentError(
                 f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
                 f"Give them, as lengths={{{missing[0]!r}: 8}}",
-                argument="memory",
+                "memory",
             )
         inferred = _inferred_shapes(light)
     shapes: dict[ir.Value, Shape] = {}

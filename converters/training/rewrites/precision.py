@@ -57,17 +57,17 @@ def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | Non
         return None
     if precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
-        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", argument="precision")
+        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", "precision")
     for value in graph.initializers.values():
         if is_float(value) and value.dtype in HALF_TYPES:
             raise InvalidArgumentError(
                 f"{value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
                 "leave precision out, and the gradients of a half model are computed in float32, or convert it",
-                argument="precision",
+                "precision",
             )
     if all(value.dtype != ir.DataType.FLOAT for value in graph.initializers.values()):
         raise InvalidArgumentError(
-            "the model has no float32 weights, nothing would be rounded. Leave it out", argument="precision"
+            "the model has no float32 weights, nothing would be rounded. Leave it out", "precision"
         )
     return PRECISIONS[precision]
 
