@@ -121,7 +121,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
     names += ("stop", "untie", "precision", "memory")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name, None) for name in names}
     given["free"] = free_of(arguments)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
@@ -155,13 +155,18 @@ def read_rows(path: str | None, option: str) -> Mapping[str, Any] | None:
 
 def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
     """A block in which the limits hold that --limit asks for."""
-    given: dict[str, int] = {}
-    for text in getattr(arguments, "limit", None) or ():
+    return limits(**numbers_of(arguments, "limit", "NAME=NUMBER, as npz_bytes=8000000000"))
+
+
+def numbers_of(arguments: argparse.Namespace, option: str, expected: str, least: int = 0) -> dict[str, int]:
+    """The numbers that an option gives by name, each as NAME=NUMBER."""
+    result: dict[str, int] = {}
+    for text in getattr(arguments, option, None) or ():
         name, _, number = text.partition("=")
-        if not number.isdecimal():
-            raise InvalidArgumentError(f"--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got {text!r}")
-        given[name] = int(number)
-    return limits(**given)
+        if not name or not number.isdecimal() or int(number) < least:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
+        result[name] = int(number)
+    return result
 
 
 def say(arguments: argparse.Namespace, text: str) -> None:

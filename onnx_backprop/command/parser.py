@@ -54,8 +54,7 @@ flag = partial(argument, action="store_true")
 class Command:
     """A command: its name, one sentence, what it calls for its exit code, and its arguments, some of them in groups.
 
-    values: what the command has in the place of arguments that others have. takes_rest: what the parser does not know
-    goes to the command, `--help` too.
+    takes_rest: what the parser does not know goes to the command, `--help` too.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Command:
     groups: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
     description: str | None = None
     usage: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
     takes_rest: bool = False
 
     def all_arguments(self) -> Iterator[Argument]:
@@ -90,7 +88,7 @@ class Command:
             target = parser.add_argument_group(title) if title else parser
             for each in arguments:
                 target.add_argument(*each.names, **each.settings)
-        parser.set_defaults(command=self, parser=parser, **self.values)
+        parser.set_defaults(command=self, parser=parser)
 
 
 class Parser(argparse.ArgumentParser):

@@ -63,12 +63,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(
         dequantize(arguments.model) if arguments.dequantize else arguments.model,
-        optimizer=optimizer_of(arguments),
-        training_mode=arguments.training_mode,
-        frozen_statistics=arguments.frozen_statistics,
         gradient_norms=arguments.report is not None,
         lengths={} if arguments.memory is None else _lengths(arguments, data),
-        **training_options(arguments),
+        **step_options(arguments),
     )
     loader, measured = loaders_of(graph, data, evaluation, arguments)
     schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
@@ -212,10 +209,16 @@ def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse
     return loader
 
 
-def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
+def step_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What train and web hand on to `training_graph`."""
+    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
+    return training_options(arguments) | modes | {"optimizer": _optimizer(arguments)}
+
+
+def _optimizer(arguments: argparse.Namespace) -> Optimizer:
     """What --optimizer and its numbers ask for."""
-    given = {n: getattr(arguments, n) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
-    if arguments.momentum is not None and arguments.optimizer not in ("sgd", "rmsprop"):
+    given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
+    if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
         raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
     return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
 

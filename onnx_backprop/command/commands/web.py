@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.command.commands.train import loaders_of, optimizer_of
-from onnx_backprop.command.options import read_arrays, shared, training_options
+from onnx_backprop.command.commands.train import loaders_of, step_options
+from onnx_backprop.command.options import read_arrays, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.prepare.writing.files import same_file
 from onnx_backprop.converters.training.training_graph import training_graph
@@ -26,13 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.site)
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
-    convert = partial(
-        training_graph,
-        optimizer=optimizer_of(arguments),
-        training_mode=arguments.training_mode,
-        frozen_statistics=arguments.frozen_statistics,
-        **training_options(arguments),
-    )
+    convert = partial(training_graph, **step_options(arguments))
     graph = convert(arguments.model, inline=True)
     loader, measured = loaders_of(graph, data, evaluation, arguments)
     kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
@@ -113,5 +107,4 @@ COMMAND = Command(
         ),
         flag("--webgpu", help="train on the graphics processor, with batches of one size, in float32 alone"),
     ],
-    values={"precision": None, "memory": None, "momentum": None, "clip_norm": None, "accumulate": 1, "ema": None},
 )
