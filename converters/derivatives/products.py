@@ -155,8 +155,7 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
 
     shapes: {gradient: value}. So do nodes that only lead to something that is asked for its shape.
     """
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    values |= {str(v.name): v for node in graph for v in node.outputs}
+    values = values_by_name(graph)
     pairs = [(values[g], values[x]) for g, x in shapes.items() if g in values and x in values]
     same = {g: x for g, x in pairs if not is_optional(x)}  # whose gradient is that of what it holds
     wanted = values_of(graph, graph.outputs)

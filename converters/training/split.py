@@ -8,7 +8,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import assign, copied, without
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
 from onnx_backprop.opset.graphs.walk import all_nodes, reads
@@ -114,20 +114,13 @@ def part(
     """Some nodes of a model with all that they need; `inputs` stay, others where they are read; `more`: new ones."""
     read = set().union(*map(reads, nodes), inputs)
     made = {name for node in nodes for name in node.output}
-    result = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(result, field.name).MergeFrom(value)
-        else:
-            setattr(result, field.name, value)
+    result = without(model, "graph")
     graph = result.graph
     graph.name = model.graph.name
     graph.node.extend(nodes)
     graph.input.extend(v for v in model.graph.input if v.name in read)
     for name, value in (more or {}).items():
-        renamed = ValueInfoProto.FromString(value.SerializeToString())
+        renamed = copied(value)
         renamed.name = name
         graph.input.append(renamed)
     graph.output.extend(outputs)

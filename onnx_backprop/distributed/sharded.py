@@ -14,14 +14,15 @@ from math import prod
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TypeProto, helper
 
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
-from onnx_backprop.opset.graphs.edit import assign
-from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import all_graphs
 
 OrtValue = onnxruntime.OrtValue
@@ -105,7 +106,7 @@ class Division:
                             node.input[:] = [own if given == name else given for given in node.input]
                 nodes.append(node)
             if len(nodes) > len(owner.node):
-                assign(owner.node, [NodeProto.FromString(node.SerializeToString()) for node in nodes])
+                assign(owner.node, list(map(copied, nodes)))
             del owner.value_info[:]
             for value in owner.output:
                 if owner.name != update.graph.name:
@@ -196,19 +197,9 @@ def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:
 
 def _slice(name: str, part: Part, nodes: list[NodeProto], taken: set[str]) -> str:
     """Elements [start, end) of a tensor, as the update takes them."""
-
-    def constant(values: list[int]) -> str:
-        output = unique(f"{name}/part", taken)
-        tensor = numpy_helper.from_array(np.array(values, np.int64))
-        nodes.append(helper.make_node("Constant", [], [output], name=output, value=tensor))
-        return output
-
-    def emit(op_type: str, *inputs: str) -> str:
-        output = unique(f"{name}/part", taken)
-        nodes.append(helper.make_node(op_type, inputs, [output], name=output))
-        return output
-
-    flat = emit("Reshape", name, constant([-1]))
-    own = emit("Slice", flat, constant([part.start]), constant([part.end]))
+    op = Emitter(f"{name}/part", taken)
+    result = op.Slice(op.Reshape(name, op.constant([-1])), op.constant([part.start]), op.constant([part.end]))
     axes = list(range(1, len(part.shape)))
-    return emit("Unsqueeze", own, constant(axes)) if axes else own
+    result = op.Unsqueeze(result, op.constant(axes)) if axes else result
+    nodes += op.nodes
+    return result

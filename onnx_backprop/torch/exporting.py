@@ -16,6 +16,7 @@ from onnx import ModelProto, helper
 
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.facts import DRAWS
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -260,8 +261,7 @@ def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequenc
     """Run the model and compare its outputs. Errors: UnsupportedError, with the largest difference."""
     if any(node.op_type in DRAWS for node in model.graph.all_nodes()):
         return
-    plain = ModelProto()
-    plain.CopyFrom(proto)
+    plain = copied(proto)
     types = {tensor.name: tensor.data_type for tensor in plain.graph.initializer}
     for node in plain.graph.node:
         if is_standard(node, "Dropout"):

@@ -15,6 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, is_standard, subgraphs
 
 DEPTH = 24  # graphs inside each other, three messages each: protobuf reads 100
@@ -97,8 +98,7 @@ def _repaired(proto: ModelProto) -> ModelProto:
     decoded = all(isinstance(text, str) for text in _texts(proto))
     if decoded and not any(map(_has_empty_end, _nodes((proto.graph, *proto.functions)))):
         return proto
-    result = ModelProto()
-    result.CopyFrom(proto)
+    result = copied(proto)
     if not decoded:
         _decode(result)
     for node in filter(_has_empty_end, _nodes((result.graph, *result.functions))):
@@ -133,9 +133,7 @@ def _decode(message: Message) -> None:
             for inner in value if field.is_repeated else (value,):
                 _decode(inner)
         elif field.type == field.TYPE_STRING and field.is_repeated:
-            decoded = [_text(one) for one in value]
-            del value[:]
-            value.extend(decoded)
+            assign(value, map(_text, value))
         elif field.type == field.TYPE_STRING:
             setattr(message, field.name, _text(value))
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
 from onnx_backprop.opset.functions.einsum_shapes import misread, without_guesses
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_graphs, is_standard, subgraphs
 
 LONG = 1024  # elements; no tensor has that many axes
@@ -33,17 +35,15 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     if not hidden:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
-    work = ModelProto()
-    work.CopyFrom(proto)
-    work.opset_import.add(domain=_HIDDEN, version=1)
+    work = copied(proto)
     stated = {value.name for value in (*work.graph.value_info, *work.graph.output)}
     replaced = {n for n in hidden if is_standard(graph.node[n], *_AS_DIV)}
     for n in replaced:
         work.graph.node[n].op_type = "Div"
     ends = {value.name: value for value in work.graph.output}
+    hide(work, (work.graph.node[n] for n in hidden - replaced), _HIDDEN)
     for n in hidden - replaced:
         node = work.graph.node[n]
-        node.domain = _HIDDEN
         certain = without_guesses if n in guessed else _without_names
         for name in node.output:
             if name in known and name not in stated:
@@ -53,9 +53,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     result = shape_inference.infer_shapes(work, check_type=check_type, data_prop=True)
     for n in hidden:
         result.graph.node[n].CopyFrom(graph.node[n])  # with the types that the first inference found in sub-graphs
-    kept = [o for o in result.opset_import if o.domain != _HIDDEN]
-    del result.opset_import[:]
-    result.opset_import.extend(kept)
+    show(result, _HIDDEN)
     return result
 
 
@@ -96,8 +94,7 @@ def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
 
 def _without_names(value: ValueInfoProto) -> ValueInfoProto:
     """A copy without the names that the first inference gave to lengths: the second gives names anew."""
-    result = ValueInfoProto()
-    result.CopyFrom(value)
+    result = copied(value)
     for dim in result.type.tensor_type.shape.dim:
         if dim.dim_param.startswith(NAMELESS):
             dim.Clear()

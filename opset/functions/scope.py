@@ -14,16 +14,6 @@ from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
 
-def reads(node: NodeProto) -> Iterator[str]:
-    """The names that a node reads, those of its sub-graphs' nodes and results too."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            for inner in graph.node:
-                yield from reads(inner)
-            yield from (value.name for value in graph.output)
-
-
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
     """Every node of our domain, in the main graph, its subgraphs and in functions, with what it can see."""
     for owner in (model.graph, *model.functions):

@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
@@ -51,8 +51,7 @@ def split_statistics(proto: ModelProto) -> None:
             continue
         if (name, reader) not in copies:
             free = name in identities and name not in others
-            new = TensorProto()
-            new.CopyFrom(tensor)
+            new = copied(tensor)
             assign(new.metadata_props, ())  # which say what the weight is
             new.name = name if free else unique(f"{name}/statistic", taken)
             if free:

@@ -65,7 +65,7 @@ class _Expander:
         composer = Composer(node, known, self.taken, self.read)
         try:
             results = expansion(composer)
-            nodes = composer.finish([results] if isinstance(results, str) else results)
+            nodes = composer.replace([results] if isinstance(results, str) else results)
         except UnsupportedError as e:
             self._leave(node, e.message, known)
             return None

@@ -12,8 +12,9 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.converters.prepare.inference.driver import Correct
-from onnx_backprop.opset.graphs.edit import assign
-from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.edit import assign, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import descendants
 from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
@@ -95,19 +96,11 @@ def _rewrite(node: NodeProto, axes: list[AxisPads]) -> None:
 
 def _hide_input(graph: GraphProto, node: NodeProto) -> None:
     """X through a Reshape to its own shape, which inference cannot follow; it costs the run nothing."""
-    taken = used_names(graph)
-    x, base = node.input[0], f"{node.output[0]}_input"
-    shape, same, hidden = (unique(name, taken) for name in (f"{base}_shape", f"{base}_lengths", base))
+    op = Emitter(f"{node.output[0]}_input", used_names(graph))
     position = list(graph.node).index(node)
-    for n, new in enumerate(
-        (
-            helper.make_node("Shape", [x], [shape], name=shape),
-            helper.make_node("Abs", [shape], [same], name=same),
-            helper.make_node("Reshape", [x, same], [hidden], name=hidden),
-        )
-    ):
-        graph.node.insert(position + n, new)
-    graph.node[position + 3].input[0] = hidden
+    hidden = op.Reshape(node.input[0], op.Abs(op.Shape(node.input[0])))
+    insert(graph, position, op.nodes)
+    graph.node[position + len(op.nodes)].input[0] = hidden
 
 
 def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:

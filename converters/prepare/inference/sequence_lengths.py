@@ -8,7 +8,8 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
 
 _HIDDEN = "onnx_backprop.element"
@@ -20,8 +21,11 @@ def ranked_elements(proto: ModelProto) -> Correct:
     if not any(node.op_type in _READING for node in all_nodes(proto)):
         return lambda _: None
 
+    first = [True]
+
     def correct(inferred: ModelProto) -> ModelProto | None:
-        if all(o.domain != _HIDDEN for o in inferred.opset_import):
+        if first:
+            first.clear()
             return _hidden(proto, inferred)
         _shown(inferred)
         return None
@@ -36,7 +40,6 @@ def _hidden(proto: ModelProto, first: ModelProto) -> ModelProto:
     infos = (info for graph in graphs for info in (*graph.value_info, *graph.output) if info.name in carried)
     ranked = not any(_is_held(info.type) for info in infos)
     work = copied(proto)
-    work.opset_import.add(domain=_HIDDEN, version=1)
     pairs = [(node, graph) for graph in all_graphs(work.graph) for node in graph.node]
     known_in = [graph for graph in graphs for _ in graph.node]
     for (node, graph), known in zip(pairs, known_in, strict=True):
@@ -45,7 +48,7 @@ def _hidden(proto: ModelProto, first: ModelProto) -> ModelProto:
         info = _info(known, node.output[0])
         if info is None or not info.type.tensor_type.elem_type:
             continue
-        node.domain = _HIDDEN
+        hide(work, [node], _HIDDEN)
         given = _info(graph, node.output[0])
         if given is not None and given.type.tensor_type.HasField("shape"):
             continue
@@ -59,15 +62,12 @@ def _hidden(proto: ModelProto, first: ModelProto) -> ModelProto:
 
 def _shown(result: ModelProto) -> None:
     """Let the nodes be what they were."""
-    for node in all_nodes(result):
-        if node.domain == _HIDDEN:
-            node.domain = ""
+    show(result, _HIDDEN)
     for graph in all_graphs(result.graph):
         for info in (*graph.value_info, *graph.output):
             for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
                 if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
                     dim.Clear()
-    without_imports(result, _HIDDEN)
 
 
 def _info(graph: GraphProto, name: str) -> ValueInfoProto | None:
