@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.site)
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    assert data is not None
     convert = partial(training_graph, **step_options(arguments))
     graph = convert(arguments.model, inline=True)
     loader, measured = loaders_of(graph, data, evaluation, arguments)
