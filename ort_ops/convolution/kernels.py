@@ -16,6 +16,7 @@ from onnx_backprop.ort_ops.convolution.gather import plan as gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, correlation
 from onnx_backprop.ort_ops.convolution.weights.plan import weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd
+from onnx_backprop.ort_ops.convolution.winograd import tiles
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request, Shape
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
@@ -33,7 +34,7 @@ def _weights_order(request: Request, rank: int) -> Order:
 
 
 def _forward(c: Correlation, kind: int, bias: int = 0) -> Plan:
-    if winograd.suits(c):
+    if tiles.suits(c):
         return winograd.plan(c, kind, adjoint=False, bias=bias)
     return gather.forward(c, kind, bias=bias)
 
@@ -52,7 +53,7 @@ def _convolution(request: Request) -> Plan:
 def _backward_data(request: Request) -> Plan:
     diff_dst, weights = _given(request)
     c = correlation(request.attributes, request.output, diff_dst, weights, _weights_order(request, len(weights)))
-    if winograd.suits(c):
+    if tiles.suits(c):
         return winograd.plan(c, request.element_type, adjoint=True)
     return gather.data_gradient(c, request.element_type)
 

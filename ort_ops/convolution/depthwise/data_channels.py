@@ -14,7 +14,7 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dot, reached, read_by, within
-from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
+from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
 from onnx_backprop.ort_ops.vector.registers import fence
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 
@@ -40,10 +40,8 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     kind, width, all_taps = p.kind, p.block, p.all_taps
     channel = block * width
     count = min(width, p.c.groups - channel)
-    shifts = scratch + 4 * all_taps * width
-    entries = shifts + 8 * all_taps
-    start = (entries + TAP_BYTES * all_taps + 63) & -64
-    results, bias = start + 4 * width, bias_address(call, p)
+    weights, shifts, entries = scratch + p.offsets.weights, scratch + p.offsets.shifts, scratch + p.offsets.segments
+    start, results, bias = scratch + p.offsets.start, scratch + p.offsets.results, bias_address(call, p)
     if bias:
         bias_of(kind, bias, channel, count, start)
         clear(start, count, width - count)
@@ -54,14 +52,14 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     if kind == F32:
         data += 4 * first
     else:
-        copy = results + 4 * size[2] * count
+        copy = scratch + p.offsets.copy
         box = read_by(size, step, low, high)
         data, stride = copy_box_within(kind, copy, data, first, count, stride, corner + low, box, p.c.source_length)
     data += 4 * dot(corner, stride)
     before = 0
     for number in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, number)
-        weights_of(call, p, phase, before, all_taps, channel, count, scratch)
+        weights_of(call, p, phase, before, all_taps, channel, count, weights)
         for tap in range(phase.taps):
             store_i64(shifts, before + tap, 4 * dot(tap_of(p, phase, tap).shift, stride))
         before += phase.taps
@@ -79,8 +77,8 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     if kind != F32:
                         target, target_cell, aheads = results, 4 * count, (0, 0)
                     place = corner + (z, y, 0) * step
-                    weights, places = scratch + _BYTES * before, shifts + 8 * before
-                    operands = (source, 4 * step[2] * stride[2], weights, places, start, entries)
+                    factors, places = weights + _BYTES * before, shifts + 8 * before
+                    operands = (source, 4 * step[2] * stride[2], factors, places, start, entries)
                     _row(p, phase, place, own[2], target, target_cell, operands, count, aheads)
                     if kind != F32:
                         _write(kind, out, at, to[2], results, own[2], count)

@@ -15,8 +15,8 @@ from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.depthwise.data_channels import weights_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, phase_size, tap_of
-from onnx_backprop.ort_ops.vector.boxes import dense, dot, read_by, turn_box, volume
-from onnx_backprop.ort_ops.vector.pixel_tap_sums import TAP_BYTES, weigh_cells
+from onnx_backprop.ort_ops.vector.boxes import dense, dot, read_by, turn_box
+from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
 from onnx_backprop.ort_ops.vector.rows import clear
 
 _BYTES = 4 * VECTOR
@@ -25,18 +25,17 @@ _BYTES = 4 * VECTOR
 @inner
 def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     """All phases of one band of a vector of channels."""
-    kind, all_taps, channel = p.kind, p.all_taps, block * VECTOR
+    kind, channel = p.kind, block * VECTOR
     count = min(VECTOR, p.c.groups - channel)
-    entries = scratch + _BYTES * all_taps
-    start = (entries + TAP_BYTES * all_taps + 63) & -64
-    results, bias = start + _BYTES, bias_address(call, p)
+    weights, entries = scratch + p.offsets.weights, scratch + p.offsets.segments
+    start, results, bias = scratch + p.offsets.start, scratch + p.offsets.results, bias_address(call, p)
     if bias:
         bias_of(kind, bias, channel, count, start)
         clear(start, count, VECTOR - count)
     else:
         start = 0
     box = _written(p, cell, size)
-    copy = results + _BYTES * volume(box)
+    copy = scratch + p.offsets.copy
     stride = _read(call, p, n, channel, count, cell, size, copy)
     step, out_step = p.step, p.out_step
     for number in range(p.phases):
@@ -44,7 +43,7 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
         own, taps = phase_size(phase, cell, size), phase.taps
         if own[2] <= 0:
             continue
-        weights_of(call, p, phase, 0, taps, channel, count, scratch)
+        weights_of(call, p, phase, 0, taps, channel, count, weights)
         _entries(p, phase, stride, entries)
         for z in range(own[0]):
             for y in range(own[1]):
@@ -52,7 +51,7 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
                 source = copy + 4 * dot((z, y, 0) * step, stride)
                 to, to_cell, at_cell = results + _BYTES * at, _BYTES * out_step[2], _BYTES * step[2]
                 weigh_cells(
-                    own[2], VECTOR, to, to_cell, source, at_cell, taps, entries, scratch, 0, start, (0, 0), False
+                    own[2], VECTOR, to, to_cell, source, at_cell, taps, entries, weights, 0, start, (0, 0), False
                 )
     out = p.c.destination
     at = image_of(out, n, channel) + dot(cell * out_step, out.cells)

@@ -64,24 +64,23 @@ def _unit(p, call, unit, channel, count, sums, scratch):
     x_apart, dy_apart, x_cell, dy_cell = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
     x_first, dy_first = image_of(p.c.source, n, channel), image_of(p.c.destination, n, channel)
     first, box = at * step + p.low, read_by(size, step, p.low, p.high)
-    copy, last = (scratch + 8 * p.taps + 63) & -64, p.c.last
+    gradient, source = scratch + p.offsets.gradient, scratch + p.offsets.source
+    shifts, last = scratch + p.offsets.shifts, p.c.last
     if kind == F32 and last:
         x, dy = x + 4 * x_first, dy + 4 * dy_first
     elif last:
-        dy, dy_cell = copy_box_within(kind, copy, dy, dy_first, count, dy_cell, at, size, out)
-        copy += 4 * size[1] * size[2] * count
-        x, x_cell = copy_box_within(kind, copy, x, x_first, count, x_cell, first, box, length)
+        dy, dy_cell = copy_box_within(kind, gradient, dy, dy_first, count, dy_cell, at, size, out)
+        x, x_cell = copy_box_within(kind, source, x, x_first, count, x_cell, first, box, length)
     else:
         width = (count + VECTOR - 1) // VECTOR * VECTOR
-        dy, dy_cell = turn_box_within(kind, copy, width, dy, dy_first, count, dy_apart, dy_cell, at, size, out)
-        copy += 4 * size[1] * size[2] * width
-        x, x_cell = turn_box_within(kind, copy, width, x, x_first, count, x_apart, x_cell, first, box, length)
+        dy, dy_cell = turn_box_within(kind, gradient, width, dy, dy_first, count, dy_apart, dy_cell, at, size, out)
+        x, x_cell = turn_box_within(kind, source, width, x, x_first, count, x_apart, x_cell, first, box, length)
     dy += 4 * dot(at, dy_cell)
     x += 4 * dot(at * step, x_cell)
     for tap in range(p.taps):
-        store_i64(scratch, tap, 4 * dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift, x_cell))
+        store_i64(shifts, tap, 4 * dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift, x_cell))
     a_steps, b_steps = dy_cell[1:] * 4, (x_cell * step)[1:] * 4
-    _band(p, at[0], at[1:], size[1:], dy, a_steps, x, b_steps, count, sums, scratch)
+    _band(p, at[0], at[1:], size[1:], dy, a_steps, x, b_steps, count, sums, shifts)
 
 
 @inner

@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 
 
 @inner
-def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies):
+def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, gradient, image):
     """Some rows of one channel of one image, `width` cells from `x_at` on."""
     kind, taps = p.kind, p.taps
     step, low, high = p.c.strides, p.low, p.high
@@ -27,8 +27,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
     length, pitch = p.c.source_length, (width + VECTOR - 1) // VECTOR * VECTOR
     for line in range(lines):
         row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
-        copy_row(kind, copies, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
-    image = copies + 4 * lines * pitch
+        copy_row(kind, gradient, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
     first, last = low[2] // step[2], high[2] // step[2]
     wide, deep, tall = pitch + last - first, high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
     at = 0
@@ -47,7 +46,7 @@ def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts,
         place = place * tall + tap.shift[1] - low[1]
         store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
     a_line, b_line = 4 * pitch, 4 * step[1] * wide
-    dot_taps(taps, totals, copies, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
+    dot_taps(taps, totals, gradient, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
 
 
 @inner
@@ -55,9 +54,8 @@ def _item(call, p, item, scratch):
     """All weights of one channel."""
     kind, taps = p.kind, p.taps
     out, (_, band_y, band_x) = p.c.out_length, p.band
-    totals = scratch
-    shifts = totals + 4 * VECTOR * taps
-    copies = (shifts + 8 * taps + 63) & -64
+    totals, shifts = scratch + p.offsets.sums, scratch + p.offsets.shifts
+    gradient, image = scratch + p.offsets.gradient, scratch + p.offsets.source
     x = call.inputs[p.source]
     dy = call.inputs[p.dest]
     clear(totals, 0, VECTOR * taps)
@@ -68,7 +66,7 @@ def _item(call, p, item, scratch):
                 lines = min(band_y, out[1] - y)
                 for x_at in range(0, out[2], band_x):
                     width = min(band_x, out[2] - x_at)
-                    _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, copies)
+                    _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, gradient, image)
     result, w_d = call.output, p.c.w_d
     for t in range(taps):
         place = view(par.CellsTap, p + par.TAPS_AT, t).weight

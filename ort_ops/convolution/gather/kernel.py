@@ -39,20 +39,14 @@ _kernels = stack(_SPAN * _PITCH)
 
 
 @inner
-def _tiles(p):
-    """Tiles of output channels, and how many channels one has."""
-    width = COLUMNS if p.cells else ROWS
-    return (p.c.d + width - 1) // width, width
-
-
-@inner
 def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
     number = p.phases - 1
     while view(par.Phase, p + p.phase_table, number).first_unit > unit:
         number -= 1
     phase = view(par.Phase, p + p.phase_table, number)
-    tiles, width = _tiles(p)
+    width = p.tile
+    tiles = (p.c.d + width - 1) // width
     unit -= phase.first_unit
     group = call.group + unit // p.round_tiles
     tile = call.part + unit % p.round_tiles
@@ -143,8 +137,7 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
         n, item = item % batch, item // batch
         cell = nth(p.bands, item) * p.band
         size = min(p.band, p.all_cells - cell)
-        tiles, _ = _tiles(p)
-        here = min(p.round_tiles, tiles - part)
+        here = min(p.round_tiles, (p.c.d + p.tile - 1) // p.tile - part)
         first, stop = part + split * here // splits, part + (split + 1) * here // splits
         if packs:
             gather(call, p, call.shared, number * p.round_tiles - part, n, group, cell, size, first, stop, scratch)
