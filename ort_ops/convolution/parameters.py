@@ -83,12 +83,12 @@ class Phase(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherTap(Record):
+class Tap(Record):
     """Place in the weights, shift, and which of the residues it reads."""
 
     weight: int
     shift: Triple
-    residue: int
+    residue: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +137,6 @@ class Cells(Record):
     round_groups: int = 0
     round_blocks: int = 0
     round_channels: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellsTap(Record):
-    """Place in the weights and shift."""
-
-    weight: int
-    shift: Triple
 
 
 TAPS_AT = 8 * size(Cells)  # where the table of taps lies

@@ -10,7 +10,7 @@ around.
 The product has cells as columns (`gather.planes`) or output channels as columns (`gather.pixels`); the weights are
 packed once per call in the order in which its tiles read them. Where they are large beside the images, a round packs
 some of them and computes the output channels they are for. One channel per group on either side makes no product
-(`depthwise.data`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
+(`depthwise.planes`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
 """
 
 from typing import Any
@@ -19,9 +19,8 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
-from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
-from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells

@@ -171,7 +171,7 @@ def _with_tables(
         ).words()
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
-            taps += par.GatherTap(weight=place, shift=shift, residue=residues.index(residue)).words()
+            taps += par.Tap(weight=place, shift=shift, residue=residues.index(residue)).words()
         pack += panels * len(phase.taps) * sums.c.s * sums.tile
     head = replace(
         head,

@@ -32,7 +32,13 @@ def image_of(tensor, n, channel):
 @inner
 def tap_of(p, phase, n):
     """A tap of a phase."""
-    return view(par.GatherTap, p + phase.tap_table, n)
+    return view(par.Tap, p + phase.tap_table, n)
+
+
+@inner
+def kernel_tap(p, n):
+    """A tap of a weight gradient."""
+    return view(par.Tap, p + par.TAPS_AT, n)
 
 
 @inner

@@ -14,9 +14,8 @@ a round makes those of some channels.
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import image_of
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import (
     copy_box_cells,
@@ -82,7 +81,7 @@ def _tile_rows(p, channel, stride, count, rows):
 @inner
 def _shift(p, tap, stride):
     """How far behind a band's first cell a tap starts."""
-    return dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift - p.low, stride)
+    return dot(kernel_tap(p, tap).shift - p.low, stride)
 
 
 @inner
@@ -231,7 +230,7 @@ def _finish(call, p, group, channel, run, first):
             if swapped:
                 at, step, count = (group * d + channel + i) * w_d, w_s, s
             for t in range(taps):
-                place = at + view(par.CellsTap, p + par.TAPS_AT, t).weight
+                place = at + kernel_tap(p, t).weight
                 write_run(kind, out, place, step, source, t * columns, count)
 
 

@@ -4,7 +4,7 @@
 
 Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
 along all rows of a band, in a padded float32 copy as in `gather.planes`.
-Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `depthwise.data_transposed`.
+Data NXC, and NCX where channels make better vectors: `depthwise.channels`.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
