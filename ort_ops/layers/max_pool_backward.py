@@ -206,7 +206,7 @@ def _plan(request: Request) -> Plan:
     if cells > MAX_CELLS:
         raise ShapeError(f"src: expected at most {MAX_CELLS} cells per channel, got {cells}", op_type=OP.name)
     cut, along = (2, w) if a.length == b.length == 1 and not last else (0, a)
-    apart = request.element_type != F32 and all(axis.out == 1 or axis.stride >= _extent(axis) for axis in axes)
+    apart = request.element_type != F32 and all(axis.out == 1 or axis.stride >= axis.extent for axis in axes)
     summed = request.element_type != F32 and not apart
     blocks = -(-channels // BLOCK) if last else 0
     if summed and last and cells * min(channels, BLOCK) > MAX_HELD:
@@ -214,7 +214,7 @@ def _plan(request: Request) -> Plan:
     width = -(-channels // blocks) if last else 1  # elements of a cell
     pieces = batch * (blocks or channels)
     wanted = max(-(-cells * width // BAND_CELLS), -(-MIN_ITEMS // pieces))
-    bands = max(1, min(wanted, along.length // _extent(along)))
+    bands = max(1, min(wanted, along.length // along.extent))
     held = cells // along.length * width  # of a row of the axis that is cut
     if summed:  # windows that touch several bands are looked at for each
         bands = max(bands, min(along.length, -(-along.length * held // MAX_HELD)))
@@ -233,11 +233,6 @@ def _plan(request: Request) -> Plan:
     per_thread = 16 * listed + 8 * (width if last else WINDOWS)
     per_thread += 4 * -(-along.length // bands) * held if summed else 0
     return Plan(parameters, ((_WORK, pieces * bands),), per_thread=per_thread)
-
-
-def _extent(axis: pooling.Windows) -> int:
-    """Cells from the first of a window to its last."""
-    return (axis.kernel - 1) * axis.dilation + 1
 
 
 KERNEL = NativeKernel(OP, _plan)

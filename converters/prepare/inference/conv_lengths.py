@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
-from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.maths.convolution import AxisPads, extent, onnx_conv_transpose_pads
 
 
 def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
@@ -72,11 +72,11 @@ def _explicit(node: NodeProto, scope: Scope) -> list[AxisPads] | None:
     upper = attributes.get("auto_pad") == b"SAME_UPPER"
     extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
     if wanted is None:
-        return axis_pads(extents, strides, extra, upper=upper)
+        return onnx_conv_transpose_pads(extents, strides, extra, upper=upper)
     lengths = [d for d in (scope.dims(node.input[0]) or ())[2:] if isinstance(d, int)]
     if not len(lengths) == len(wanted) == count or not _gives_up(node, scope):
         return None
-    axes = axis_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
+    axes = onnx_conv_transpose_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
     return axes if all(0 <= axis.beyond < s for axis, s in zip(axes, strides, strict=True)) else None
 
 
