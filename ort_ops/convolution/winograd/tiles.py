@@ -23,6 +23,7 @@ FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transfor
 # there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
 LARGE_IMAGE, LARGE_IMAGE_OF_WEIGHTS = 12, 7
 SMALL_TILES = 3.2
+MOST_EMPTY = 4  # times the phases that have a cell: tiles are computed of all
 STRIDED_SHARE = 0.6  # of the sum's products that tiles with a stride of 2 may have: 3×3 has 0.69, and gains nothing
 
 
@@ -33,12 +34,16 @@ def suits(c: Correlation) -> bool:
 
 def work_of(c: Correlation) -> float:
     batch = TYPICAL if FEW <= c.batch < MANY else c.batch
-    images = batch * c.out_length[0] * math.prod(c.dilations[1:])
-    return images * math.prod(_tiles(c, 2)) * math.sqrt(c.s * c.d)
+    return batch * c.out_length[0] * _phases(c) * math.prod(_tiles(c, 2)) * math.sqrt(c.s * c.d)
+
+
+def _phases(c: Correlation) -> int:
+    """Of an image, those that have a cell."""
+    return math.prod(min(d, n) for d, n in zip(c.dilations[1:], c.out_length[1:], strict=True))
 
 
 def is_served(c: Correlation) -> bool:
-    if c.last or min(c.s, c.d) < MIN_CHANNELS:
+    if c.last or min(c.s, c.d) < MIN_CHANNELS or math.prod(c.dilations[1:]) > MOST_EMPTY * _phases(c):
         return False
     # of a row of tiles; where it is no pooled block, the sum over taps is used, which cuts rows
     if c.strides == (1, 1, 1):

@@ -13,7 +13,9 @@ from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution.problem import correlation
 from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.convolution.winograd.plan import suits_weights
+from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
 from onnx_backprop.ort_ops.convolution.winograd.tiles import suits
+from tests.ort_ops.planned import convolution
 from tests.support import single_op
 from tests.support.checks import assert_rounded, evaluate
 
@@ -271,3 +273,11 @@ def test_which_tiles(batch: int, length: int, expected: tuple[int, int]) -> None
     x, w = (batch, 32, length, length), (32, 32, 3, 3)
     order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
     assert (winograd_tiles.size_of(order), winograd_tiles.weights_size_of(order)) == expected
+
+
+def test_phases_without_a_cell_count_for_nothing() -> None:
+    """Dilations beyond the image: tiles would be computed of some 60,000 phases, of which 36 have a cell."""
+    call = convolution("Convolution", 1, (512, 512), (6, 6), (3, 3), dilations=(250, 250))
+    assert not isinstance(call.plan("f32").parameters, TileRows)
+    closer = convolution("Convolution", 1, (512, 512), (6, 6), (3, 3), dilations=(6, 6), pads=(6, 6))
+    assert isinstance(closer.plan("f32").parameters, TileRows)
