@@ -15,7 +15,7 @@ from typing import TypeVar
 from onnx_backprop.ort_ops.compiler.records import Record
 
 LINE = 64  # bytes of a cache line, on which every array begins
-FLOAT, WORD = 4, 8  # bytes of a float32, and of an int64 or a float64
+FLOAT, DOUBLE, WORD = 4, 8, 8  # bytes of a float32, a float64 and an int64
 
 R = TypeVar("R", bound=Record)
 
