@@ -18,9 +18,9 @@ from onnx_backprop.ort_ops.normalization.batch_norm_factors import DIFF_BETA, DI
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.runtime.workspace import DOUBLE, FLOAT, workspace
-from onnx_backprop.ort_ops.vector.rows import clear
+from onnx_backprop.ort_ops.vector.rows import SUM_CHUNK, clear, sum_run
 
-CHUNK = 4096
+CHUNK = SUM_CHUNK
 FLUSH = 64
 GROUP = 4  # rows that are added up together
 BLOCK = 1024  # columns of an item
@@ -53,14 +53,6 @@ class LayerNorm(Record):
     share: float  # 1 / length
     own: Offsets
     shared: Offsets
-
-
-@fast("reassoc", "contract")
-def _sum(load, _store, x, first, count):
-    total = np.float32(0.0)
-    for i in range(count):
-        total += load(x, first + i)
-    return total
 
 
 @fast("reassoc", "contract")
@@ -131,13 +123,7 @@ def _measure(call, p, row, ones, factors):
     x, dy, kind = call.inputs[0], call.inputs[1], p.kind
     length, means, variances = p.length, call.inputs[MEAN], call.inputs[VARIANCE]
     first, share = row * length, p.share
-    if means:
-        mean = load_f32(means, row)
-    else:
-        total = 0.0
-        for done in range(0, length, CHUNK):
-            total += np.float64(by_type(kind, _sum, x, first + done, min(CHUNK, length - done)))
-        mean = np.float32(total * share)
+    mean = load_f32(means, row) if means else np.float32(sum_run(kind, x, first, length, 0.0) * share)
     square, whole, along = 0.0, 0.0, 0.0
     for done in range(0, length, CHUNK):
         gamma = _gamma_at(call, ones, done)
