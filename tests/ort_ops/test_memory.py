@@ -15,6 +15,7 @@ from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
 from onnx_backprop.ort_ops.layers import max_pool_backward
 from onnx_backprop.ort_ops.runtime import bridge
@@ -48,7 +49,7 @@ def require_little(shapes: Shapes, processors: int) -> None:
 @pytest.fixture(autouse=True)
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
-    monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
+    monkeypatch.setattr(winograd_tiles, "MIN_WORK", 0)
 
 
 ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's tiles
@@ -57,7 +58,7 @@ ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's t
 @pytest.fixture(params=ERRORS)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Whatever Winograd's tiles serve is served by such ones."""
-    monkeypatch.setattr(winograd_plan, "_large_tiles_pay", lambda *_: request.param == 4)
+    monkeypatch.setattr(winograd_tiles, "_large_tiles_pay", lambda *_: request.param == 4)
     return request.param
 
 

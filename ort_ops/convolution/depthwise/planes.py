@@ -4,7 +4,7 @@
 
 Data NCX: an item is a channel. Small square kernels of float32 slide over planes where they lie; otherwise vectors go
 along all rows of a band, in a padded float32 copy as in `gather.planes`.
-Data NXC: `depthwise.data_channels`; NCX where channels make better vectors: `depthwise.data_transposed`.
+Data NXC, and NCX where channels make better vectors: `depthwise.channels`.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
@@ -49,23 +49,20 @@ def _shifts(p, phase, stride, residue, target):
 @inner
 def gather_depthwise(call, p, n, block, cell, size, scratch):
     """All phases of one band."""
-    weights = scratch
-    shifts = weights + _BYTES * p.all_taps
-    copy = (shifts + 8 * p.all_taps + 63) & -64
+    weights, shifts = scratch + p.offsets.weights, scratch + p.offsets.shifts
     if p.stencil:
-        _slide(call, p, n, block, cell, size, weights, shifts, copy)
+        _slide(call, p, n, block, cell, size, weights, shifts, scratch)
     else:
-        _planes(call, p, n, block, cell, size, weights, shifts, copy)
+        _planes(call, p, n, block, cell, size, weights, shifts, scratch)
 
 
 @inner
-def _slide(call, p, n, channel, cell, size, weights, starts, table):
+def _slide(call, p, n, channel, cell, size, weights, starts, scratch):
     """The only phase, whose steps are one, of a band."""
     phase, kernel = view(par.Phase, p + p.phase_table), p.stencil
     low, high, length = p.low, p.high, p.c.source_length
     in_z, in_y, _ = p.c.source.cells
-    lines = size[1] + kernel - 1
-    zeros = (table + 8 * lines + 63) & -64  # what a row beyond the image is
+    lines, table, zeros = size[1] + kernel - 1, scratch + p.offsets.table, scratch + p.offsets.zeros
     clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
     data = call.inputs[0] + 4 * image_of(p.c.source, n, channel)
     at, step = out_at(p, phase, n, channel, cell)
@@ -90,12 +87,12 @@ def _slide(call, p, n, channel, cell, size, weights, starts, table):
 
 
 @inner
-def _planes(call, p, n, channel, cell, size, weights, shifts, copy):
-    kind, out = p.kind, call.output
+def _planes(call, p, n, channel, cell, size, weights, shifts, scratch):
+    kind, out, copy = p.kind, call.output, scratch + p.offsets.copy
     box = box_of(p, cell, size)
     pitch, plane = box[2], volume(box) + p.high[2] - p.low[2] + VECTOR
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, channel), copy, cell + p.low, box, plane)
-    result, bias, values = copy + 4 * p.residues * plane, bias_address(call, p), _values()
+    result, bias, values = scratch + p.offsets.results, bias_address(call, p), _values()
     if bias:
         bias_of(kind, bias, channel, 1, values)
     for number in range(p.phases):
