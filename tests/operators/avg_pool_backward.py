@@ -112,5 +112,11 @@ OPERATORS = [
         valid=(pools.VALID | {"exclude_pad": 1, "src_shape": [1, 2, 7]}, [(1, 2, 4)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            (pools.WINDOWS | {"exclude_pad": 1}, [None, ["K"]], [None]),
+            (pools.WINDOWS | {"exclude_pad": 1}, [None, [4]], [[None, None, None, None]]),
+            (pools.WINDOWS | {"exclude_pad": 1}, [[2, 3, 4, 5], None], [[2, None, None, 5]]),
+            (pools.WINDOWS | {"exclude_pad": 0, "src_shape": [2, 6, 8, 5]}, [None], [[2, 6, 8, 5]]),
+        ],
     )
 ]

@@ -80,6 +80,10 @@ OPERATORS = [
         valid=({"epsilon": 1e-5, "momentum": 0.9, "data_format": "NCX"}, [(2, 3, 4), (3,), (3,), (3,), (3,)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            ({"epsilon": 0.1, "momentum": 0.5}, [None, None, [3]], [None, [3], [3], [3], [3]]),
+            ({"epsilon": 0.1, "momentum": 0.5}, [["N", "L", None], None, [3]], [["N", "L", 3], [3], [3], [3], [3]]),
+        ],
         linear=("mean", "variance", "beta"),
     )
 ]

@@ -74,5 +74,9 @@ OPERATORS = [
         valid=({"epsilon": 1e-5, "data_format": "NCX"}, [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            ({"epsilon": 0.1}, [None, None], [None, [None], [None]]),
+            ({"epsilon": 0.1}, [None, ["N", "L", 3]], [["N", "L", 3], [3], [3]]),
+        ],
     )
 ]

@@ -41,5 +41,10 @@ OPERATORS = [
         valid=({"data_format": "NCX"}, [(1, 2, 3)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            ({}, [None], [[None]]),
+            ({"data_format": "NCX"}, [["N", "C", "P", "Q"]], [["C"]]),
+            ({}, [["N", "P", "Q", "C"]], [["C"]]),
+        ],
     )
 ]

@@ -68,6 +68,15 @@ VALID: dict[str, tuple[Attributes, list[Value]]] = {
     TW: ({"weights_format": "IOX", "weights_shape": [6, 4, 3]}, [(1, 6, 3), (1, 4, 5)]),
     TF: ({"filter_format": "OIX", "filter_shape": [4, 6, 3]}, [(1, 6, 3), (1, 4, 5)]),
 }
+PLANE: Attributes = {"strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0], "dilations": [1, 1]}
+INFERRED = {
+    CD: [(PLANE | {"dst_shape": [1, 5, 5, 2]}, [None, None], [[1, 5, 5, 2]])],
+    CW: [(PLANE, [None, None, [4]], [[None, None, None, None]])],
+    TD: [
+        (PLANE, [None, None], [None]),
+        (PLANE | {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [[None, 6, None, None]]),
+    ],
+}
 EXAMPLES = [*forwards(), *convolutions(), *transposed()]
 OPERATORS = [
     Declaration(
@@ -77,6 +86,7 @@ OPERATORS = [
         valid=(BASE | VALID[op][0], VALID[op][1]),
         refused=[bad for bad in REFUSED if bad.op == op],
         examples=[example for example in EXAMPLES if example.op == op],
+        inferred=INFERRED.get(op, ()),
     )
     for op, schema in SCHEMAS.items()
 ]

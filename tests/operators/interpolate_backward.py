@@ -184,6 +184,10 @@ OPERATORS = [
         valid=({"mode": mode, "data_format": "NCX"}, [(1, 2, 4), (1, 2, 7)]),
         refused=[bad for bad in REFUSED if bad.op == op],
         examples=[example for example in examples() if example.op == op],
+        inferred=[
+            ({"mode": "linear"}, [None, ["N", "H", "W", 3]], [None]),
+            ({"mode": "linear"}, [["N", "H", "W", 3], None], [["N", "H", "W", 3]]),
+        ],
     )
     for op, mode, names in (
         (OP, "linear", ("src", "diff_dst", "diff_src")),

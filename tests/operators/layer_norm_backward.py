@@ -107,5 +107,12 @@ OPERATORS = [
         valid=({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            ({"use_affine": 0}, [None, None], [None, [None], [None]]),
+            ({}, [None, None, None, None, [4]], [None, [4], [4]]),
+            ({}, [None, None, ["N", 3], None, [None]], [["N", 3, None], [None], [None]]),
+            ({"begin_norm_axis": 1}, [None, None, ["N"], [2], [3, 4]], [[2, 3, 4], [3, 4], [3, 4]]),
+            ({"begin_norm_axis": 2}, [None, None, None, None, [3]], [[None, None, 3], [3], [3]]),
+        ],
     )
 ]

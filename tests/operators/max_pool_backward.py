@@ -106,6 +106,11 @@ OPERATORS = [
         valid=(pools.VALID, [(1, 2, 7), (1, 2, 4)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            (pools.WINDOWS, [None, None], [None]),
+            (pools.WINDOWS, [None, [2, 3, 4, 5]], [[2, None, None, 5]]),
+            (pools.WINDOWS, [["N", 6, 8, 5], None], [["N", 6, 8, 5]]),
+        ],
         jumps=("src",),
     )
 ]

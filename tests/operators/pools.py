@@ -9,6 +9,7 @@ from tests.declarations.calls import Draws
 from tests.declarations.declaration import AUTO_PAD, DATA_FORMAT, INTS, REQUIRED, Attributes, Bad
 
 VALID: Attributes = {"kernel": [3], "strides": [2], "pads_begin": [1], "pads_end": [1], "data_format": "NCX"}
+WINDOWS: Attributes = {"kernel": [2, 2], "strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
 ATTRIBUTES: dict[str, tuple[Any, ...]] = {
     "strides": (INTS, REQUIRED),
     "pads_begin": (INTS, REQUIRED),

@@ -36,6 +36,7 @@ OPERATORS = [
         valid=({}, [(2, 3), (2, 3)]),
         refused=REFUSED,
         examples=EXAMPLES,
+        inferred=[({}, [None, None], [None]), ({}, [None, ["N", 3]], [["N", 3]]), ({}, [["N", 3], [2, "C"]], [[2, 3]])],
         workspace=False,
         jumps=("src",),
     )

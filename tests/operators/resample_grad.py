@@ -125,6 +125,7 @@ VALID: Attributes = {
     "output_pixel_offsets": [-0.5, -0.5],
     "output_sizes": [2, 3],
 }
+EMPTY: Attributes = VALID | {"scales": [], "input_pixel_offsets": [], "output_pixel_offsets": [], "output_sizes": []}
 OPERATORS = [
     Declaration(
         op=OP,
@@ -144,5 +145,10 @@ OPERATORS = [
         valid=(VALID, [(4, 6)]),
         refused=REFUSED,
         examples=[*examples()],
+        inferred=[
+            (EMPTY | {"output_sizes": [4, 5]}, [None], [[4, 5]]),
+            (EMPTY, [None, ["K"]], [None]),
+            (EMPTY, [None, [3]], [[None, None, None]]),
+        ],
     )
 ]

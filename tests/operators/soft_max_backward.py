@@ -36,6 +36,7 @@ OPERATORS = [
         valid=({}, [(2, 3), (2, 3)]),
         refused=REFUSED,
         examples=EXAMPLES,
+        inferred=[({}, [None, None], [None]), ({"axis": -1}, [None, ["N", 3]], [["N", 3]])],
         workspace=False,
     )
 ]
