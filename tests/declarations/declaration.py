@@ -138,6 +138,8 @@ class Declaration:
     valid: tuple[Attributes, list[Value]]
     refused: Sequence[Bad]
     examples: Iterable[Example]
+    gradient_of: Sequence[str] = ()
+    """Operators of ONNX whose gradient rules emit it."""
     workspace: bool = True
     """Whether its native kernel takes memory beside its tensors."""
     inferred: Sequence[tuple[Attributes, list[Any], list[Any]]] = ()

@@ -108,6 +108,7 @@ OPERATORS = [
             {"diff_dst": "T1", "src_shape": "T4?"},
             {"diff_src": "T1"},
         ),
+        gradient_of=("AveragePool",),
         calls=calls,
         valid=(pools.VALID | {"exclude_pad": 1, "src_shape": [1, 2, 7]}, [(1, 2, 4)]),
         refused=REFUSED,

@@ -70,6 +70,7 @@ OPERATORS = [
             {"src": "T1", "diff_dst": "T1", "mean": "T5?", "variance": "T5?", "gamma": "T5?"},
             {"diff_src": "T1", "diff_gamma": "T5", "diff_beta": "T5"},
         ),
+        gradient_of=("BatchNormalization",),
         calls=calls,
         valid=({"epsilon": 1e-5, "data_format": "NCX"}, [(2, 3, 4), (2, 3, 4), (3,), (3,), (3,)]),
         refused=REFUSED,

@@ -82,6 +82,7 @@ OPERATORS = [
     Declaration(
         op=op,
         schema=schema,
+        gradient_of=("ConvTranspose" if op.startswith("ConvTranspose") else "Conv",),
         calls=partial(calls, op),
         valid=(BASE | VALID[op][0], VALID[op][1]),
         refused=[bad for bad in REFUSED if bad.op == op],

@@ -103,6 +103,7 @@ OPERATORS = [
             {"src": "T1", "diff_dst": "T1", "mean": "T5?", "variance": "T5?", "gamma": "T5?", "beta": "T5?"},
             {"diff_src": "T1", "diff_gamma": "T5", "diff_beta": "T5"},
         ),
+        gradient_of=("LayerNormalization",),
         calls=calls,
         valid=({"begin_norm_axis": 1}, [(2, 3, 4), (2, 3, 4), (2,), (2,), (3, 4), (3, 4)]),
         refused=REFUSED,

@@ -102,6 +102,7 @@ OPERATORS = [
         schema=Schema(
             pools.ATTRIBUTES | {"dilations": (INTS, None)}, {"src": "T1", "diff_dst": "T1"}, {"diff_src": "T1"}
         ),
+        gradient_of=("MaxPool",),
         calls=calls,
         valid=(pools.VALID, [(1, 2, 7), (1, 2, 4)]),
         refused=REFUSED,

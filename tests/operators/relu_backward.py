@@ -32,6 +32,7 @@ OPERATORS = [
     Declaration(
         op=OP,
         schema=Schema({"use_dst": (INT, 1)}, {"src": "T1", "diff_dst": "T1"}, {"diff_src": "T1"}),
+        gradient_of=("Relu",),
         calls=calls,
         valid=({}, [(2, 3), (2, 3)]),
         refused=REFUSED,

@@ -250,6 +250,7 @@ OPERATORS = [
             {"dY": "T1", "X": "T1", "roi": "T3?", "scales": "T3?", "sizes": "T4?"},
             {"dX": "T1"},
         ),
+        gradient_of=("Resize",),
         calls=calls,
         valid=({"mode": "linear"}, [(2, 7), (2, 4), None, None, longs(2, 7)]),
         refused=REFUSED,

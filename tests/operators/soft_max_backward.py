@@ -32,6 +32,7 @@ OPERATORS = [
     Declaration(
         op=OP,
         schema=Schema({"axis": (INT, 1)}, {"diff_dst": "T1", "dst": "T1"}, {"diff_src": "T1"}),
+        gradient_of=("Attention", "Softmax"),
         calls=calls,
         valid=({}, [(2, 3), (2, 3)]),
         refused=REFUSED,

@@ -59,7 +59,10 @@ def evaluate_all(
 
 def assert_rounded_once(got: np.ndarray, exact: object, dtype: str) -> None:
     """`got` is the exact answer rounded to nearest: no tolerance, the type and the shape included."""
-    np.testing.assert_array_equal(got, np.asarray(exact, np.float64).astype(DTYPES[dtype]), strict=True)
+    assert got.dtype == DTYPES[dtype]
+    wanted = np.asarray(exact, np.float64).astype(DTYPES[dtype])
+    # a NaN is one in float64 only
+    np.testing.assert_array_equal(got.astype(np.float64), wanted.astype(np.float64), strict=True)
 
 
 def assert_rounded(got: np.ndarray, exact: np.ndarray, dtype: str, *, error: float, message: str = "") -> None:
