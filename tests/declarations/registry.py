@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tests import operators as folder
 from tests.declarations.calls import Call, Large
 from tests.declarations.declaration import AUTO_PAD, Attributes, Bad, Declaration, Value, invalid
 
 DECLARED: dict[str, Declaration] = {
     declaration.op: declaration
-    for path in sorted(Path(folder.__path__[0]).glob("*.py"))
-    for declaration in getattr(import_module(f"{folder.__name__}.{path.stem}"), "OPERATORS", ())
+    for path in sorted((Path(__file__).parents[1] / "operators").glob("*.py"))
+    for declaration in getattr(import_module(f"tests.operators.{path.stem}"), "OPERATORS", ())
 }
 EXAMPLES = [example for declaration in DECLARED.values() for example in declaration.examples]
 VALID = {op: declaration.valid for op, declaration in DECLARED.items()}

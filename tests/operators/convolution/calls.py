@@ -28,7 +28,8 @@ def correlation(draws: Draws, *, transposed: bool) -> Correlation:
     """Any geometry; `transposed` finds SAME_* pads by the rule of a transposed convolution, from its input's length."""
     attributes, shapes = _large(draws) if draws.large else _small(draws, transposed=transposed)
     seed = draws.seed()
-    return Correlation(attributes, *(values(shape, seed + n) for n, shape in enumerate(shapes)), seed)
+    source, destination, weights = (values(shape, seed + n) for n, shape in enumerate(shapes))
+    return Correlation(attributes, source, destination, weights, seed)
 
 
 Geometry = tuple[dict[str, Any], tuple[list[int], list[int], list[int]]]  # attributes; source, destination, weights
