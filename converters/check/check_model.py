@@ -19,7 +19,6 @@ from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
-from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -29,6 +28,7 @@ from onnx_backprop.converters.reverse.models.backward import Differentiation, fi
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.graphs.edit import assign, copied
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 Open = Callable[[ModelProto], Run]
@@ -136,7 +136,7 @@ class Examiner:
             raise InvalidArgumentError(
                 f"{inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
                 "inputs and initializers: their gradients pass through it",
-                argument="wrt",
+                "wrt",
             )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
@@ -283,7 +283,7 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
         raise InvalidArgumentError(
             "no float input or initializer influences a float output along a differentiable path, there is no "
             "gradient to check",
-            argument="wrt",
+            "wrt",
         )
     return names
 

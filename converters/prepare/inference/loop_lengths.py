@@ -7,46 +7,44 @@ whose shape certainly changes is noted, for a gradient that would have to stack 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import CHANGES, DEFAULT_DOMAINS, assign, copied, scoped_graphs, subgraphs
-from onnx_backprop.converters.prepare.inference.loop_sequences import infer_with_sequences
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import all_graphs, is_standard, subgraphs
 
-Infer = Callable[[ModelProto], ModelProto]
+CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
 Dims = tuple[int | str | None, ...]
 _COUNTERS = 2  # iteration and condition, in front of the states
 _ROUNDS = 32
 
 
-def infer_with_states(proto: ModelProto, infer: Infer) -> ModelProto:
-    """`infer(proto)`, with what follows for the states of its Loops."""
-    infer = partial(infer_with_sequences, infer=infer)
-    inferred = infer(proto)
-    if not _loops(inferred.graph):
-        return inferred
+def loop_states(proto: ModelProto) -> Correct:
+    """What follows for the states of Loops is stated, as long as that changes; nothing of it if it always does."""
     states: dict[tuple[int, int], Dims | None] = {}  # by Loop and state; None: not even the rank is the same
     changes: dict[int, dict[int, str]] = {}
-    for _ in range(_ROUNDS):
-        before = dict(states)
-        for n, (node, body, scope) in enumerate(_loops(inferred.graph)):
+    rounds = iter([True] * _ROUNDS + [False])  # the last without what was assumed
+
+    def correct(inferred: ModelProto) -> ModelProto | None:
+        narrows = next(rounds, None)
+        if not narrows:
+            return proto if narrows is False else None
+        before, loops = dict(states), _loops(inferred.graph)
+        for n, (node, body, scope) in enumerate(loops):
             for m in range(len(body.input) - _COUNTERS):
                 _narrow(states, changes.setdefault(n, {}), (n, m), node, body, scope)
-        if states == before:
-            break
-        inferred = infer(_stated(proto, states))
-    else:
-        return infer(proto)
-    for n, (node, _, _) in enumerate(_loops(inferred.graph)):
-        kept = [p for p in node.metadata_props if p.key != CHANGES]
-        assign(node.metadata_props, kept)
-        if changes.get(n):
-            node.metadata_props.add(key=CHANGES, value="\n".join(f"{m} {how}" for m, how in changes[n].items()))
-    return inferred
+        if states != before:
+            return _stated(proto, states)
+        for n, (node, _, _) in enumerate(loops):
+            kept = [p for p in node.metadata_props if p.key != CHANGES]
+            assign(node.metadata_props, kept)
+            if changes.get(n):
+                node.metadata_props.add(key=CHANGES, value="\n".join(f"{m} {how}" for m, how in changes[n].items()))
+        return None
+
+    return correct
 
 
 def _loops(graph: GraphProto) -> list[tuple[NodeProto, GraphProto, Scope]]:
@@ -55,7 +53,7 @@ def _loops(graph: GraphProto) -> list[tuple[NodeProto, GraphProto, Scope]]:
         (node, inner, scope)
         for outer, scope in scoped_graphs(graph)
         for node in outer.node
-        if node.op_type == "Loop" and node.domain in DEFAULT_DOMAINS
+        if is_standard(node, "Loop")
         for inner in subgraphs(node)
     ]
 
@@ -107,7 +105,7 @@ def _stated(proto: ModelProto, states: dict[tuple[int, int], Dims | None]) -> Mo
     """A copy with the shapes of states written down, in the bodies and on the nodes."""
     result = copied(proto)
     loops = _loops(result.graph)
-    owners = {id(node): graph for graph, _ in scoped_graphs(result.graph) for node in graph.node}
+    owners = {id(node): graph for graph in all_graphs(result.graph) for node in graph.node}
     for (n, m), dims in states.items():
         node, body, _ = loops[n]
         if dims is None:

@@ -6,46 +6,50 @@ an initializer listed as an input, for what the run will have. Such scales and s
 knew them, so that the length counts as unknown. What the node computes does not change.
 """
 
-from collections.abc import Callable
-
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called, copied
 from onnx_backprop.converters.prepare.inference.conv_lengths import forget_shapes
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.core.errors import InvalidModelError
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 
 SCALES, SIZES = 2, 3
 
 
-def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
-    """`infer(proto)`, after the scales and sizes that it misreads are hidden, in the main graph."""
-    if not any(_is_resize(node) for node in proto.graph.node):
-        return infer(proto)
+def hidden_scales(proto: ModelProto) -> Correct:
+    """The scales and sizes that inference misreads are hidden from it, in the main graph."""
     defaults = {value.name for value in proto.graph.input} & {tensor.name for tensor in proto.graph.initializer}
-    for node in list(proto.graph.node):
+    for node in list(filter(_is_resize, proto.graph.node)):
         for index in (SCALES, SIZES):
-            if _is_resize(node) and len(node.input) > index and node.input[index] in defaults:
+            if len(node.input) > index and node.input[index] in defaults:
                 _hide(proto.graph, node, index)
-    while True:
-        inferred = infer(copied(proto))
+
+    def correct(inferred: ModelProto) -> ModelProto | None:
         misread = _misread(inferred.graph)
         node = next((n for n in proto.graph.node if _is_resize(n) and n.output[0] in misread), None)
         if node is None:
-            return inferred
+            return None
         _hide(proto.graph, node, SCALES)
+        return proto
+
+    return correct
 
 
 def _is_resize(node: NodeProto) -> bool:
-    return node.op_type == "Resize" and node.domain in DEFAULT_DOMAINS
+    return is_standard(node, "Resize")
 
 
 def _misread(graph: GraphProto) -> set[str]:
     """The outputs of Resize nodes that have another length by onnxruntime than by inference."""
-    scope = Scope(graph)
+    resizes = list(filter(_is_resize, graph.node))
+    scope = Scope(graph if resizes else None)
     result: set[str] = set()
-    for node in filter(_is_resize, graph.node):
+    for node in resizes:
         scales = scope.constant(node.input[SCALES]) if len(node.input) > SCALES and node.input[SCALES] else None
         x, y = scope.dims(node.input[0]), scope.dims(node.output[0])
         if scales is None or not x or not y or len(x) != len(y):
@@ -76,17 +80,8 @@ def _hide(graph: GraphProto, node: NodeProto, index: int) -> None:
     and puts it wherever a Shape of the result is asked for.
     """
     position = next(n for n, other in enumerate(graph.node) if other is node or other == node)
-    names = [f"{node.output[0]}/hidden/{part}" for part in ("all", "first", "flat", "bit", "scales")]
-    every, first, flat, bit, hidden = names
-    graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), every))
-    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), first))
-    nodes = [
-        helper.make_node("Reshape", [node.input[0], every], [flat], name=flat),
-        helper.make_node("Gather", [flat, first], [f"{bit}/value"], name=f"{bit}/value"),
-        helper.make_node("Cast", [f"{bit}/value"], [bit], name=bit, to=TensorProto.BOOL),
-        helper.make_node("Where", [bit, node.input[index], node.input[index]], [hidden], name=hidden),
-    ]
-    node.input[index] = hidden
-    for one in reversed(nodes):
-        graph.node.insert(position, one)
+    op = Emitter(f"{node.output[0]}/hidden", used_names(graph))
+    first = op.Gather(op.Reshape(node.input[0], op.constant([-1])), op.constant([0]))
+    node.input[index] = op.Where(op.Cast(first, to=TensorProto.BOOL), node.input[index], node.input[index])
+    insert(graph, position, op.nodes)
     forget_shapes(graph, node.output)

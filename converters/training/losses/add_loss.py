@@ -5,7 +5,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -14,6 +13,7 @@ from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, Los
 from onnx_backprop.converters.training.losses.compose import LossSum, emit_loss
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.shapes import describe
+from onnx_backprop.opset.graphs.names import used_names
 
 
 def add_loss(
@@ -101,7 +101,7 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
         (value,) = pick([name], known, argument="prediction", what="a graph output, or of a value inside the graph")
         if not is_float(value):
             raise InvalidArgumentError(
-                f"{name!r} has type {type_name(value)}; losses exist for floats only", argument="prediction"
+                f"{name!r} has type {type_name(value)}; losses exist for floats only", "prediction"
             )
         return value
     floats = [value for value in outputs.values() if is_float(value)]
@@ -112,8 +112,7 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
     if len(floats) > 1:
         names = ", ".join(repr(value.name) for value in floats)
         raise InvalidArgumentError(
-            f"the model has {len(floats)} float outputs, {names}. Name the one that the loss reads",
-            argument="prediction",
+            f"the model has {len(floats)} float outputs, {names}. Name the one that the loss reads", "prediction"
         )
     return floats[0]
 
