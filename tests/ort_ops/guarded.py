@@ -26,8 +26,8 @@ from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.runtime import bridge, scratch
-from tests.ort_ops.random_calls import random_call
-from tests.property.calls import Call
+from tests.declarations.calls import Call
+from tests.declarations.registry import random_call
 from tests.support.checks import DTYPES, evaluate_all
 from tests.support.single_op import ELEMENT_TYPES, KINDS, options, results_of
 

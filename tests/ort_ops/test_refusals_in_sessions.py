@@ -11,15 +11,11 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
-from tests.opset.refusals.all import REFUSED
-from tests.opset.refusals.bad import VALID, Bad
+from tests.declarations.declaration import Bad, ones
+from tests.declarations.registry import REFUSED, VALID, spoilt
 from tests.support import single_op
 
 RUNNABLE = [bad for bad in REFUSED if bad.model_shows_it]  # others cannot be written as a model
-
-
-def ones(inputs: list[np.ndarray | tuple[int, ...] | None]) -> list[np.ndarray | None]:
-    return [np.ones(i, np.float32) if isinstance(i, tuple) else i for i in inputs]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -33,7 +29,7 @@ def test_the_unchanged_calls_run(op: str, kernels: str) -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("bad", RUNNABLE, ids=lambda bad: bad.id)
 def test_refusals(bad: Bad, kernels: str) -> None:
-    attributes, inputs = bad.call()
+    attributes, inputs = spoilt(bad)
     model = single_op.model(bad.op, attributes, ones(inputs))
     with pytest.raises(Exception, match=bad.op) as failed:  # noqa: PT012 - which of the two lines fails is the question
         session = ob.session(model, kernels=kernels)

@@ -1,4 +1,8 @@
-"""Convolutions and the bias."""
+"""Worked examples of the convolutions.
+
+Unless a comment says otherwise N = C = 1 and the weights are [1, 10, 100], so that the digits of a result tell which
+cell of the gradient met which cell of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.worked.example import Attributes, Example, row
+from tests.declarations.declaration import Attributes, Example, row
 
 W = row(1, 10, 100)
 GROUPED_ROWS = [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -207,12 +211,3 @@ def transposed() -> Iterator[Example]:
     yield Example("convt-dx-defaults", data, defaults, (last, xio(GROUPED_ROWS)), dx_last)
     yield Example("convt-dw-defaults", weights, defaults | {"weights_shape": [1, 2, 4]}, (last, last), xio(dw))
     yield Example("convt-filters-defaults", old, defaults | {"filter_shape": [1, 4, 2]}, (last, last), [dw])
-
-
-def biases() -> Iterator[Example]:
-    op = "BiasAddBackward"
-    yield Example("bias", op, {"data_format": "NCX"}, (row(1, 2, 3),), [6])
-    yield Example("bias-last", op, {}, ([[[1, 10], [2, 20], [3, 30]]],), [6, 60])
-    yield Example("bias-matrix", op, {}, ([[1, 10], [2, 20]],), [3, 30])
-    image = np.arange(16).reshape(2, 2, 2, 2).tolist()
-    yield Example("bias-image", op, {"data_format": "NCX"}, (image,), [6 + 38, 22 + 54])

@@ -1,13 +1,17 @@
-"""Shapes and attributes of the convolutions and the bias."""
+"""What the convolutions refuse."""
 
 from __future__ import annotations
 
-from tests.opset.refusals.bad import BIAS, CD, CONVOLUTION_OPS, CV, CW, TD, TF, TW, Bad, ints
+from tests.declarations.declaration import Bad, ints, invalid
 
-CONVOLUTIONS = [
+CV, CD, CW = "Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights"
+TD, TW, TF = "ConvTransposeBackwardData", "ConvTransposeBackwardWeights", "ConvTransposeBackpropFilters"
+OPS = (CV, CD, CW, TD, TW, TF)
+
+REFUSED = [
     *(
         bad
-        for op in CONVOLUTION_OPS
+        for op in OPS
         for bad in (
             Bad(op, "attribute strides: expected values >= 1, got [0]", {"strides": [0]}),
             Bad(op, "attribute strides: expected values >= 1, got [-2]", {"strides": [-2]}),
@@ -199,5 +203,16 @@ CONVOLUTIONS = [
     Bad(CV, "src: expected rank 3 to 5, got 2 with shape (4, 5)", inputs={0: (4, 5)}),
     Bad(CW, "src: expected rank 3 to 5, got 6 with shape (1, 4, 5, 5, 5, 5)", inputs={0: (1, 4, 5, 5, 5, 5)}),
     Bad(TD, "diff_dst: expected rank 3 to 5, got 2 with shape (4, 5)", inputs={0: (4, 5)}),
-    Bad(BIAS, "diff_dst: expected rank 2 to 64, got 1 with shape (3)", inputs={0: (3,)}),
+    # kinds and names
+    invalid(CD, "attribute groups: expected int, got 1.5", {"groups": 1.5}),
+    invalid(CD, "attribute groups: expected int, got True", {"groups": True}, model_shows_it=False),
+    invalid(CD, "attribute strides: expected ints, got 2", {"strides": 2}),
+    invalid(CD, "attribute strides: expected ints, got [1.5]", {"strides": [1.5]}),
+    invalid(
+        CW,
+        "unknown attribute output_padding; it takes strides, pads_begin, pads_end, dilations, auto_pad, groups, "
+        "data_format, weights_format, weights_shape",
+        {"output_padding": [0]},
+        model_shows_it=False,
+    ),
 ]  # fmt: skip
