@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from tests.support.renamed import joined
 
@@ -20,29 +20,39 @@ SHOWN = 5  # messages of one batch
 def check_each(cases: Sequence[C], run: Callable[[Sequence[C]], Sequence[A]], check: Callable[[C, A], object]) -> None:
     """Run all cases together and check the answer of each. What is wrong runs again alone, for the message.
 
-    A case that is right alone and wrong among the others fails too, and so do cases that run alone and not together.
+    A case that is right alone and wrong among the others fails too. Where they do not run together, the cases that fail
+    alone are named; where none does, the error is raised.
     """
     try:
-        answers: Sequence[A | Exception] = run(cases)
-    except Exception as together:  # noqa: BLE001 - the cases that fail alone are named below
-        answers = [together] * len(cases)
-    wrong = []
-    for case, answer in zip(cases, answers, strict=True):
-        if among := _failure(check, case, answer):
-            try:
-                (answer,) = run([case])
-                alone = _failure(check, case, answer)
-            except Exception as e:  # noqa: BLE001 - it is shown
-                alone = e
-            where = "" if alone else f" (right alone, wrong among {len(cases)})"
-            wrong.append(f"{case}{where}: {type(alone or among).__name__}: {alone or among}")
-    if wrong:
-        pytest.fail("\n\n".join([f"{len(wrong)} of {len(cases)} are wrong", *wrong[:SHOWN]]), pytrace=False)
+        answers = run(cases)
+    except Exception:
+        failed = [(case, alone) for case in cases if (alone := _alone(case, run, check))]
+        if not failed:
+            raise
+    else:
+        failed = []
+        for case, answer in zip(cases, answers, strict=True):
+            if among := _failure(check, case, answer):
+                failed.append(
+                    (
+                        case,
+                        _alone(case, run, check) or AssertionError(f"right alone, wrong among {len(cases)}: {among}"),
+                    )
+                )
+    if failed:
+        messages = [f"{case}: {type(e).__name__}: {e}" for case, e in failed[:SHOWN]]
+        pytest.fail("\n\n".join([f"{len(failed)} of {len(cases)} are wrong", *messages]), pytrace=False)
 
 
-def _failure(check: Callable[[C, A], object], case: C, answer: A | Exception) -> BaseException | None:
-    if isinstance(answer, Exception):
-        return answer
+def _alone(case: C, run: Callable[[Sequence[C]], Sequence[A]], check: Callable[[C, A], object]) -> BaseException | None:
+    try:
+        (answer,) = run([case])
+    except Exception as e:  # noqa: BLE001 - it is shown
+        return e
+    return _failure(check, case, answer)
+
+
+def _failure(check: Callable[[C, A], object], case: C, answer: A) -> BaseException | None:
     try:
         check(case, answer)
     except (Exception, pytest.fail.Exception) as e:  # noqa: BLE001 - it is shown
@@ -66,3 +76,25 @@ def together(
         return [[np.asarray(answer) for answer in islice(answers, len(model.graph.output))] for model in models]
 
     return run
+
+
+def switched(models: Sequence[ModelProto]) -> ModelProto:
+    """`joined`, each model in a branch of its own that runs where the input "n/on" is true. Outputs are of float32."""
+    result = joined(models)
+    nodes = iter(list(result.graph.node))
+    del result.graph.node[:]
+    for n, model in enumerate(models):
+        names = [f"{n}/{value.name}" for value in model.graph.output]
+        inner = list(islice(nodes, len(model.graph.node)))
+        for node in inner:
+            node.output[:] = [f"{name}/branch" if name in names else name for name in node.output]
+        outputs = [helper.make_tensor_value_info(f"{name}/branch", TensorProto.FLOAT, None) for name in names]
+        zero = helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0])
+        zeros = [helper.make_node("Constant", [], [output.name], value=zero) for output in outputs]
+        branches = {
+            "then_branch": helper.make_graph(inner, "then", [], outputs),
+            "else_branch": helper.make_graph(zeros, "else", [], outputs),
+        }
+        result.graph.node.append(helper.make_node("If", [f"{n}/on"], names, name=f"{n}/if", **branches))
+        result.graph.input.append(helper.make_tensor_value_info(f"{n}/on", TensorProto.BOOL, []))
+    return result
