@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from onnx_backprop.ort_ops.loops import BY_LOOPS
 from tests.property.calls import CALLS, Call, Correlation, correlations
 from tests.support import single_op
 from tests.support.adjoint import forward_session
-from tests.support.batch import check_each, together
+from tests.support.batch import calls_together, check_each, together
 from tests.support.checks import DTYPES, evaluate, evaluate_all, infer, inferred, one_node_model
 
 quick = settings(
@@ -60,12 +60,9 @@ def drawn(strategy: Callable[..., st.SearchStrategy[T]], **settings: object) -> 
     return draws
 
 
-def session_on(calls: Sequence[Call], kernels: str, *, threads: int = 2, dtype: str = "f32"):
+def session_on(calls: Sequence[Call], kernels: str, **settings: Any) -> Callable[[], list[list[np.ndarray]]]:
     """A run of all calls in one session gives the outputs of each."""
-    models = [single_op.model(call.op, call.attributes, call.inputs, dtype=dtype) for call in calls]
-    feeds = [single_op.feeds(call.op, call.inputs) for call in calls]
-    options = single_op.options(threads)
-    return together(models, feeds, lambda model: ob.session(model, kernels=kernels, session_options=options))
+    return calls_together([(call.op, call.attributes, call.inputs) for call in calls], kernels, **settings)
 
 
 @each_op_and_route

@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+import onnx_backprop as ob
+from tests.support import single_op
 from tests.support.renamed import joined
 
 C, A = TypeVar("C"), TypeVar("A")
@@ -76,6 +78,20 @@ def together(
         return [[np.asarray(answer) for answer in islice(answers, len(model.graph.output))] for model in models]
 
     return run
+
+
+def calls_together(
+    calls: Sequence[tuple[str, Mapping[str, object], Sequence[np.ndarray | None]]],
+    kernels: str,
+    *,
+    dtype: str = "f32",
+    threads: int = 2,
+) -> Callable[[], list[list[np.ndarray]]]:
+    """`together` of models of `single_op`: operators with their attributes and inputs."""
+    models = [single_op.model(op, attributes, inputs, dtype=dtype) for op, attributes, inputs in calls]
+    feeds = [single_op.feeds(op, inputs) for op, _, inputs in calls]
+    options = single_op.options(threads)
+    return together(models, feeds, lambda model: ob.session(model, kernels=kernels, session_options=options))
 
 
 def switched(models: Sequence[ModelProto]) -> ModelProto:
