@@ -15,7 +15,8 @@ import onnx_backprop as ob
 from tests.support import single_op
 from tests.support.renamed import joined
 
-C, A = TypeVar("C"), TypeVar("A")
+C = TypeVar("C")
+A = TypeVar("A")
 SHOWN = 5  # messages of one batch
 
 

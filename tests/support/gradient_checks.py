@@ -30,7 +30,7 @@ from tests.support.renamed import joined, renamed
 
 FIRST_OPSET, LAST_OPSET = 18, 26  # the opsets models have when rules run; onnxruntime ends at 26
 VARIANTS = ("static", "symbolic", "fed", "unranked", "half")
-NAMES = dict(zip(VARIANTS[1:], ("unnamed", "odd", "numbers", "ours"), strict=True))  # of `renamed`
+NAMES: dict[str, str] = dict(zip(VARIANTS[1:], ("unnamed", "odd", "numbers", "ours"), strict=True))  # of `renamed`
 BASIS_LIMIT, RANDOM_DIRECTIONS = 48, 12
 SEED = 20240613
 IR_VERSION = 10
