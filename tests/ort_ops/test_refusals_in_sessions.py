@@ -11,16 +11,12 @@ from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from tests.opset.refusals.all import REFUSED
-from tests.opset.refusals.bad import VALID
+from tests.declarations.declaration import ones
+from tests.declarations.registry import REFUSED, VALID, spoilt
 from tests.support import single_op
 from tests.support.batch import switched
 
 RUNNABLE = [bad for bad in REFUSED if bad.model_shows_it]  # others cannot be written as a model
-
-
-def ones(inputs: list[np.ndarray | tuple[int, ...] | None]) -> list[np.ndarray | None]:
-    return [np.ones(i, np.float32) if isinstance(i, tuple) else i for i in inputs]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -44,7 +40,7 @@ def conversion_error(model: ModelProto, kernels: str) -> ob.OnnxBackpropError | 
 def test_refusals(op: str, kernels: str) -> None:
     """What converts is in one session, of which each run takes one call."""
     bads = [bad for bad in RUNNABLE if bad.op == op]
-    models = [single_op.model(op, attributes, ones(inputs)) for attributes, inputs in (bad.call() for bad in bads)]
+    models = [single_op.model(op, attributes, ones(inputs)) for attributes, inputs in map(spoilt, bads)]
     earlier = [conversion_error(model, kernels) for model in models]
     for bad, e in zip(bads, earlier, strict=True):
         assert e is None or str(e).startswith(f"{op} 'the_node': "), bad.id
@@ -56,7 +52,7 @@ def test_refusals(op: str, kernels: str) -> None:
     feeds = {
         f"{n}/{name}": array
         for n, (bad, _) in enumerate(run)
-        for name, array in single_op.feeds(op, ones(bad.call()[1])).items()
+        for name, array in single_op.feeds(op, ones(spoilt(bad)[1])).items()
     } | {f"{n}/on": np.array(False) for n in range(len(run))}
     session.run(None, feeds)  # none of them runs
     for n, (bad, _) in enumerate(run):

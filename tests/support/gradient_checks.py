@@ -25,6 +25,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser,
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
+from tests.declarations.registry import DECLARED
 from tests.support.batch import check_each
 from tests.support.renamed import joined, renamed
 
@@ -55,18 +56,7 @@ SMOOTH = Oracle("onnxruntime", 2.0**-6, 4e-4)  # where the reference evaluator c
 HALF_TOLERANCE = 1e-2
 INLINED_ULPS = 16  # of the largest y: the cases sum over at most that many products
 # their gradients are operators of our domain; the others' are ONNX's
-OURS = (
-    "Attention",
-    "AveragePool",
-    "BatchNormalization",
-    "Conv",
-    "ConvTranspose",
-    "LayerNormalization",
-    "MaxPool",
-    "Relu",
-    "Resize",
-    "Softmax",
-)
+OURS = {name for declaration in DECLARED.values() for name in declaration.gradient_of}
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,10 +11,9 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.compiler.machine import VECTOR
+from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.weights import plan as weight_plans
 from tests.ort_ops.planned import Shapes, numbers
 from tests.support import single_op
 from tests.support.batch import calls_together
@@ -178,7 +177,7 @@ def test_processors_do_not_decide_what_is_added_up_first(monkeypatch: pytest.Mon
 def test_rounds_and_small_bands(rng, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """However little may be shared, and whatever the bands."""
     monkeypatch.setattr(problem, "shared_limit", lambda *_: limit)
-    monkeypatch.setattr(weight_plans, "_CELLS_FLOATS", 8 * limit)
+    monkeypatch.setattr(block_sizes, "CELLS_FLOATS", 8 * limit)
     for case in (CASES[2], CASES[7], CASES[12], (4, 9 * VECTOR - 5, (19, 23), (3, 3), {})):
         run_case(case, rng, ("f32", "f16"))
 

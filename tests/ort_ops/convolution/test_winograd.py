@@ -12,8 +12,11 @@ import onnx_backprop as ob
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution.problem import correlation
-from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
-from onnx_backprop.ort_ops.convolution.winograd.plan import suits, suits_weights
+from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
+from onnx_backprop.ort_ops.convolution.winograd.plan import suits_weights
+from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
+from onnx_backprop.ort_ops.convolution.winograd.tiles import suits
+from tests.ort_ops.planned import convolution
 from tests.support import single_op
 from tests.support.batch import calls_together
 from tests.support.checks import DTYPES, assert_rounded, evaluate
@@ -34,7 +37,7 @@ ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of a tile; smal
 @pytest.fixture(params=ERRORS)
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """All calls are made with such tiles."""
-    monkeypatch.setattr(winograd_plan, "_large_tiles_pay", lambda *_: request.param == 4)
+    monkeypatch.setattr(winograd_tiles, "_large_tiles_pay", lambda *_: request.param == 4)
     return request.param
 
 
@@ -48,8 +51,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
-    monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
-    monkeypatch.setattr(winograd_plan, "STRIDED_SHARE", 9)
+    monkeypatch.setattr(winograd_tiles, "MIN_WORK", 0)
+    monkeypatch.setattr(winograd_tiles, "STRIDED_SHARE", 9)
 
 
 # batch, groups, channels of source and destination per group, lengths, pads
@@ -276,4 +279,12 @@ def test_which_tiles(batch: int, length: int, expected: tuple[int, int]) -> None
     """Large ones for large images without many cells beyond their ends, and not by the batch."""
     x, w = (batch, 32, length, length), (32, 32, 3, 3)
     order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
-    assert (winograd_plan._size(order), winograd_plan._weights_size(order)) == expected
+    assert (winograd_tiles.size_of(order), winograd_tiles.weights_size_of(order)) == expected
+
+
+def test_phases_without_a_cell_count_for_nothing() -> None:
+    """Dilations beyond the image: tiles would be computed of some 60,000 phases, of which 36 have a cell."""
+    call = convolution("Convolution", 1, (512, 512), (6, 6), (3, 3), dilations=(250, 250))
+    assert not isinstance(call.plan("f32").parameters, TileRows)
+    closer = convolution("Convolution", 1, (512, 512), (6, 6), (3, 3), dilations=(6, 6), pads=(6, 6))
+    assert isinstance(closer.plan("f32").parameters, TileRows)
