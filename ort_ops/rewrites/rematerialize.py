@@ -10,6 +10,7 @@ those that take about as long as a copy of memory.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from onnx import ModelProto, NodeProto
 
@@ -20,11 +21,11 @@ from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 _CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
 
 
-def rematerialize(model: ModelProto, loss: str) -> ModelProto:
-    """Let nodes behind that of the loss read copies, in place; returns the model."""
+def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
+    """Let nodes behind those of the outputs `ends` of the forward pass read copies, in place; returns the model."""
     nodes = list(model.graph.node)
-    ends = {name: n for n, node in enumerate(nodes) for name in node.output}
-    end = ends.get(loss, len(nodes))
+    producers = {name: n for n, node in enumerate(nodes) for name in node.output}
+    end = max((producers[name] for name in ends if name in producers), default=len(nodes))
     readers: dict[str, list[int]] = defaultdict(list)
     for n, node in enumerate(nodes):
         for name in reads(node):
@@ -38,7 +39,7 @@ def rematerialize(model: ModelProto, loss: str) -> ModelProto:
         if not late or not _is_cheap(node) or not outputs.isdisjoint(node.output):
             continue
         (y,) = node.output
-        read = {name for name in node.input if name in ends}
+        read = {name for name in node.input if name in producers}
         kept = all(max(readers[name]) > max(late) for name in read - outputs)
         if y in needed or not kept or not gone.isdisjoint(read) or any(y not in nodes[n].input for n in late):
             continue
