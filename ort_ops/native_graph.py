@@ -13,10 +13,15 @@ from onnx_backprop.opset.functions.use_kernels import attach_kernels
 
 
 class NativeGraph(NamedTuple):
-    """A model for a session with kernels=None, and those of its inputs that a run may overwrite with new values."""
+    """A model for a session with kernels=None, and what a run of it may overwrite.
+
+    in_place: the inputs whose new values may lie in their memory. guard: the input that says whether they do, "" where
+    there are none, see `update_in_place`.
+    """
 
     model: ModelProto
     in_place: frozenset[str] = frozenset()
+    guard: str = ""
 
 
 def lower(
@@ -62,7 +67,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
         fuse_elementwise(model)
         rematerialize(model, ends)
     fuse_updates(model)
-    in_place = update_in_place(model, next(iter(ends)), updates) if updates else frozenset[str]()
+    overwritten = update_in_place(model, next(iter(ends)), updates) if updates else ()
     attach_kernels(model, "native")
     write_out(model)
-    return NativeGraph(model, in_place)
+    return NativeGraph(model, *overwritten)

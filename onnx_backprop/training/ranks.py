@@ -78,8 +78,8 @@ class Ranks:
         )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
-        model, _ = lower(model, self._trainer.kernels, [self._trainer.graph.loss])
-        return session(model, kernels=None, session_options=self._trainer.session_options)
+        native = lower(model, self._trainer.kernels, [self._trainer.graph.loss])
+        return session(native.model, kernels=None, session_options=self._trainer.session_options)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""

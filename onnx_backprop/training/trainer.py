@@ -151,10 +151,10 @@ class Trainer:
             )
             model = self._ranks.update
         in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-        model, in_place = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
-        self._session = session(model, kernels=None, session_options=options)
+        native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
+        self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
-        self._buffers = Buffers(self.graph, self._session, in_place, self._division)
+        self._buffers = Buffers(self.graph, self._session, native.in_place, native.guard, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._counters = {name: state_of(self.graph.fill, name) for name in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}

@@ -13,10 +13,9 @@ from copy import deepcopy
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import reads
+from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 
-GUARD = "update_guard"
 # Operators whose result may be an operand's memory, or that onnxruntime takes away where they change nothing.
 _PASSING = frozenset(
     {
@@ -41,20 +40,21 @@ _PASSING = frozenset(
 _OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
-    """Make the native updates of a model wait for all its other outputs; the inputs that they may overwrite.
+def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) -> tuple[frozenset[str], str]:
+    """Make the native updates of a model wait for all its other outputs, in place.
 
-    updates: {input: the output that is its new value}. Where that is any, the model has one more input, GUARD, 0-D
-    float32: where it is no finite number nothing is overwritten, else every update raises it by 1 when it is done.
+    updates: {input: the output that is its new value}. Returns the inputs that the updates may overwrite, and the name
+    of the guard, one more input, 0-D float32, "" where there are none: where it is no finite number nothing is
+    overwritten, else every update raises it by 1 when it is done.
     """
     graph = model.graph
     native = [n for n, node in enumerate(graph.node) if node.domain == NATIVE_DOMAIN and node.op_type == NAME]
     given = {name: n for n in native for name in graph.node[n].output}
     if not native or any(not given.keys().isdisjoint(reads(node)) for node in graph.node):
-        return frozenset()
+        return frozenset(), ""
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     if any(types[new] in _OTHER_FLOATS for new in updates.values()):  # renewed by nodes that nothing here waits for
-        return frozenset()
+        return frozenset(), ""
     others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
     before = _before(graph, [*others, loss, *(name for n in native for name in graph.node[n].input)])
     read = Counter(name for n in native for name in graph.node[n].input)
@@ -63,20 +63,21 @@ def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) ->
     shared = _shared(graph, [name for n in native for name in graph.node[n].input])
     own = frozenset(x for x in own if read[x] == 1 and x not in shared)
     if not own:
-        return own
-    cast = f"{GUARD}/loss"
+        return own, ""
+    taken = names_in(graph)
+    guard, cast = unique("update_guard", taken), unique("update_guard/loss", taken)
     added = [] if types[loss] == TensorProto.FLOAT else [helper.make_node("Cast", [loss], [cast], to=TensorProto.FLOAT)]
     made = [name for name, n in _makers(graph).items() if n not in native]
     after = [name for name in read if name in made] if len(native) > 1 else []  # what any of them reads, all wait for
-    after += [*others, cast if added else loss, GUARD]
-    graph.input.append(helper.make_tensor_value_info(GUARD, TensorProto.FLOAT, []))
+    after += [*others, cast if added else loss, guard]
+    graph.input.append(helper.make_tensor_value_info(guard, TensorProto.FLOAT, []))
     nodes = [deepcopy(node) for node in graph.node]
     for n in native:
         nodes[n].input.extend(after)
         nodes[n].attribute.append(helper.make_attribute("after", len(after)))
     del graph.node[:]
     graph.node.extend([*(node for n, node in enumerate(nodes) if n not in native), *added, *(nodes[n] for n in native)])
-    return own
+    return own, guard
 
 
 def _shared(graph: GraphProto, names: list[str]) -> set[str]:
