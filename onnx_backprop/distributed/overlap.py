@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.distributed.communicator import Start
 from onnx_backprop.opset.core.errors import ReplicaError
-from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, import_native
 from onnx_backprop.ort_ops.layers.ready import NAME as READY
 
 OrtValue = onnxruntime.OrtValue
@@ -56,8 +56,7 @@ def announce(model: ModelProto, buckets: Sequence[Sequence[str]]) -> list[str]:
     for place, bucket, output in sorted(zip(places, buckets, outputs, strict=True), reverse=True):
         graph.node.insert(place, helper.make_node(READY, bucket, [output], name=output, domain=NATIVE_DOMAIN))
         graph.output.append(helper.make_tensor_value_info(output, TensorProto.INT64, [1]))
-    if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
+    import_native(model)
     return outputs
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, import_native
 from onnx_backprop.opset.functions.scope import names_in, reads, unique
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
@@ -50,8 +50,7 @@ def fuse_elementwise(model: ModelProto) -> ModelProto:
         del model.graph.node[:]
         model.graph.node.extend(_read(kept, {value.name for value in model.graph.output}))
         model.graph.initializer.extend(chains.numbers)
-        if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
+        import_native(model)
     return model
 
 

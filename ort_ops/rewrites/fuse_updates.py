@@ -6,8 +6,6 @@ nodes, whatever the optimizer; its numbers stay as they are, worked out in float
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,11 +16,11 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
-from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, import_native
+from onnx_backprop.opset.functions.update_functions import Member, members
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import STEPS, Program
 
-_MEMBER = re.compile(r"(.+)_(\d+)(_new)?")
 _SAME = ("Identity", "Reshape")  # which leave a number as it is
 
 
@@ -40,8 +38,7 @@ def fuse_updates(model: ModelProto) -> ModelProto:
         _assign(graph.node, nodes)
     for split in parts.values():
         split.shorten()
-    if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
+    import_native(model)
     return model
 
 
@@ -59,11 +56,11 @@ class _OtherError(Exception):
 
 @dataclass
 class _Group:
-    """Items of one formula, each with the positions of its inputs and outputs; and the numbers that it reads."""
+    """The tensors of one formula, and the numbers that it reads."""
 
     program: str
     numbers: tuple[str, ...]
-    items: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
 
 
 class _Split:
@@ -72,37 +69,26 @@ class _Split:
     def __init__(self, function: FunctionProto) -> None:
         self._function = function
         self._maker = {name: node for node in function.node for name in node.output}
-        self._items = self._members()
-        self._tensors = {function.input[n] for inputs, _ in self._items.values() for n in inputs}
+        tensors = members(function)
+        self._tensors = {function.input[n] for member in tensors for n in member.inputs}
         self._moved: dict[str, bool] = {}
         found: dict[tuple[str, tuple[str, ...]], _Group] = {}
-        for inputs, outputs in self._items.values():
+        for member in tensors:
             try:
-                key = self._formula([function.input[n] for n in inputs], [function.output[n] for n in outputs])
+                key = self._formula(
+                    [function.input[n] for n in member.inputs], [function.output[n] for n in member.outputs]
+                )
             except _OtherError:
                 continue
-            found.setdefault(key, _Group(*key)).items.append((inputs, outputs))
+            found.setdefault(key, _Group(*key)).members.append(member)
         self.groups = list(found.values())
-        taken = [item for group in self.groups for item in group.items]
-        self._kept_outputs = self._others(len(function.output), [n for _, outputs in taken for n in outputs])
-        self._kept_inputs = self._others(len(function.input), [n for inputs, _ in taken for n in inputs])
+        taken = [member for group in self.groups for member in group.members]
+        self._kept_outputs = self._others(len(function.output), [n for member in taken for n in member.outputs])
+        self._kept_inputs = self._others(len(function.input), [n for member in taken for n in member.inputs])
 
     @staticmethod
     def _others(count: int, taken: list[int]) -> list[int]:
         return [n for n in range(count) if n not in set(taken)]
-
-    def _members(self) -> dict[str, tuple[list[int], list[int]]]:
-        """The positions of inputs X_n, G_n … and of outputs X_n_new … by n."""
-        members: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for n, name in enumerate(self._function.output):
-            match = _MEMBER.fullmatch(name)
-            if match and match[3]:
-                members[match[2]][1].append(n)
-        for n, name in enumerate(self._function.input):
-            match = _MEMBER.fullmatch(name)
-            if match and not match[3] and match[2] in members:
-                members[match[2]][0].append(n)
-        return dict(members)
 
     def _moves(self, name: str) -> bool:
         """Whether a value depends on a tensor."""
@@ -112,7 +98,7 @@ class _Split:
         return self._moved[name]
 
     def _formula(self, inputs: list[str], outputs: list[str]) -> tuple[str, tuple[str, ...]]:
-        """The program of an item and its numbers; _OtherError where it has none."""
+        """The program of a tensor's update and its numbers; _OtherError where it has none."""
         steps: list[tuple[str, tuple[str, ...]]] = []
         known = {name: f"t{n}" for n, name in enumerate(inputs)}
         numbers: dict[str, str] = {}
@@ -205,7 +191,7 @@ def _assign(repeated: Any, entries: Sequence[Any]) -> None:
 
 
 def _native(group: _Group, numbers: str, inputs: list[str], outputs: list[str]) -> NodeProto:
-    read = [inputs[n] for taken, _ in group.items for n in taken]
-    made = [outputs[n] for _, given in group.items for n in given]
+    read = [inputs[n] for member in group.members for n in member.inputs]
+    made = [outputs[n] for member in group.members for n in member.outputs]
     name = numbers.replace("numbers", "update")
     return helper.make_node(NAME, [numbers, *read], made, name=name, domain=NATIVE_DOMAIN, program=group.program)
