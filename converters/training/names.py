@@ -10,7 +10,6 @@ LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"  # in names of nodes, between a target and its prediction
 SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"
-STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
 CLASSES_LAST = "If the classes are on the last axis, give the loss axis=-1"  # what to do about labels of another shape
 
 

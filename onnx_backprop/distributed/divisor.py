@@ -10,9 +10,7 @@ from __future__ import annotations
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
-from onnx_backprop.converters.training.names import STAGED
-
-_MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
+from onnx_backprop.converters.reverse.divisors import divisions_for
 
 
 def divide_by_all(model: ModelProto, loss: str) -> str | None:
@@ -21,14 +19,7 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     The name of that input, a float64; None, and nothing is changed, where the loss is not made by a mean.
     """
     nodes = model.graph.node
-    maker = next((node for node in nodes if loss in node.output), None)
-    if maker is None or maker.domain or not {maker.op_type, _staged(maker)} & {*_MEANS}:
-        return None
-    name = maker.name or loss  # which what its rule emits is named after
-    if sum(name in (node.name, *node.output) for node in nodes) > 1:
-        return None
-    prefix = f"{name}_grad/"
-    found = [n for n, node in enumerate(nodes) if node.op_type == "Div" and node.name.startswith(prefix)]
+    found = divisions_for(loss, nodes)
     if len(found) != 1:
         return None
     taken = used_names(model.graph)
@@ -44,8 +35,3 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     assign(nodes, [*copies[: found[0]], *added, *copies[found[0] :]])
     model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.DOUBLE, []))
     return scale
-
-
-def _staged(node: NodeProto) -> str:
-    """The operator that a sum in stages stands for."""
-    return next((entry.value for entry in node.metadata_props if entry.key == STAGED), "")
