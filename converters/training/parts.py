@@ -7,11 +7,11 @@ from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.steps import drop_stacks
+from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.modes import infer_mode
-from onnx_backprop.converters.training.order import in_float32
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.rewrites.order import in_float32
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near

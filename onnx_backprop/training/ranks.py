@@ -22,7 +22,7 @@ from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import SessionOptions, lower, run_bound, session
-from onnx_backprop.training.data import Batches
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
 OrtValue = onnxruntime.OrtValue

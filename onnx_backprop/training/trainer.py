@@ -13,8 +13,8 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
-from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.names import (
     GOOD_STEPS,
     LEAST_SCALE,
@@ -41,11 +41,11 @@ from onnx_backprop.ort_ops import (
 )
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.data import of_data
+from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.history import Losses
 from onnx_backprop.training.inputs import Inputs, refusals, rows
+from onnx_backprop.training.reports.history import Losses
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from onnx_backprop.opset import KERNELS
 from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 from onnx_backprop.training.buffers import Buffers
-from onnx_backprop.training.history import Record, read_log
-from onnx_backprop.training.profiling import profile
+from onnx_backprop.training.reports.history import Record, read_log
+from onnx_backprop.training.reports.profiling import profile
 from onnx_backprop.training.schedules import Cosine, Step, Warmup
 from tests.support.training_models import classifier, data, training
 

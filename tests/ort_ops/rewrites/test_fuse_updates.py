@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, Adagrad, Adam, AdamW, Group, Lion, Optimizer, RMSProp
-from onnx_backprop.converters.training.step import optimizer_graph
+from onnx_backprop.converters.training.update.step import optimizer_graph
 from onnx_backprop.ort_ops import register_ops
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import PIECE, Program
