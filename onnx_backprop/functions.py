@@ -16,10 +16,11 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 from onnx_backprop.converters.derivatives.products import hvp as hvp_model
 from onnx_backprop.converters.derivatives.products import scalar_gradient
 from onnx_backprop.converters.derivatives.work import Options
-from onnx_backprop.converters.prepare.graphs import copied, unique, used_names
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.sessions import run_bound, session
 
 Feeds = Mapping[str, np.ndarray]

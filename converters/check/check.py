@@ -16,7 +16,6 @@ from onnx_backprop.converters.check.report import GradientReport, NodeResult, Re
 from onnx_backprop.converters.prepare.accept import put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights
-from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, reads, subgraphs
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.selection import Patterns
@@ -26,6 +25,8 @@ from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
 
 CHUNK = 64  # nodes whose inputs are kept at the same time
 

@@ -19,7 +19,6 @@ from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
-from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -29,6 +28,7 @@ from onnx_backprop.converters.reverse.models.backward import Differentiation, fi
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.graphs.edit import assign, copied
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 Open = Callable[[ModelProto], Run]

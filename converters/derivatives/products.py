@@ -13,7 +13,6 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import unsupported
@@ -22,6 +21,7 @@ from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 Names = Sequence[str] | None
 
@@ -157,8 +157,7 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
 
     shapes: {gradient: value}. So do nodes that only lead to something that is asked for its shape.
     """
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    values |= {str(v.name): v for node in graph for v in node.outputs}
+    values = values_by_name(graph)
     pairs = [(values[g], values[x]) for g, x in shapes.items() if g in values and x in values]
     same = {g: x for g, x in pairs if not is_optional(x)}  # whose gradient is that of what it holds
     wanted = values_of(graph, graph.outputs)

@@ -10,7 +10,6 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.prepare.selection import Patterns
@@ -24,6 +23,7 @@ from onnx_backprop.converters.reverse.models.derivatives import Derivative, reco
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 Model = ModelProto | ir.Model | str | Path
 

@@ -9,31 +9,24 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    called,
-    copied,
-    reads,
-    subgraphs,
-    unique,
-    used_names,
-)
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.types import Dims, shapes_of
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard, reads, subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
-Shape = tuple[int | str | None, ...]
 Edit = Callable[[ModelProto], None]
 _TIMES = 101  # a prime, which no length of a model has by chance after a multiplication
 _TRIALS = 300  # inferences before a search is given up
@@ -155,19 +148,9 @@ def _with_lengths(proto: ModelProto, lengths: Mapping[tuple[str, int], int | str
     for value in (*result.graph.value_info, *result.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for node in all_nodes(result.graph):
-        for graph in subgraphs(node):
-            for value in (*graph.value_info, *graph.output):
-                value.type.tensor_type.ClearField("shape")
-    return result
-
-
-def _shapes(graph: GraphProto) -> dict[str, Shape]:
-    result: dict[str, Shape] = {t.name: tuple(t.dims) for t in graph.initializer}
-    for value in (*graph.value_info, *graph.output, *graph.input):
-        if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            result[value.name] = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    for graph in list(all_graphs(result.graph))[1:]:
+        for value in (*graph.value_info, *graph.output):
+            value.type.tensor_type.ClearField("shape")
     return result
 
 
@@ -184,7 +167,7 @@ class _Search:
 
     def solved(self) -> ModelProto:
         """The model in which every length that follows the freed one does."""
-        self.before = _shapes(self.proto.graph)
+        self.before = shapes_of(self.proto.graph)
         name, axis = self.places[0]
         self.old = int(self.before[name][axis] or 0)
         moved = dict.fromkeys(self.places, self.old * _TIMES)
@@ -246,7 +229,7 @@ class _Look:
 
     def __init__(self, search: _Search, inferred: ModelProto, decided: set[str]) -> None:
         self.search, self.graph, self.decided = search, inferred.graph, decided
-        self.before, self.after, self.old = search.before, _shapes(inferred.graph), search.old
+        self.before, self.after, self.old = search.before, shapes_of(inferred.graph), search.old
         self.scope = Scope(inferred.graph)
         self.inner: dict[str, int] = {}  # how many elements of its axis lie between two rows of the batch
 
@@ -329,7 +312,7 @@ class _Look:
                 raise self.refusal(node, f"two axes of {name!r} follow it, each row would meet every other")
             kept = kept or self.axis(name) is not None or None in after or any(isinstance(d, str) for d in after)
         total = node.op_type.startswith("Reduce") and _product(self.before[node.output[0]]) == 1
-        if not kept and not total and (node.domain or node.op_type not in _AWAY):
+        if not kept and not total and not is_standard(node, *_AWAY):
             read = ", ".join(map(repr, rows))
             raise self.refusal(node, f"of {read} it gives the same shape for every length")
 
@@ -439,29 +422,19 @@ class _Look:
 
         def edit(proto: ModelProto) -> None:
             graph, own = proto.graph, _same(proto, node)
-            taken = used_names(graph)
+            op = Emitter(own.output[0], used_names(graph))
             place = list(graph.node).index(own)
             name, at = self.search.places[0]
-            added: list[NodeProto] = []
-
-            def emit(op_type: str, read: list[str], what: str, **attributes: Any) -> str:
-                output = unique(f"{own.output[0]}/{what}", taken)
-                added.append(helper.make_node(op_type, read, [output], name=output, **attributes))
-                self.before[output] = ()  # nothing is to be checked
-                return output
-
-            rows = emit("Shape", [name], self.search.symbol, start=at, end=at + 1)
+            rows = op.Shape(name, start=at, end=at + 1)
             for n in inputs:
                 shape = [1 if isinstance(d, str) or d is None else d for d in self.before[node.input[n]]]
-                value = node.input[n]
-                if self.old > 1:
-                    value = emit("Gather", [value, _constant(proto, f"{value}/first", [0])], "row", axis=axis)
-                first, last = (_constant(proto, f"{value}/lengths", part) for part in (shape[:axis], shape[axis + 1 :]))
-                wide = emit("Concat", [first, rows, last], "shape", axis=0)
-                own.input[n] = emit("Expand", [value, wide], "rows")
+                value = op.Gather(node.input[n], op.constant([0]), axis=axis) if self.old > 1 else node.input[n]
+                first, last = (op.constant(lengths, np.int64) for lengths in (shape[:axis], shape[axis + 1 :]))
+                own.input[n] = op.Expand(value, op.Concat(first, rows, last, axis=0))
                 self.before[own.input[n]] = self.before[node.input[n]]
-            nodes = list(graph.node)
-            assign(graph.node, [copied(one) for one in (*nodes[:place], *added, *nodes[place:])])
+            for added in op.nodes:
+                self.before.setdefault(added.output[0], ())  # nothing is to be checked
+            insert(graph, place, op.nodes)
 
         return edit
 
@@ -470,12 +443,12 @@ def _follows(before: int | str | None, after: int | str | None) -> bool:
     return isinstance(before, int) and isinstance(after, int) and before > 0 and after == before * _TIMES
 
 
-def _product(shape: Shape) -> int | None:
+def _product(shape: Dims) -> int | None:
     numbers = [d for d in shape if isinstance(d, int)]
     return prod(numbers) if len(numbers) == len(shape) else None
 
 
-def _fits(shapes: Mapping[str, Shape], node: NodeProto) -> bool:
+def _fits(shapes: Mapping[str, Dims], node: NodeProto) -> bool:
     """Whether a Reshape keeps the number of elements."""
     return _product(shapes[node.input[0]]) == _product(shapes[node.output[0]])
 

@@ -16,7 +16,6 @@ from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING
 from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
 from onnx_backprop.converters.prepare.inference.conv_lengths import infer_with_explicit_pads
 from onnx_backprop.converters.prepare.inference.declared import forget_declared, infer_declared
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
@@ -34,6 +33,8 @@ from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47

@@ -15,7 +15,7 @@ from onnx_backprop.converters.prepare.exporters.origins import origin_of, owner
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near, suggest
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.lazy import ir
 
 Patterns = Sequence[str | re.Pattern[str]]
 Aliases = Mapping[str, Collection[str]]

@@ -8,7 +8,6 @@ from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.free import Free, free_lengths
-from onnx_backprop.converters.prepare.graphs import all_nodes, constant_tensor, unique, used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
@@ -16,6 +15,8 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import REFUSAL
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, constant_tensor
 
 _LONGEST = 4  # bytes of an integer that may stand for a float, as quantised numbers do
 

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
-from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
+from onnx_backprop.converters.recompute.program import Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.facts import SHAPE
 
 PASSES = "onnx_backprop.passes"  # on a view in the forward part: the name of what it is a view of
 _COPY = "recomputed"
@@ -171,7 +172,7 @@ class Emitter:
         for value in buffer.members:
             if value.producer() not in program.forward:
                 continue
-            uses = [(node, i) for node, i in value.uses() if node in program.backward and node.op_type not in SHAPES]
+            uses = [(node, i) for node, i in value.uses() if node in program.backward and node.op_type not in SHAPE]
             if uses:
                 copy = self._read(value, arrived)
                 for node, i in uses:
@@ -243,7 +244,7 @@ class Emitter:
         program, late = self.program, dict[ir.Value, list[ir.Node]]()
         moved: set[ir.Node] = set()
         for node in program.nodes:
-            value = node.inputs[0] if node.op_type in SHAPES and node.domain == "" else None
+            value = node.inputs[0] if node in SHAPE else None
             buffer = None if value is None else program.of.get(value)
             if value is None or buffer is None or node not in program.backward or buffer.size <= program.small:
                 continue

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.recompute.choose import choose
 from onnx_backprop.converters.recompute.emit import Emitter
 from onnx_backprop.converters.recompute.order import ordered, own_nodes
@@ -20,6 +19,7 @@ from onnx_backprop.converters.recompute.sizes import sizes
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 _UNITS = {"": 1, "b": 1} | {f"{p}b": 1000**n for n, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}ib": 1024**n for n, p in enumerate("kmgt", 1)}

@@ -13,8 +13,8 @@ from math import inf, prod
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.walk import values_read
 
 _BATCH, _SIDE = 8, 64  # for the first length, and others, that only a run knows
 

@@ -8,22 +8,11 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.recompute.sizes import Sizes
-from onnx_backprop.converters.reverse.expand import RANDOM
 from onnx_backprop.converters.reverse.known import constant_value, dims, is_float
+from onnx_backprop.opset.graphs.facts import DRAWS, FUSED_INTO_PRODUCTS, IN_PLACE, PRODUCTS, SHAPE, UNFUSED, VIEW
+from onnx_backprop.opset.graphs.walk import subgraphs, values_read
 
-VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})  # whose result is their input's memory
-SHAPES = frozenset({"Shape", "Size"})  # which read no element
-# that onnxruntime lets write over an input of the same size that nobody reads afterwards
-IN_PLACE = frozenset(
-    {"Abs", "Add", "Clip", "Div", "Elu", "Exp", "LeakyRelu", "Mul", "Neg", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"}
-)
-# that onnxruntime melts into no neighbour on the processor: one more reader of what they read changes no rounding
-ALONE = frozenset({"Concat", "ConvTranspose", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "Split", "Tile"})
-# that onnxruntime melts into a product behind them, whoever else reads their result
-_INTO_PRODUCTS = frozenset({"Cast", "Div", "Mul", "Transpose"})
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _SMALL = 2000  # the share of all forward memory below which a tensor is small
 
 
@@ -75,7 +64,7 @@ class Program:
                 constant.update(node.outputs)  # what is made of parameters alone is there whatever is chosen
                 continue
             source = node.inputs[0] if node.inputs else None
-            shared = node.domain == "" and node.op_type in VIEWS
+            shared = node in VIEW
             for value in node.outputs:
                 if shared and source is not None and not value.is_graph_output():
                     if source in self.of:
@@ -90,7 +79,7 @@ class Program:
 
     def _note_readers(self, kept: Iterable[ir.Value]) -> None:
         for n, node in enumerate(self.nodes):
-            shapes = node.domain == "" and node.op_type in SHAPES
+            shapes = node in SHAPE
             view = node in self.forward and len(node.outputs) == 1 and self._is_view(node)
             for value in values_read(node):
                 buffer = self.of.get(value)
@@ -157,13 +146,11 @@ class Program:
     def melts(self, value: ir.Value, reader: ir.Node) -> bool:
         """Whether onnxruntime may make one node of that which makes a value and a reader, though others read it too."""
         producer = value.producer()
-        if producer is None or producer.domain or reader.domain or value not in self.of:
-            return False
-        return producer.op_type in _INTO_PRODUCTS and reader.op_type in _PRODUCTS
+        return value in self.of and producer in FUSED_INTO_PRODUCTS and reader in PRODUCTS
 
     def can_copy(self, node: ir.Node) -> bool:
         """Whether a second run of a forward node gives the same numbers, in values whose rank is known."""
-        if node not in self.forward or subgraphs(node) or node.op_type in RANDOM:
+        if node not in self.forward or subgraphs(node) or node.op_type in DRAWS:
             return False
         if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
             mode = constant_value(node.inputs[2])
@@ -176,12 +163,12 @@ class Program:
         if dims(value) is None or not isinstance(value.type, ir.TensorType):
             return False
         readers = [node for node, _ in value.uses()]
-        return self.edges(value) > 1 or not is_float(value) or all(n.op_type in ALONE for n in readers)
+        return self.edges(value) > 1 or not is_float(value) or all(n.op_type in UNFUSED for n in readers)
 
     def end(self, buffer: Buffer, last: int) -> int:
         """The last position a buffer is there at, one before that of its last reader where that writes over it."""
         node = self.nodes[last]
-        if last > buffer.made and node.domain == "" and node.op_type in IN_PLACE:
+        if last > buffer.made and node in IN_PLACE:
             made = self.of.get(node.outputs[0])
             if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
                 return last - 1

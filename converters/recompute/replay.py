@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.recompute.program import IN_PLACE, Buffer, Program
+from onnx_backprop.converters.recompute.program import Buffer, Program
+from onnx_backprop.opset.graphs.facts import IN_PLACE
 
 
 class ImpossibleError(Exception):
@@ -122,7 +123,7 @@ class Replay:
             made = [self.program.of[v] for v in node.outputs if v in self.program.of]
             new = sum(b.size for b in made if self._passes(b, n))
             gone = [b for b, last in within.items() if last == place and self._passes(b, n)]
-            over = node.domain == "" and node.op_type in IN_PLACE and any(b.size == made[0].size for b in gone)
+            over = node in IN_PLACE and any(b.size == made[0].size for b in gone)
             live += new
             most = max(most, live - (made[0].size if over else 0))
             live -= sum(b.size for b in gone) + sum(b.size for b in made if self._passes(b, n) and b not in within)

@@ -9,25 +9,15 @@ from math import prod
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.facts import FREE, PASSES
+from onnx_backprop.opset.graphs.walk import values_read
 
 Shape = tuple[int, ...]
 OPERATIONS_PER_BYTE = 16  # floating-point operations of a product in the time that one byte takes to be moved
-# passes over memory that an operator takes, as several passes or as arithmetic that takes as long
-_PASSES = dict.fromkeys(("Erf", "Exp", "Gelu", "Log", "Pow", "Sigmoid", "Softplus", "Tanh"), 2) | {
-    "BatchNormalization": 2,
-    "GroupNormalization": 3,
-    "InstanceNormalization": 3,
-    "LayerNormalization": 2,
-    "LogSoftmax": 3,
-    "Resize": 2,
-    "Softmax": 3,
-}
-FREE = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
 # operators of products, and which tensor has one element for every row of products that the weights of the next give
 _PER_ELEMENT = {
     "Conv": ("output", 0, 1),
@@ -49,10 +39,10 @@ class Sizes:
 
     def cost(self, node: ir.Node) -> float:
         """The time of a node, in bytes that could be moved meanwhile: they are moved, or products are computed."""
-        if node.domain == "" and node.op_type in FREE:
+        if node in FREE:
             return 0.0
         moved = sum(self.nbytes.get(v, 0) for v in (*values_read(node), *node.outputs))
-        return moved * _PASSES.get(node.op_type, 1) + 2 * self.products(node) / OPERATIONS_PER_BYTE
+        return moved * PASSES.get(node.op_type, 1) + 2 * self.products(node) / OPERATIONS_PER_BYTE
 
     def products(self, node: ir.Node) -> int:
         """The multiplications of a node that is made of sums of products; 0 for any other."""

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.inference.loop_lengths import infer_with_states
 from onnx_backprop.converters.reverse.builder import Builder
@@ -28,13 +27,14 @@ from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.facts import DRAWS
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 LOCAL = "onnx_backprop.body"
 CONSTANTS_LIMIT = 1024  # elements of an input's value that shape inference is shown
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
 Unique = Callable[[str], str]
 Amendment = Callable[[onnx.FunctionProto, ir.Node], None]
 AMENDMENTS: dict[tuple[str, str], Amendment] = {}
@@ -277,10 +277,7 @@ def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Nod
     `emitted`: the copy and its gradient; what the gradient reads is what `grads` depend on.
     Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
     """
-    needed = set(grads)
-    for one in reversed(emitted):
-        if not needed.isdisjoint(one.outputs):
-            needed |= values_read(one)
+    needed = dependencies(emitted, grads)
     unread = {copy for copy in body.nodes if needed.isdisjoint(copy.outputs)}
     op.nodes[:] = [n for n in op.nodes if n not in unread]
     for copy in reversed(body.nodes):
@@ -310,7 +307,7 @@ def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
         if training:
             mode = constant_value(copy.inputs[2])
             training = mode is None or bool(mode.any())
-        if copy.op_type in RANDOM or training:
+        if copy.op_type in DRAWS or training:
             raise unsupported(
                 node,
                 f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "

@@ -38,14 +38,6 @@ ANY_VERSION = 0  # of a rule for an operator that has no schema
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
 ZERO_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # the same -> other inputs, by which the derivative is 0
-ROUNDING = frozenset(
-    {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
-)  # their integer outputs carry gradients on, to be divided by a scale
-# what may be done to such integers: the rules move their gradients, which are floats, or round as well
-CARRYING = frozenset(
-    {"Cast", "Concat", "ConvInteger", "DequantizeLinear", "Flatten", "Identity", "MatMulInteger", "Reshape"}
-    | {"Squeeze", "Transpose", "Unsqueeze"}
-)
 
 
 class Stop(NamedTuple):

@@ -8,13 +8,13 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, signature
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.recompute.emit import PASSES
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
 from onnx_backprop.converters.rules.common import as_shaped
 from onnx_backprop.converters.training.names import RANDOM_STATE
+from onnx_backprop.opset.graphs.names import used_names
 
 DROPOUT_OF = "onnx_backprop.dropout_of"  # on a node that drops: the name of what it drops from
 _SHOWN = 4  # modules that a warning lists

@@ -3,7 +3,6 @@
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.reverse.expand import drop_unread
@@ -17,6 +16,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
+from onnx_backprop.opset.graphs.edit import assign
 
 
 def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:

@@ -15,13 +15,13 @@ from onnx_backprop.converters import pages
 from onnx_backprop.converters.parameters import table
 from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row, counted
 from onnx_backprop.converters.prepare.exporters.origins import origin_of
-from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
-from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
+from onnx_backprop.opset.graphs.lazy import ir
 
 _SHOWN = 4  # nodes that the summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie

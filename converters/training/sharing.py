@@ -7,11 +7,11 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import inherit, module_of
-from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import unique, used_names
 
 Ties = Sequence[tuple[str, str]]
 Use = tuple[ir.Node, int]

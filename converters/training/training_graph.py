@@ -15,7 +15,6 @@ from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.prepare.stops import prepared
@@ -48,6 +47,7 @@ from onnx_backprop.converters.training.update.step import State, StepWriter, wri
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+from onnx_backprop.opset.graphs.names import used_names
 
 
 def training_graph(

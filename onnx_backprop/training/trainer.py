@@ -13,7 +13,6 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
-from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.names import (
     GOOD_STEPS,
@@ -27,9 +26,10 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
+from onnx_backprop.opset.graphs.edit import without_tensors
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.ort_ops import (
     SessionOptions,
     be_lean,

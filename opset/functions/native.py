@@ -33,12 +33,6 @@ def native_body(op: Op, present: Present, opset: int, outputs: int, *, typed: bo
     return function(op, present, nodes, overload=overload, opset=opset, domains=domains, outputs=outputs)
 
 
-def import_native(model: ModelProto) -> None:
-    """Let a model have native operators, in place."""
-    if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
-
-
 def write_out(model: ModelProto) -> None:
     """Let the main graph's nodes be native operators themselves where their function is no more than one.
 

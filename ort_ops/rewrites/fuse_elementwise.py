@@ -18,8 +18,11 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, import_native
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import positions
+from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 from onnx_backprop.ort_ops.elementwise.program import CHOICE, FLAG, STEPS, TENSOR, Program
 
@@ -45,12 +48,11 @@ def fuse_elementwise(model: ModelProto) -> ModelProto:
                 absorbed |= dict.fromkeys(own)
                 absorbed[last] = chains.fused(sorted(own | copies), last)
     if absorbed:
-        nodes = [NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+        nodes = list(map(copied, model.graph.node))
         kept = [left for n, node in enumerate(nodes) if (left := absorbed.get(n, node)) is not None]
-        del model.graph.node[:]
-        model.graph.node.extend(_read(kept, {value.name for value in model.graph.output}))
+        assign(model.graph.node, _read(kept, {value.name for value in model.graph.output}))
         model.graph.initializer.extend(chains.numbers)
-        import_native(model)
+        add_import(model, NATIVE_DOMAIN)
     return model
 
 
@@ -91,7 +93,7 @@ class _Chains:
     def __post_init__(self) -> None:
         graph = self.model.graph
         self._nodes = graph.node
-        self._taken = names_in(graph)
+        self._taken = used_names(graph)
         self._shapes: dict[str, Shape] = {}
         self._types: dict[str, int] = {}
         for value in [*graph.value_info, *graph.input, *graph.output]:
@@ -104,8 +106,8 @@ class _Chains:
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constant(node.output[0], node.attribute[0].t)
-        self._maker = {name: n for n, node in enumerate(graph.node) for name in node.output}
-        self._reads = Counter(name for node in graph.node for name in reads(node))
+        self._maker = positions(graph.node)
+        self._reads = Counter(name for node in graph.node for name in (*node.input, *(reads(node) - {*node.input})))
         self._reads.update(value.name for value in graph.output)
 
     def _declare(self, value: ValueInfoProto) -> None:

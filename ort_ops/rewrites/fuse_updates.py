@@ -6,18 +6,18 @@ nodes, whatever the optimizer; its numbers stay as they are, worked out in float
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
-from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, import_native
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.update_functions import Member, members
+from onnx_backprop.opset.graphs.edit import add_import, assign
+from onnx_backprop.opset.graphs.order import ancestors, producers
+from onnx_backprop.opset.graphs.walk import all_graphs
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import STEPS, Program
 
@@ -30,24 +30,16 @@ def fuse_updates(model: ModelProto) -> ModelProto:
     parts = {key: split for key, function in called.items() if (split := _Split(function)).groups}
     if not parts:
         return model
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         nodes: list[NodeProto] = []
         for node in graph.node:
             split = parts.get((node.op_type, node.overload)) if node.domain == UPDATE_DOMAIN else None
             nodes += split.nodes(node) if split else [node]
-        _assign(graph.node, nodes)
+        assign(graph.node, nodes)
     for split in parts.values():
         split.shorten()
-    import_native(model)
+    add_import(model, NATIVE_DOMAIN)
     return model
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)
 
 
 class _OtherError(Exception):
@@ -68,7 +60,7 @@ class _Split:
 
     def __init__(self, function: FunctionProto) -> None:
         self._function = function
-        self._maker = {name: node for node in function.node for name in node.output}
+        self._maker = producers(function.node)
         tensors = members(function)
         self._tensors = {function.input[n] for member in tensors for n in member.inputs}
         self._moved: dict[str, bool] = {}
@@ -172,22 +164,9 @@ class _Split:
             given.append(f"numbers_{n}")
             nodes.append(helper.make_node("Concat", flat, [f"numbers_{n}/exact"], axis=0))
             nodes.append(helper.make_node("Cast", [f"numbers_{n}/exact"], given[-1:], to=TensorProto.FLOAT))
-        wanted = {*given, *kept_outputs}
-        left: list[NodeProto] = []
-        for one in reversed(nodes):
-            if wanted.intersection(one.output):
-                left.append(one)
-                wanted.update(one.input)
-        _assign(function.input, kept_inputs)
-        _assign(function.output, [*given, *kept_outputs])
-        _assign(function.node, left[::-1])
-
-
-def _assign(repeated: Any, entries: Sequence[Any]) -> None:
-    """Replace the entries of a repeated field, of which some may come from itself."""
-    copies = [deepcopy(entry) for entry in entries]
-    del repeated[:]
-    repeated.extend(copies)
+        assign(function.input, kept_inputs)
+        assign(function.output, [*given, *kept_outputs])
+        assign(function.node, [nodes[n] for n in ancestors(nodes, (*given, *kept_outputs))])
 
 
 def _native(group: _Group, numbers: str, inputs: list[str], outputs: list[str]) -> NodeProto:

@@ -13,30 +13,12 @@ from copy import deepcopy
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.graphs.facts import MAY_SHARE
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import ancestors, positions
+from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 
-# Operators whose result may be an operand's memory, or that onnxruntime takes away where they change nothing.
-_PASSING = frozenset(
-    {
-        *(
-            "Add",
-            "Cast",
-            "Concat",
-            "Div",
-            "Dropout",
-            "Expand",
-            "Flatten",
-            "Identity",
-            "Max",
-            "Mean",
-            "Min",
-            "Mul",
-            "Pad",
-        ),
-        *("Pow", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"),
-    }
-)
 _OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
@@ -56,7 +38,7 @@ def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) ->
     if any(types[new] in _OTHER_FLOATS for new in updates.values()):  # renewed by nodes that nothing here waits for
         return frozenset(), ""
     others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
-    before = _before(graph, [*others, loss, *(name for n in native for name in graph.node[n].input)])
+    before = ancestors(graph.node, [*others, loss, *(name for n in native for name in graph.node[n].input)])
     read = Counter(name for n in native for name in graph.node[n].input)
     held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in reads(node)}
     own = {x for x, new in updates.items() if new in given and x in graph.node[given[new]].input and x not in held}
@@ -64,10 +46,10 @@ def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) ->
     own = frozenset(x for x in own if read[x] == 1 and x not in shared)
     if not own:
         return own, ""
-    taken = names_in(graph)
+    taken = used_names(graph)
     guard, cast = unique("update_guard", taken), unique("update_guard/loss", taken)
     added = [] if types[loss] == TensorProto.FLOAT else [helper.make_node("Cast", [loss], [cast], to=TensorProto.FLOAT)]
-    made = [name for name, n in _makers(graph).items() if n not in native]
+    made = [name for name, n in positions(graph.node).items() if n not in native]
     after = [name for name in read if name in made] if len(native) > 1 else []  # what any of them reads, all wait for
     after += [*others, cast if added else loss, guard]
     graph.input.append(helper.make_tensor_value_info(guard, TensorProto.FLOAT, []))
@@ -85,29 +67,13 @@ def _shared(graph: GraphProto, names: list[str]) -> set[str]:
 
     Such a gradient would change when the input is overwritten, be it by another item of the same update.
     """
-    maker, inputs, found = _makers(graph), {value.name for value in graph.input}, set[str]()
+    maker, inputs, found = positions(graph.node), {value.name for value in graph.input}, set[str]()
     waiting = [name for name in names if name in maker]
     seen = set(waiting)
     while waiting:
         node = graph.node[maker[waiting.pop()]]
-        if node.op_type in _PASSING:
+        if node.op_type in MAY_SHARE:
             found |= inputs.intersection(node.input)
             waiting += [name for name in node.input if name in maker and name not in seen]
             seen.update(node.input)
-    return found
-
-
-def _makers(graph: GraphProto) -> dict[str, int]:
-    return {name: n for n, node in enumerate(graph.node) for name in node.output if name}
-
-
-def _before(graph: GraphProto, names: list[str]) -> set[int]:
-    """The positions of the nodes that lead to some values."""
-    maker = _makers(graph)
-    found: set[int] = set()
-    while names:
-        n = maker.get(names.pop())
-        if n is not None and n not in found:
-            found.add(n)
-            names += reads(graph.node[n])
     return found

@@ -15,10 +15,11 @@ from collections.abc import Collection
 from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, reads, unique
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.facts import CHEAP
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
-
-_CHEAP = frozenset({"Add", "Clip", "Div", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Relu", "Sub"})
 
 
 def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
@@ -33,7 +34,7 @@ def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
     outputs = {value.name for value in model.graph.output}
     needed, gone = set[str](), set[str]()
     copies: dict[int, list[NodeProto]] = defaultdict(list)
-    taken = names_in(model.graph)
+    taken = used_names(model.graph)
     for node in nodes[: end + 1]:
         late = [n for name in node.output for n in readers[name] if n > end]
         if not late or not _is_cheap(node) or not outputs.isdisjoint(node.output):
@@ -45,19 +46,15 @@ def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
             continue
         needed |= read
         gone.add(y)
-        copy = NodeProto.FromString(node.SerializeToString())
+        copy = copied(node)
         copy.name = copy.output[0] = unique(f"{y}/again", taken)
         copies[min(late)].append(copy)
         for n in late:
             nodes[n].input[:] = [copy.output[0] if name == y else name for name in nodes[n].input]
     if copies:
-        ordered = [
-            NodeProto.FromString(m.SerializeToString()) for n, node in enumerate(nodes) for m in (*copies[n], node)
-        ]
-        del model.graph.node[:]
-        model.graph.node.extend(ordered)
+        assign(model.graph.node, [copied(m) for n, node in enumerate(nodes) for m in (*copies[n], node)])
     return model
 
 
 def _is_cheap(node: NodeProto) -> bool:
-    return (node.domain, node.op_type) == (NATIVE_DOMAIN, ELEMENTWISE) or (not node.domain and node.op_type in _CHEAP)
+    return (node.domain, node.op_type) == (NATIVE_DOMAIN, ELEMENTWISE) or node in CHEAP

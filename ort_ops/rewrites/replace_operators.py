@@ -12,10 +12,9 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.functions.scope import names_in, unique
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
-
-_DEFAULT = ("", "ai.onnx")
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, is_standard
 
 
 def replace_operators(model: ModelProto) -> ModelProto:
@@ -23,7 +22,7 @@ def replace_operators(model: ModelProto) -> ModelProto:
 
     All of a model whose opset is older than the bodies of our kernels is left alone.
     """
-    if all(o.domain not in _DEFAULT or o.version >= MIN_BODY_OPSET for o in model.opset_import):
+    if all(o.domain not in DEFAULT_DOMAINS or o.version >= MIN_BODY_OPSET for o in model.opset_import):
         _own_convolutions(model)
         _own_batch_norms(model)
     return model
@@ -38,7 +37,7 @@ def _own_convolutions(model: ModelProto) -> None:
     initialized = {tensor.name for tensor in model.graph.initializer}
     weights = {v.name: shape for v in model.graph.input if v.name not in initialized and (shape := _shape(v))}
     for node in model.graph.node:
-        if node.op_type == "Conv" and node.domain in _DEFAULT and node.input[1] in weights:
+        if is_standard(node, "Conv") and node.input[1] in weights:
             attributes = _attributes(node, weights[node.input[1]])
             if attributes is not None:
                 _become(node, "Convolution", attributes)
@@ -54,10 +53,10 @@ def _own_batch_norms(model: ModelProto) -> None:
     types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output, *graph.input)}
     kinds = {name: kind.elem_type for name, kind in types.items()}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    taken = names_in(graph)
+    taken = used_names(graph)
     found: dict[str, list[str]] = {}  # of an input: its mean and variance
     for node in graph.node:
-        if node.op_type == "BatchNormalization" and node.domain in _DEFAULT:
+        if is_standard(node, "BatchNormalization"):
             numbers = _numbers(node)
             ranked = node.input[0] in types and len(types[node.input[0]].shape.dim) > 1
             if numbers and ranked and all(kinds.get(name) == TensorProto.FLOAT for name in node.input):

@@ -10,16 +10,10 @@ from collections.abc import Collection, Sequence
 from onnx import ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    unique,
-    used_names,
-    without_imports,
-)
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is_standard
 
 STOP = "onnx_backprop.stop"  # in an Identity's metadata, with any value
 _DETACH = {("org.chainer", "detach"), ("org.pytorch.aten", "detach"), ("aten", "detach")}
@@ -31,7 +25,7 @@ _NAMES = ("detach", "aten_detach", "aten::detach")  # of functions of exporters,
 
 def is_stop(node: ir.Node | NodeProto) -> bool:
     """Whether a node is an Identity with the mark."""
-    if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
+    if not is_standard(node, "Identity"):
         return False
     if isinstance(node, NodeProto):
         return any(entry.key == STOP for entry in node.metadata_props)

@@ -5,20 +5,14 @@ leave them there. As initializers they have names that a caller can train them b
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    copied,
-    made_in,
-    rename,
-    subgraphs,
-    unique,
-)
 from onnx_backprop.converters.prepare.large_weights import FLOATS, constant_of
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import rename, unique
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, made_in
 
 _ORIGIN = "onnx_backprop.function"  # in metadata: the function and the tensor's name there
 _GIVEN = "/weight"  # behind the name of what a branch gives out
@@ -38,7 +32,7 @@ def lift_weights(proto: ModelProto) -> None:
     They keep their names; where two graphs use one name, the second gets a number. Copies of one Constant of a
     function are one weight.
     """
-    graphs = list(_graphs(proto.graph))
+    graphs = list(all_graphs(proto.graph, lambda node: is_standard(node, "If", "Loop", "Scan")))
     defined = Counter(name for graph in graphs for name in made_in(graph))
     lifted = [(graph, _take(graph, main=graph is graphs[0])) for graph in graphs]
     defined.subtract(tensor.name for _, tensors in lifted for tensor, _ in tensors)
@@ -58,15 +52,6 @@ def lift_weights(proto: ModelProto) -> None:
                 proto.graph.initializer.append(tensor)
         for node in graph.node if new else ():
             rename(node, new)
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph, and the branches and the bodies of loops in it."""
-    yield graph
-    for node in graph.node:
-        if node.op_type in ("If", "Loop", "Scan") and node.domain in DEFAULT_DOMAINS:
-            for inner in subgraphs(node):
-                yield from _graphs(inner)
 
 
 def _take(graph: GraphProto, *, main: bool) -> list[tuple[TensorProto, str]]:

@@ -24,8 +24,9 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
     REQUIRES_GRAD,
     signature,
 )
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.walk import is_standard
 
 FROZEN = "FROZEN"  # a parameter that does not require a gradient
 NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is
@@ -258,7 +259,7 @@ def _bias_behind(
 ) -> str:
     """The name of what alone is added to a product, where that has a name of the module."""
     after = readers[node.output[0]]
-    if len(after) != 1 or after[0][0].op_type != "Add" or after[0][0].domain not in DEFAULT_DOMAINS:
+    if len(after) != 1 or not is_standard(after[0][0], "Add"):
         return ""
     add, index = after[0]
     other = scripted.get(add.input[1 - index], Origin())

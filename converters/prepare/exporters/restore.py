@@ -26,7 +26,10 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     owner,
 )
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, copied, unique, used_names
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 # the names that modules of PyTorch have for inputs of an operator
@@ -75,7 +78,7 @@ def separate_named(
         for name in node.input if node.op_type != "Identity" else ():
             readers.setdefault(name, node)
     for node in list(proto.graph.node):
-        tensor = stored.get(node.input[0]) if (node.domain, node.op_type) == ("", "Identity") else None
+        tensor = stored.get(node.input[0]) if is_standard(node, "Identity") else None
         kind = found.get(tensor.name, Origin()).kind if tensor is not None else ""
         if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
             continue
@@ -180,7 +183,7 @@ class _Restorer:
         self.graph, self.found, self.missing = proto.graph, found, missing
         self.names = used_names(proto.graph)
         self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
-        self.producers = {name: node for node in self.graph.node for name in node.output if name}
+        self.producers = producers(self.graph.node)
         self.uses: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
         for node in self.graph.node:
             for index, name in enumerate(node.input):
@@ -241,7 +244,7 @@ class _Restorer:
 
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""
-        if node.domain not in DEFAULT_DOMAINS:
+        if not is_standard(node):
             return ""
         if node.op_type == "Add":
             product = self.producers.get(node.input[1 - index])
@@ -259,7 +262,7 @@ class _Restorer:
             for value in self.graph.input  # which stand for large initializers
         } | {t.name: (t.data_type, list(t.dims)) for t in self.graph.initializer}
         for node in self.graph.node:
-            if node.op_type not in _BIASED or node.domain not in DEFAULT_DOMAINS or "".join(node.input[2:]):
+            if not is_standard(node, *_BIASED) or "".join(node.input[2:]):
                 continue
             name = self._bias_name(node)
             if name not in self.missing or node.input[1] not in tensors:

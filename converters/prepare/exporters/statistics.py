@@ -2,9 +2,11 @@
 
 from collections import defaultdict
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign, subgraphs, unique, used_names
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
 STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it
@@ -18,7 +20,7 @@ def split_statistics(proto: ModelProto) -> None:
     mean over it. Nodes with one scale and one bias are one module, and share their statistics.
     """
     graph = proto.graph
-    identities = {node.output[0]: node for node in graph.node if _is(node, "Identity")}
+    identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
     stored = {tensor.name: tensor for tensor in graph.initializer}
 
     def source(name: str) -> str:
@@ -30,13 +32,13 @@ def split_statistics(proto: ModelProto) -> None:
     others = {value.name for value in graph.output}  # values that something else reads
     places: list[tuple[NodeProto, int, _Reader]] = []
     for node in graph.node:
-        statistics = STATISTICS if _is(node, "BatchNormalization") else ()
+        statistics = STATISTICS if is_standard(node, "BatchNormalization") else ()
         for n in (n for n in statistics if n < len(node.input)):
             reader = (n, source(node.input[1]), source(node.input[2]))
             readers[source(node.input[n])].add(reader)
             places.append((node, n, reader))
         inner = [name for graph in subgraphs(node) for other in all_nodes(graph) for name in other.input]
-        if not _is(node, "Identity"):
+        if not is_standard(node, "Identity"):
             others.update(inner, (name for n, name in enumerate(node.input) if n not in statistics))
     for name in others:
         readers[source(name)].add(None)
@@ -49,8 +51,7 @@ def split_statistics(proto: ModelProto) -> None:
             continue
         if (name, reader) not in copies:
             free = name in identities and name not in others
-            new = TensorProto()
-            new.CopyFrom(tensor)
+            new = copied(tensor)
             assign(new.metadata_props, ())  # which say what the weight is
             new.name = name if free else unique(f"{name}/statistic", taken)
             if free:
@@ -59,7 +60,3 @@ def split_statistics(proto: ModelProto) -> None:
             stored[new.name] = new
             copies[name, reader] = new.name
         node.input[n] = copies[name, reader]
-
-
-def _is(node: NodeProto, op_type: str) -> bool:
-    return node.domain in DEFAULT_DOMAINS and node.op_type == op_type

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.lazy import ir
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"  # metadata of the main graph
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # metadata of a value: one of the kinds below, or USER_INPUT

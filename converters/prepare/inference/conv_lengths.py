@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, attributes_of, unique, used_names
 from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.order import descendants
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 
 def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
@@ -38,7 +42,7 @@ def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], Mo
 
 def _may_be_misread(node: NodeProto) -> bool:
     """Whether onnx's inference may give the node's output another length than onnxruntime."""
-    if node.op_type != "ConvTranspose" or node.domain not in DEFAULT_DOMAINS:
+    if not is_standard(node, "ConvTranspose"):
         return False
     attributes = attributes_of(node)
     same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
@@ -90,27 +94,17 @@ def _rewrite(node: NodeProto, axes: list[AxisPads]) -> None:
 
 def _hide_input(graph: GraphProto, node: NodeProto) -> None:
     """X through a Reshape to its own shape, which inference cannot follow; it costs the run nothing."""
-    taken = used_names(graph)
-    x, base = node.input[0], f"{node.output[0]}_input"
-    shape, same, hidden = (unique(name, taken) for name in (f"{base}_shape", f"{base}_lengths", base))
+    op = Emitter(f"{node.output[0]}_input", used_names(graph))
     position = list(graph.node).index(node)
-    for n, new in enumerate(
-        (
-            helper.make_node("Shape", [x], [shape], name=shape),
-            helper.make_node("Abs", [shape], [same], name=same),
-            helper.make_node("Reshape", [x, same], [hidden], name=hidden),
-        )
-    ):
-        graph.node.insert(position + n, new)
-    graph.node[position + 3].input[0] = hidden
+    hidden = op.Reshape(node.input[0], op.Abs(op.Shape(node.input[0])))
+    insert(graph, position, op.nodes)
+    graph.node[position + len(op.nodes)].input[0] = hidden
 
 
 def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:
     """Drop the stated lengths of some values and of all that depends on them: inference would not correct them."""
     stale = set(names)
-    for node in graph.node:
-        if not stale.isdisjoint(node.input):
-            stale.update(node.output)
+    stale.update(name for node in descendants(graph.node, names) for name in node.output)
     for value in (*graph.value_info, *graph.output):
         if value.name in stale and value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")

@@ -6,11 +6,13 @@ length is believed of graph inputs only, which onnxruntime holds the caller to.
 
 from collections.abc import Callable
 
-import numpy as np
-from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, rename, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.opset.graphs.edit import copied, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, called, subgraphs
 
 Infer = Callable[[ModelProto], ModelProto]
 _TRAINING = "ai.onnx.preview.training"
@@ -122,19 +124,13 @@ def _follow_inputs(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
 
 def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     """x = Reshape(what the node makes, Reshape(its Shape, [rank])), which fails in a run where the rank is another."""
-    taken = used_names(graph)
-    made, lengths, stated, known = (unique(f"{name}/{part}", taken) for part in ("made", "lengths", "rank", "shape"))
+    op = Emitter(name, used_names(graph))
+    made = unique(f"{name}/made", op.taken)
     graph.node[position].name = called(graph.node[position])  # which may be the output's name
     rename(graph.node[position], {name: made})
     info = graph.value_info.add(name=made)
     info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
     info.name = made
     info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
-    graph.initializer.append(numpy_helper.from_array(np.array([rank], np.int64), stated))
-    nodes = [
-        helper.make_node("Shape", [made], [lengths], name=lengths),
-        helper.make_node("Reshape", [lengths, stated], [known], name=known, allowzero=1),
-        helper.make_node("Reshape", [made, known], [name], name=f"{name}/ranked", allowzero=1),
-    ]
-    for one in reversed(nodes):
-        graph.node.insert(position + 1, one)
+    ranked = op.Reshape(made, op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1), allowzero=1)
+    insert(graph, position + 1, op.finish({name: ranked}))

@@ -6,34 +6,18 @@ unsqueezed or reshaped there.
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    assign,
-    made_in,
-    reads,
-    rename,
-    subgraphs,
-    unique,
-    used_names,
-)
-from onnx_backprop.opset.functions.scope import Scope
-
-_LOOPS = ("Loop", "Scan")
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import is_standard, made_in, reads, subgraphs
 
 
 def copy_constants(proto: ModelProto) -> None:
     """Give every body of a Loop or a Scan, in place, its own Constants for those that it reads from outside."""
-    if any(node.op_type in _LOOPS for node in all_nodes(proto.graph)):
-        _walk(proto.graph, Scope(proto.graph), used_names(proto.graph))
-
-
-def _walk(graph: GraphProto, scope: Scope, taken: set[str]) -> None:
-    for node in graph.node:
-        for body in subgraphs(node):
-            if node.op_type in _LOOPS and node.domain in DEFAULT_DOMAINS:
-                _copy_into(body, scope, taken)
-            _walk(body, Scope(body, scope), taken)
+    taken = used_names(proto.graph)
+    for graph, scope in scoped_graphs(proto.graph):
+        for body in (body for node in graph.node if is_standard(node, "Loop", "Scan") for body in subgraphs(node)):
+            _copy_into(body, scope, taken)
 
 
 def _copy_into(body: GraphProto, scope: Scope, taken: set[str]) -> None:

@@ -12,11 +12,13 @@ from functools import partial
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import CHANGES, DEFAULT_DOMAINS, assign, copied, scoped_graphs, subgraphs
 from onnx_backprop.converters.prepare.inference.loop_sequences import infer_with_sequences
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import all_graphs, is_standard, subgraphs
 
+CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
 Infer = Callable[[ModelProto], ModelProto]
 Dims = tuple[int | str | None, ...]
 _COUNTERS = 2  # iteration and condition, in front of the states
@@ -55,7 +57,7 @@ def _loops(graph: GraphProto) -> list[tuple[NodeProto, GraphProto, Scope]]:
         (node, inner, scope)
         for outer, scope in scoped_graphs(graph)
         for node in outer.node
-        if node.op_type == "Loop" and node.domain in DEFAULT_DOMAINS
+        if is_standard(node, "Loop")
         for inner in subgraphs(node)
     ]
 
@@ -107,7 +109,7 @@ def _stated(proto: ModelProto, states: dict[tuple[int, int], Dims | None]) -> Mo
     """A copy with the shapes of states written down, in the bodies and on the nodes."""
     result = copied(proto)
     loops = _loops(result.graph)
-    owners = {id(node): graph for graph, _ in scoped_graphs(result.graph) for node in graph.node}
+    owners = {id(node): graph for graph in all_graphs(result.graph) for node in graph.node}
     for (n, m), dims in states.items():
         node, body, _ = loops[n]
         if dims is None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, called, subgraphs, unique, used_names
+from onnx_backprop.opset.graphs.edit import insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import called, is_standard, subgraphs
 
 Infer = Callable[[ModelProto], ModelProto]
 Types = Mapping[str, TypeProto]
@@ -26,7 +29,7 @@ def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
         (graph, node, n, types[name].sequence_type.elem_type.tensor_type)
         for graph, types in graphs
         for node in graph.node
-        if node.op_type == "Loop" and node.domain in DEFAULT_DOMAINS
+        if is_standard(node, "Loop")
         for n, name in enumerate(node.input[_COUNTERS:], _COUNTERS)
         if name in types and types[name].sequence_type.elem_type.tensor_type.HasField("shape")
     ]
@@ -53,14 +56,8 @@ def _with_types(graph: GraphProto, outer: Types) -> Iterator[tuple[GraphProto, T
 
 def _exchange(graph: GraphProto, node: NodeProto, n: int, element: TypeProto.Tensor, taken: set[str]) -> None:
     """An element of another rank is put in, which leaves no shape to infer, and taken out again."""
-    other, more, loose = (unique(f"{called(node)}/{node.input[n]}/{part}", taken) for part in ("other", "more", "any"))
     of_other_rank = np.zeros([1] * (not element.shape.dim), helper.tensor_dtype_to_np_dtype(element.elem_type))
-    nodes = [
-        helper.make_node("Constant", [], [other], name=other, value=numpy_helper.from_array(of_other_rank)),
-        helper.make_node("SequenceInsert", [node.input[n], other], [more], name=more),
-        helper.make_node("SequenceErase", [more], [loose], name=loose),
-    ]
-    position = [one is node for one in graph.node].index(True)
-    for one in reversed(nodes):
-        graph.node.insert(position, one)
+    op = Emitter(f"{called(node)}/{node.input[n]}", taken)
+    loose = op.SequenceErase(op.SequenceInsert(node.input[n], op.constant(of_other_rank)))
+    insert(graph, [one is node for one in graph.node].index(True), op.nodes)
     node.input[n] = loose

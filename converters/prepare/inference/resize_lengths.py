@@ -9,12 +9,15 @@ knew them, so that the length counts as unknown. What the node computes does not
 from collections.abc import Callable
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, attributes_of, called, copied
 from onnx_backprop.converters.prepare.inference.conv_lengths import forget_shapes
 from onnx_backprop.opset.core.errors import InvalidModelError
-from onnx_backprop.opset.functions.scope import Scope
+from onnx_backprop.opset.graphs.edit import copied, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 
 SCALES, SIZES = 2, 3
 
@@ -38,7 +41,7 @@ def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto]
 
 
 def _is_resize(node: NodeProto) -> bool:
-    return node.op_type == "Resize" and node.domain in DEFAULT_DOMAINS
+    return is_standard(node, "Resize")
 
 
 def _misread(graph: GraphProto) -> set[str]:
@@ -76,17 +79,8 @@ def _hide(graph: GraphProto, node: NodeProto, index: int) -> None:
     and puts it wherever a Shape of the result is asked for.
     """
     position = next(n for n, other in enumerate(graph.node) if other is node or other == node)
-    names = [f"{node.output[0]}/hidden/{part}" for part in ("all", "first", "flat", "bit", "scales")]
-    every, first, flat, bit, hidden = names
-    graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), every))
-    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), first))
-    nodes = [
-        helper.make_node("Reshape", [node.input[0], every], [flat], name=flat),
-        helper.make_node("Gather", [flat, first], [f"{bit}/value"], name=f"{bit}/value"),
-        helper.make_node("Cast", [f"{bit}/value"], [bit], name=bit, to=TensorProto.BOOL),
-        helper.make_node("Where", [bit, node.input[index], node.input[index]], [hidden], name=hidden),
-    ]
-    node.input[index] = hidden
-    for one in reversed(nodes):
-        graph.node.insert(position, one)
+    op = Emitter(f"{node.output[0]}/hidden", used_names(graph))
+    first = op.Gather(op.Reshape(node.input[0], op.constant([-1])), op.constant([0]))
+    node.input[index] = op.Where(op.Cast(first, to=TensorProto.BOOL), node.input[index], node.input[index])
+    insert(graph, position, op.nodes)
     forget_shapes(graph, node.output)

@@ -4,12 +4,13 @@ onnx's inference gives the elements one shape with one name for each unknown len
 seem to be equal, and of a sequence that a Loop carries it keeps the shape of the elements before the first step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied, scoped_graphs, subgraphs, without_imports
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.graphs.edit import assign, copied, without_imports
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
 
 Infer = Callable[[ModelProto], ModelProto]
 _HIDDEN = "onnx_backprop.element"
@@ -21,12 +22,16 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
     if not any(node.op_type in _READING for node in all_nodes(proto)):
         return infer(proto)
     first = infer(proto)
-    ranked = not any(_is_held(info.type) for node, graph in _nodes(first.graph) if node.op_type == "Loop"
-                     for info in (*graph.value_info, *graph.output) if info.name in node.output)  # fmt: skip
+    graphs = list(all_graphs(first.graph))
+    carried = {name for graph in graphs for node in graph.node if node.op_type == "Loop" for name in node.output}
+    infos = (info for graph in graphs for info in (*graph.value_info, *graph.output) if info.name in carried)
+    ranked = not any(_is_held(info.type) for info in infos)
     work = copied(proto)
     work.opset_import.add(domain=_HIDDEN, version=1)
-    for (node, graph), (_, known) in zip(list(_nodes(work.graph)), list(_nodes(first.graph)), strict=True):
-        if node.op_type not in _READING or node.domain:
+    pairs = [(node, graph) for graph in all_graphs(work.graph) for node in graph.node]
+    known_in = [graph for graph in graphs for _ in graph.node]
+    for (node, graph), known in zip(pairs, known_in, strict=True):
+        if not is_standard(node, *_READING):
             continue
         info = _info(known, node.output[0])
         if info is None or not info.type.tensor_type.elem_type:
@@ -44,21 +49,13 @@ def infer_elements(proto: ModelProto, infer: Infer) -> ModelProto:
     for node in all_nodes(result):
         if node.domain == _HIDDEN:
             node.domain = ""
-    for graph, _ in scoped_graphs(result.graph):
+    for graph in all_graphs(result.graph):
         for info in (*graph.value_info, *graph.output):
             for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
                 if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
                     dim.Clear()
     without_imports(result, _HIDDEN)
     return result
-
-
-def _nodes(graph: GraphProto) -> Iterator[tuple[NodeProto, GraphProto]]:
-    """Every node with its graph."""
-    for node in graph.node:
-        yield node, graph
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
 
 
 def _info(graph: GraphProto, name: str) -> ValueInfoProto | None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from onnx import ModelProto, NodeProto, defs, helper
 from onnx_ir.passes.common import InlinePass
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes
 
 LEAST_OPSET = 7  # that onnxruntime promises to run
 LEAST_IR_VERSION = 7  # knows all that a model can hold but functions and the types of later opsets

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnx_backprop.converters.prepare.graphs import used_names
+from onnx_backprop.opset.graphs.names import used_names
 
 
 def shorten_names(model: ModelProto, own: Collection[str]) -> ModelProto:

@@ -3,13 +3,12 @@
 They would be a tenth of a small file.
 """
 
-from collections.abc import Iterator
-
 from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, subgraphs
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import all_graphs, is_standard
 
 
 def without_inferred(proto: ModelProto) -> ModelProto:
@@ -19,11 +18,11 @@ def without_inferred(proto: ModelProto) -> ModelProto:
     """
     light, weights = set_aside(proto)
     bare = copied(light)
-    for graph in _graphs(bare.graph):
+    for graph in all_graphs(bare.graph):
         foreign = _foreign(graph)
         assign(graph.value_info, [copied(v) for v in graph.value_info if v.name in foreign])
     inferred = shape_inference.infer_shapes(bare)
-    for graph, again in zip(_graphs(light.graph), _graphs(inferred.graph), strict=True):
+    for graph, again in zip(all_graphs(light.graph), all_graphs(inferred.graph), strict=True):
         foreign = _foreign(graph)
         known = {v.name: _text(v.type) for v in again.value_info if v.name not in foreign}
         known |= {t.name: _text(helper.make_tensor_type_proto(t.data_type, t.dims)) for t in graph.initializer}
@@ -32,15 +31,8 @@ def without_inferred(proto: ModelProto) -> ModelProto:
     return weights.put_back(light)
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
 def _foreign(graph: GraphProto) -> set[str]:
-    return {name for node in graph.node if node.domain not in DEFAULT_DOMAINS for name in node.output}
+    return {name for node in graph.node if not is_standard(node) for name in node.output}
 
 
 def _text(type_: TypeProto) -> bytes:

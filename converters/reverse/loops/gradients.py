@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import CHANGES, values_read
+from onnx_backprop.converters.prepare.inference.loop_lengths import CHANGES
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
@@ -27,6 +27,7 @@ from onnx_backprop.converters.reverse.loops.states import states_at
 from onnx_backprop.converters.reverse.loops.steps import Active, Pairs, Steps, copy_of, source_of, stack_of
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.converters.reverse.widened import HALF
+from onnx_backprop.opset.graphs.walk import is_standard, values_read
 
 Walk = Callable[[Mapping[ir.Value, ir.Value], Builder], dict[ir.Value, ir.Value]]
 
@@ -85,7 +86,7 @@ def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan
 def _pick(node: ir.Node, outside: set[ir.Value]) -> Pick | None:
     """What a node takes of a value from outside, where a gradient would have the size of the whole."""
     axis = node.attributes.get("axis")
-    if (node.domain, node.op_type) != ("", "Gather") or (axis is not None and axis.as_int() != 0):
+    if not is_standard(node, "Gather") or (axis is not None and axis.as_int() != 0):
         return None
     source, index = node.inputs
     return Pick(source, index) if source in outside and source is not None and index is not None else None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, settle
 from onnx_backprop.converters.reverse.loops.steps import Steps, copy_of
+from onnx_backprop.opset.graphs.walk import values_read
 
 
 def states_at(node: ir.Node, states: Sequence[int], count: ir.Value, op: Builder) -> list[ir.Value]:

@@ -13,6 +13,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import graph_copy
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.opset.core.errors import InvalidModelError
+from onnx_backprop.opset.graphs.walk import is_standard
 
 Active = Callable[[Sequence[ir.Node], Iterable[ir.Value], Iterable[ir.Value]], set[ir.Value]]
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -21,7 +22,7 @@ _STACKS = "onnx_backprop.stacks"  # metadata: how many of its last outputs a nod
 
 def is_loop(node: ir.Node) -> bool:
     """Whether a node is a Scan or a Loop."""
-    return node.domain == "" and node.op_type in ("Loop", "Scan")
+    return is_standard(node, "Loop", "Scan")
 
 
 @dataclass
@@ -128,7 +129,7 @@ def is_unchanged(steps: Steps, n: int) -> bool:
 
 def source_of(value: ir.Value) -> ir.Value:
     """What a value is a copy of, its gradient included."""
-    while (node := value.producer()) is not None and (node.domain, node.op_type) == ("", "Identity"):
+    while (node := value.producer()) is not None and is_standard(node, "Identity"):
         if is_stop(node):
             break
         (source,) = node.inputs

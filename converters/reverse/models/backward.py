@@ -12,7 +12,6 @@ from onnx import ModelProto
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, pick
 from onnx_backprop.converters.prepare.selection import Patterns
@@ -26,7 +25,6 @@ from onnx_backprop.converters.reverse.differentiate import (
     Progress,
     explain_unreached,
     find_path,
-    leading,
     refuse_rounding,
     told_stops,
     walk_back,
@@ -43,6 +41,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWa
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import all_nodes, is_standard
 
 
 @as_given
@@ -150,7 +151,7 @@ def _expose_statistics(graph: ir.Graph) -> None:
     """
     for node in graph:
         mode = node.attributes.get("training_mode")
-        if node.domain == "" and node.op_type == "BatchNormalization" and mode is not None and mode.as_int():
+        if is_standard(node, "BatchNormalization") and mode is not None and mode.as_int():
             for value in node.inputs[3:5]:
                 if value is not None and value.is_initializer() and not value.is_graph_input():
                     graph.inputs.append(value)
@@ -224,7 +225,7 @@ class Differentiation:
         """Those of `wrt` whose derivative is zero, told in a warning; an error with `strict` or where none exists."""
         zeros = [x for x in wrt if x not in self.path.active]
         idle = [y for y in self.of if y not in self.path.active]
-        leads = leading(self.graph, self.of)
+        leads = dependencies(self.graph, self.of)
         reasons: dict[str, None] = {}
         for x, of in [*((x, self.of) for x in zeros), *((None, [y]) for y in idle)]:
             path = find_path(self.graph, of, wrt if x is None else [x])
@@ -292,7 +293,7 @@ class Differentiation:
                 )
         inputs = [v for v in self.graph.inputs if is_float(v)]
         path = find_path(self.graph, self.of, inputs)
-        leads = leading(self.graph, self.of)
+        leads = dependencies(self.graph, self.of)
         shapes = ("Shape", "Size")
         stops = {n: s for n, s in path.stops.items() if n.op_type not in shapes and not leads.isdisjoint(n.outputs)}
         if not self.without and (stops or path.nodes):

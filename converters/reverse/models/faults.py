@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import is_standard
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -62,11 +63,11 @@ def _is_torn(node: ir.Node) -> bool:
 def _batch_transpose(value: ir.Value) -> tuple[ir.Value, list[int]] | None:
     """What a Transpose before a Cast, or before a float16 product, moves the first axis of; and its perm."""
     node = value.producer()
-    if node is not None and node.op_type == "Cast" and not node.domain and node.inputs[0] is not None:
+    if node is not None and is_standard(node, "Cast") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     elif value.dtype not in _HALF:
         return None
-    if node is None or node.op_type != "Transpose" or node.domain or node.inputs[0] is None:
+    if node is None or not is_standard(node, "Transpose") or node.inputs[0] is None:
         return None
     given = node.attributes.get("perm")
     perm = [] if given is None else list(given.as_ints())  # none reverses the axes

@@ -13,8 +13,7 @@ INPUT, OUTPUT = "a graph input or an initializer", "a graph output"  # what a ca
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of a graph that has a name: initializers, inputs, and what its nodes make."""
-    made = [value for node in graph for value in node.outputs]
-    return {str(value.name): value for value in (*graph.initializers.values(), *graph.inputs, *made) if value.name}
+    return ir.convenience.create_value_mapping(graph, include_subgraphs=False)
 
 
 def pick_values(
@@ -38,8 +37,7 @@ def pick_values(
 
 def _refuse_sub_graph(graph: ir.Graph, name: str, argument: str) -> None:
     for inner in graph.subgraphs():
-        values = (*inner.inputs, *inner.initializers.values(), *(value for node in inner for value in node.outputs))
-        if any(value.name == name for value in values):
+        if name in values_by_name(inner):
             raise InvalidArgumentError(
                 f"{name!r} is a value inside a branch or the body of a loop, which has no gradient of its "
                 "own outside of it. Name a value of the main graph, such as an output of the If, Loop or Scan",

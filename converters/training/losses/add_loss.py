@@ -5,7 +5,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick
 from onnx_backprop.converters.prepare.submodel import with_outputs
@@ -14,6 +13,7 @@ from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, Los
 from onnx_backprop.converters.training.losses.compose import LossSum, emit_loss
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.shapes import describe
+from onnx_backprop.opset.graphs.names import used_names
 
 
 def add_loss(

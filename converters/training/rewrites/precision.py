@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
@@ -27,6 +26,9 @@ from onnx_backprop.converters.training.rewrites.order import STANDS_FOR, Backwar
 from onnx_backprop.converters.training.update.loss_scale import scaled_loss, unscale
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.facts import KEEPS_ROUNDED
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import values_read
 
 PRECISIONS = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 # Read two rounded operands; a bias is added to the sum in float32.
@@ -46,10 +48,6 @@ NORMALIZED = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization"}
     | {"LRN", "MeanVarianceNormalization", "RMSNormalization", "Softmax"}
 )
-_MOVING = frozenset(
-    {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min"}
-    | {"Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)  # make no number that none of their operands has
 
 
 def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | None:
@@ -161,7 +159,7 @@ class Rounding:
         if x in self._exact:
             return x
         maker = x.producer()
-        if maker in self._place and x not in self._late and maker.op_type in _MOVING:
+        if maker in self._place and x not in self._late and maker.op_type in KEEPS_ROUNDED:
             for index, source in enumerate(maker.inputs):
                 if source is not None and source.dtype == x.dtype:
                     maker.replace_input_with(index, self._round(source, maker, self._gate(maker)))
@@ -193,7 +191,7 @@ class Rounding:
         return x if gate is None else waiting(self._op, x, [gate])
 
     def _note(self, node: ir.Node) -> None:
-        if node.domain == "" and node.op_type in _MOVING:
+        if node in KEEPS_ROUNDED:
             floats = [x for x in node.inputs if x is not None and is_float(x)]
             if self._exact.issuperset(floats):
                 self._exact.update(node.outputs)

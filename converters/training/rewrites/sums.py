@@ -10,10 +10,10 @@ from math import prod
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
 from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.opset.graphs.names import used_names
 
 _AT_ONCE = 1024  # elements
 _SHORTEST = 8  # elements of a row

@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare import graphs
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
@@ -33,6 +32,10 @@ from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+from onnx_backprop.opset.graphs.edit import copied, without_imports
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.order import ancestors
+from onnx_backprop.opset.graphs.walk import all_nodes, called, made_in, reads, subgraphs
 
 _SMALL = 1024  # elements of a seed that is written down
 
@@ -63,7 +66,7 @@ def expand_gradients(
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)
-    source = graphs.copied(load(model))
+    source = copied(load(model))
     _refuse_inner(source)
     if all(o.domain not in ("", "ai.onnx") for o in source.opset_import):  # a model of optimizers alone
         source.opset_import.append(helper.make_opsetid("", MIN_OPSET))
@@ -71,8 +74,8 @@ def expand_gradients(
     while gradients := [node for node in proto.graph.node if _is_gradient(node)]:
         proto = _expand_some(proto, gradients)
     attach_optimizers(proto)
-    if not any(node.domain == TRAINING_DOMAIN for node in graphs.all_nodes(proto.graph)):
-        graphs.without_imports(proto, TRAINING_DOMAIN)
+    if not any(node.domain == TRAINING_DOMAIN for node in all_nodes(proto.graph)):
+        without_imports(proto, TRAINING_DOMAIN)
     result = use_kernels(proto, kernels)
     return inlined(result) if inline else result
 
@@ -96,7 +99,7 @@ class _Request:
         return self.xs + self.zs
 
     def fail(self, message: str) -> InvalidModelError:
-        return InvalidModelError(message, op_type="Gradient", node=graphs.called(self.node))
+        return InvalidModelError(message, op_type="Gradient", node=called(self.node))
 
 
 def _is_gradient(node: NodeProto) -> bool:
@@ -104,12 +107,12 @@ def _is_gradient(node: NodeProto) -> bool:
 
 
 def _refuse_inner(model: ModelProto) -> None:
-    inner = [n for node in model.graph.node for graph in graphs.subgraphs(node) for n in graphs.all_nodes(graph)]
-    for node in filter(_is_gradient, chain(inner, *map(graphs.all_nodes, model.functions))):
+    inner = [n for node in model.graph.node for graph in subgraphs(node) for n in all_nodes(graph)]
+    for node in filter(_is_gradient, chain(inner, *map(all_nodes, model.functions))):
         raise UnsupportedError(
             "a Gradient inside a sub-graph or a function is not expanded; move it into the main graph",
             op_type="Gradient",
-            node=graphs.called(node),
+            node=called(node),
         )
 
 
@@ -143,16 +146,15 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     graph = proto.graph
     protos = list(graph.node)
     position = {id(node): n for n, node in enumerate(protos)}
-    producers = {name: node for node in protos for name in node.output if name}
-    known = {v.name for v in graph.input} | {t.name for t in graph.initializer} | producers.keys()
+    known = made_in(graph)
     requests = [_request(node, known) for node in gradients]
-    parts = [sorted(_part(r, producers), key=lambda node: position[id(node)]) for r in requests]
+    parts = [[protos[n] for n in ancestors(protos, {r.y} - {*r.leaves}, r.leaves)] for r in requests]
     ready = [(r, part) for r, part in zip(requests, parts, strict=True) if not any(map(_is_gradient, part))]
     if not ready:
         raise requests[0].fail("its y depends on its own output, or on that of a Gradient for which this holds")
     elsewhere = [(r, part) for r, part in ready if list(r.node.input) != r.leaves]
     if elsewhere:
-        names = graphs.used_names(proto.graph)
+        names = used_names(proto.graph)
         for request, part in elsewhere:
             _evaluate_at_inputs(graph, request, part, names)
         return infer(proto)  # the copies have types now; the next round differentiates them
@@ -160,7 +162,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     nodes = list(model.graph)
     values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(v.name): v for node in nodes for v in node.outputs if v.name}
-    op = Builder(graphs.used_names(model.graph))
+    op = Builder(used_names(model.graph))
     results: list[ir.Value] = []
     for request, part in ready:
         node = nodes[position[id(request.node)]]
@@ -170,27 +172,11 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     drop_unread(op.nodes, results)
     model.graph.extend(op.nodes)
     model.graph.sort()
-    if any(node.domain == DOMAIN for node in graphs.all_nodes(op.nodes)):
+    if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
     result = to_proto(model)
     result.training_info.extend(proto.training_info)
     return infer(result)
-
-
-def _part(request: _Request, producers: Mapping[str, NodeProto]) -> list[NodeProto]:
-    """The nodes between the named tensors and y, in no order."""
-    seen, waiting = set(request.leaves), [request.y]
-    found: dict[int, NodeProto] = {}
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        node = producers.get(name)
-        if node is not None and id(node) not in found:
-            found[id(node)] = node
-            waiting.extend(graphs.reads(node))
-    return list(found.values())
 
 
 def _evaluate_at_inputs(graph: GraphProto, request: _Request, part: Sequence[NodeProto], names: set[str]) -> None:
@@ -199,15 +185,15 @@ def _evaluate_at_inputs(graph: GraphProto, request: _Request, part: Sequence[Nod
     new: dict[str, str] = {}
     for leaf, given in zip(request.leaves, node.input, strict=True):
         if leaf != given:
-            new[leaf] = graphs.unique(f"{leaf}_given", names)
+            new[leaf] = unique(f"{leaf}_given", names)
             graph.node.append(helper.make_node("Identity", [given], [new[leaf]], name=new[leaf]))
     for inner in part:
-        if not new.keys().isdisjoint(graphs.reads(inner)):
+        if not new.keys().isdisjoint(reads(inner)):
             copy = graph.node.add()
             copy.CopyFrom(inner)
-            copy.name = graphs.unique(f"{inner.name or inner.op_type}_given", names)
-            new |= {name: graphs.unique(f"{name}_given", names) for name in inner.output if name}
-            graphs.rename(copy, new)
+            copy.name = unique(f"{inner.name or inner.op_type}_given", names)
+            new |= {name: unique(f"{name}_given", names) for name in inner.output if name}
+            rename(copy, new)
     for attribute in node.attribute:
         if attribute.name in ("xs", "zs"):
             attribute.strings[:] = [new.get(s.decode(), s.decode()).encode() for s in attribute.strings]

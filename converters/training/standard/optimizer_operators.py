@@ -11,12 +11,13 @@ from functools import partial
 import numpy as np
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, defs, helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.upgrade import default_opset
 from onnx_backprop.converters.training.update.optimizer_function import Update
 from onnx_backprop.opset.bodies.builder import DOUBLE, Body
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
+from onnx_backprop.opset.graphs.edit import add_import
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 MODES = ("standard", "nesterov")
@@ -43,10 +44,8 @@ def attach_optimizers(model: ModelProto) -> None:
         model.functions.extend(functions.values())
         model.ir_version = max(model.ir_version, MIN_IR_VERSION)
         for function in model.functions:
-            if any(n.domain == TRAINING_DOMAIN for n in all_nodes(function)) and all(
-                o.domain != TRAINING_DOMAIN for o in function.opset_import
-            ):
-                function.opset_import.append(helper.make_opsetid(TRAINING_DOMAIN, 1))
+            if any(n.domain == TRAINING_DOMAIN for n in all_nodes(function)):
+                add_import(function, TRAINING_DOMAIN)
 
 
 def _tensors(node: NodeProto) -> int:

@@ -12,11 +12,12 @@ Source: ONNX, onnx.proto, message TrainingInfoProto.
 import numpy as np
 from onnx import GraphProto, ModelProto, TrainingInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, copied
 from onnx_backprop.converters.training.result import METADATA, TrainingGraph
 from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 RATE_NAMES = ("learning_rate", "R", "lr")
 

@@ -12,13 +12,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import rename
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.update_functions import GRADIENT, VALUE, formal_names
+from onnx_backprop.opset.graphs.names import rename
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
 EMA = "ema"  # the number that says how slowly running means follow, where there are any

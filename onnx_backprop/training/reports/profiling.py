@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 from onnx import GraphProto
 
-from onnx_backprop.converters.prepare.graphs import reads
+from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.training.trainer import Trainer
 
 WARM_UP = 2  # steps before those that count

@@ -19,9 +19,9 @@ from onnx import ModelProto, parser
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
 from models import fsrcnn, unet_conv_transpose
-from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 from onnx_backprop.training.buffers import Buffers
