@@ -28,8 +28,8 @@ def network(name: str, style: str | None) -> ModelProto:
         return model
     values = [value for node in model.graph.node for value in node.output]
     ours = [f"{value}/{added}" for value in values for added in ("again", "numbers", "mean", "variance")]
-    numbered = [f"{added}_{n}" for n in range(3) for added in ("update/numbers", "update/update", "numbers", "update")]
-    return renamed(model, style, ["update_guard", "update_guard/loss", *OURS, *numbered, "bucket_ready", *ours])[0]
+    numbered = [f"optimizer/AdamW/{added}_{n}" for n in range(2) for added in ("numbers", "update")]
+    return renamed(model, style, [*numbered, "update_guard", "update_guard/loss", "bucket_ready", *OURS, *ours])[0]
 
 
 def graph_of(model: ModelProto, **more: Any) -> ob.TrainingGraph:
