@@ -156,7 +156,7 @@ def session(
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(path)
     else:
-        model = lower(deepcopy(load(model)), kernels).model
+        model = lower(deepcopy(model) if isinstance(model, ModelProto) else load(model), kernels).model
         source = model.SerializeToString()
     if isinstance(model, ModelProto) and holds_half(model):
         kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]
