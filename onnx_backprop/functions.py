@@ -231,9 +231,7 @@ def _variables(model: ModelProto, names: Sequence[str], values: Feeds) -> list[_
         known = tuple(n for n in lengths if n is not None) if ranked and None not in lengths else None
         shape = known if known is not None else np.shape(values[name]) if name in values else None
         if shape is None:
-            raise InvalidArgumentError(
-                f"the shape of {name!r} is not known. Give a value of it in feeds", argument="wrt"
-            )
+            raise InvalidArgumentError(f"the shape of {name!r} is not known. Give a value of it in feeds", "wrt")
         dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type).type
         result.append(_Variable(name, shape, dtype, slice(start, start + prod(shape))))
         start += prod(shape)

@@ -70,7 +70,7 @@ def _stopped(
             raise InvalidArgumentError(
                 f"{node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
                 "outputs can hold a value. Check the model without it",
-                argument="stop",
+                "stop",
             )
     return result
 

@@ -136,7 +136,7 @@ class Examiner:
             raise InvalidArgumentError(
                 f"{inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
                 "inputs and initializers: their gradients pass through it",
-                argument="wrt",
+                "wrt",
             )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
@@ -283,7 +283,7 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
         raise InvalidArgumentError(
             "no float input or initializer influences a float output along a differentiable path, there is no "
             "gradient to check",
-            argument="wrt",
+            "wrt",
         )
     return names
 

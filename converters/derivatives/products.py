@@ -114,16 +114,14 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
         of = [str(value.name) for value in floats]
     if isinstance(of, str) or len(of) != 1:
-        raise InvalidArgumentError(
-            f"expected a list of one output, got {of!r}. A Hessian is that of one number", argument="of"
-        )
+        raise InvalidArgumentError(f"expected a list of one output, got {of!r}. A Hessian is that of one number", "of")
     value = values_by_name(work.graph).get(of[0])
     shape = None if value is None else known_lengths(value)
     if value is not None and (shape is None or set(shape) - {1}):
         raise InvalidArgumentError(
             f"expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
             f"{advice or 'Add a ReduceSum to the model, or name another one'}",
-            argument="of",
+            "of",
         )
     _, gradients = work.differentiate(wrt=wrt, of=of)
     work.type()

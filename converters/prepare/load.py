@@ -1,6 +1,7 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +17,14 @@ from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING
 from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.inference.conv_lengths import infer_with_explicit_pads
-from onnx_backprop.converters.prepare.inference.declared import forget_declared, infer_declared
+from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
+from onnx_backprop.converters.prepare.inference.declared import as_declared, forget_declared
+from onnx_backprop.converters.prepare.inference.driver import infer_corrected
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
-from onnx_backprop.converters.prepare.inference.loop_lengths import infer_with_states
-from onnx_backprop.converters.prepare.inference.resize_lengths import infer_without_misread_scales
-from onnx_backprop.converters.prepare.inference.sequence_lengths import infer_elements
+from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
+from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequences
+from onnx_backprop.converters.prepare.inference.resize_lengths import hidden_scales
+from onnx_backprop.converters.prepare.inference.sequence_lengths import ranked_elements
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.upgrade import upgrade
@@ -58,9 +61,8 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     copy_constants(proto)
     proto = upgrade(proto)
     expand_fused(proto, declared)
-    proto = infer_without_misread_scales(
-        proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
-    )
+    corrections = (loose_sequences, loop_states, explicit_pads, partial(as_declared, declared), hidden_scales)
+    proto = infer_corrected(proto, infer, *corrections)
     result = weights.put_back(proto)
     split_statistics(result)
     attach(result, found, changes)
@@ -86,15 +88,10 @@ def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, We
     return proto, weights
 
 
-def infer_loops(proto: ModelProto) -> ModelProto:
-    """`infer`, of the states of Loops too."""
-    return infer_with_states(proto, infer)
-
-
 def infer(proto: ModelProto) -> ModelProto:
     """Type and shape inference; contradictions raise."""
     try:
-        inferred = infer_elements(proto, infer_shapes)
+        inferred = infer_corrected(proto, infer_shapes, ranked_elements)
     except OnnxBackpropError:
         raise
     except Exception as e:
@@ -172,11 +169,9 @@ def _since(node: NodeProto, opset: int) -> int | None:
 def check_names(argument: str, names: Names) -> Names:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
-        raise InvalidArgumentError(
-            f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument=argument
-        )
+        raise InvalidArgumentError(f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument)
     if not names:
-        raise InvalidArgumentError("expected at least one name, got an empty list", argument=argument)
+        raise InvalidArgumentError("expected at least one name, got an empty list", argument)
     return names
 
 
@@ -185,12 +180,10 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"expected names, got {name!r}", argument=argument)
+            raise InvalidArgumentError(f"expected names, got {name!r}", argument)
         if name not in values:
-            raise InvalidArgumentError(
-                f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument=argument
-            )
+            raise InvalidArgumentError(f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument)
         if values[name] in result:
-            raise InvalidArgumentError(f"{name!r} is given twice", argument=argument)
+            raise InvalidArgumentError(f"{name!r} is given twice", argument)
         result.append(values[name])
     return result

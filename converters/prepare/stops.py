@@ -47,7 +47,7 @@ def refuse_hidden(hidden: Mapping[str, str], **arguments: Patterns | None) -> No
                     f"{name!r} is a value inside the function {hidden[name]}, and each call of it has its "
                     "own. Name an input or an output of the node that calls it, or inline the functions first: "
                     "onnx.inliner.inline_local_functions(model)",
-                    argument=argument,
+                    argument,
                 )
 
 

@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_co
 
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
-from onnx_backprop.opset.graphs.edit import add_import, assign, copied, without_imports
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.names import rename
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is_standard
@@ -50,9 +51,9 @@ def upgrade(proto: ModelProto) -> ModelProto:
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
     marked = _name_marked(proto)
-    legacy = version < 11 and _set_aside(proto)
+    legacy = [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Upsample", "Resize")]
     if legacy:
-        add_import(proto, _ASIDE)
+        hide(proto, legacy, _ASIDE)
     try:
         result = version_converter.convert_version(proto, MIN_OPSET)
     except Exception as e:
@@ -62,7 +63,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
     _mark_again(result, marked)
     if legacy:
         _write_back(result)
-        without_imports(result, _ASIDE)
+        show(result, _ASIDE)
     return result
 
 
@@ -82,14 +83,6 @@ def _mark_again(model: ModelProto, marked: list[NodeProto]) -> None:
             before = marked[int(node.name.removeprefix(_MARKED))]
             node.name = before.name
             node.metadata_props.extend(before.metadata_props)
-
-
-def _set_aside(model: ModelProto) -> bool:
-    """Move legacy nodes to a domain of ours, in sub-graphs too; whether there are any."""
-    legacy = [n for n in all_nodes(model.graph) if is_standard(n, "Upsample", "Resize")]
-    for node in legacy:
-        node.domain = _ASIDE
-    return bool(legacy)
 
 
 def _write_back(model: ModelProto) -> None:

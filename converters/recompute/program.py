@@ -22,7 +22,7 @@ class Buffer:
     def __init__(self, value: ir.Value, node: ir.Node, size: int) -> None:
         self.value, self.node, self.size = value, node, size
         self.members = [value]
-        self.made: int = 0
+        self.created: int = 0
         self.read: list[int] = []  # by nodes of the forward part, in order
         self.read_back: list[int] = []  # by those of the backward part
 
@@ -74,7 +74,7 @@ class Program:
                 counts = (node in self.forward or node in self.backward) and value not in self.gradients
                 size = self.sizes.nbytes.get(value, 0) if counts else 0
                 buffer = self.of[value] = Buffer(value, node, size)
-                buffer.made = self.position[node]
+                buffer.created = self.position[node]
                 self.buffers.append(buffer)
 
     def _note_readers(self, kept: Iterable[ir.Value]) -> None:
@@ -117,7 +117,7 @@ class Program:
         """The bytes that are there while each node runs, where nothing is computed again."""
         delta = np.zeros(len(self.nodes) + 1, np.int64)
         for buffer in self.buffers:
-            delta[buffer.made] += buffer.size
+            delta[buffer.created] += buffer.size
             delta[self.end(buffer, self.last(buffer)) + 1] -= buffer.size
         return np.cumsum(delta)[:-1]
 
@@ -125,12 +125,12 @@ class Program:
     def large(self) -> np.ndarray:
         """Whether each node allocates much."""
         result = np.zeros(len(self.nodes), bool)
-        result[[b.made for b in self.buffers if b.size > self.small]] = True
+        result[[b.created for b in self.buffers if b.size > self.small]] = True
         return result
 
     def last(self, buffer: Buffer) -> int:
         """The position of the last node that reads a buffer."""
-        return max((buffer.made, *buffer.read[-1:], *buffer.read_back[-1:]))
+        return max((buffer.created, *buffer.read[-1:], *buffer.read_back[-1:]))
 
     def inputs_of(self, buffer: Buffer) -> dict[Buffer, bool]:
         """The buffers that must be there to make one again, and whether these must be made again themselves."""
@@ -168,7 +168,7 @@ class Program:
     def end(self, buffer: Buffer, last: int) -> int:
         """The last position a buffer is there at, one before that of its last reader where that writes over it."""
         node = self.nodes[last]
-        if last > buffer.made and node in IN_PLACE:
+        if last > buffer.created and node in IN_PLACE:
             made = self.of.get(node.outputs[0])
             if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
                 return last - 1

@@ -75,10 +75,10 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
         value.type.tensor_type.ClearField("shape")
     known = dict(lengths)
     missing = _filled_in(light, known)
-    found = _found(light)
+    inferred = _inferred_shapes(light)
     if missing:  # of targets, which have the lengths of what they are compared with
         for value in (value for node in model.graph for value in node.outputs if value.shape is not None):
-            for dim, length in zip(value.shape or (), found.get(str(value.name), ()), strict=False):
+            for dim, length in zip(value.shape or (), inferred.get(str(value.name), ()), strict=False):
                 if not isinstance(dim, int) and dim.value is not None:
                     known.setdefault(dim.value, length)
         if missing := _filled_in(light, known):
@@ -86,16 +86,16 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
             raise InvalidArgumentError(
                 f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
                 f"Give them, as lengths={{{missing[0]!r}: 8}}",
-                argument="memory",
+                "memory",
             )
-        found = _found(light)
+        inferred = _inferred_shapes(light)
     shapes: dict[ir.Value, Shape] = {}
     nbytes: dict[ir.Value, int] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        _note(value, found.get(str(value.name)), shapes, nbytes)
+        _note(value, inferred.get(str(value.name)), shapes, nbytes)
     for node in model.graph:
         for value in node.outputs:
-            shape = found.get(str(value.name))
+            shape = inferred.get(str(value.name))
             if shape is None and value.shape is not None:
                 shape = _numbers(value.shape, lengths)
             _note(value, shape, shapes, nbytes)
@@ -106,9 +106,9 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
 
 def _note_shapes(model: ir.Model, proto: ModelProto) -> None:
     """Give the values of the backward part the shapes that inference finds, as symbols where they are."""
-    found = {value.name: value for value in infer(proto).graph.value_info}
-    for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in found):
-        declared = found[str(value.name)].type.tensor_type
+    inferred = {value.name: value for value in infer(proto).graph.value_info}
+    for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in inferred):
+        declared = inferred[str(value.name)].type.tensor_type
         if declared.HasField("shape"):
             dims = declared.shape.dim
             value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims])
@@ -126,7 +126,7 @@ def _filled_in(model: ModelProto, lengths: Mapping[str, int]) -> list[str]:
     return list(missing)
 
 
-def _found(model: ModelProto) -> dict[str, Shape]:
+def _inferred_shapes(model: ModelProto) -> dict[str, Shape]:
     """The shapes that inference finds numbers for."""
     graph = infer(model).graph
     result: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}

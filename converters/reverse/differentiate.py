@@ -436,5 +436,5 @@ def explain_unreached(
         f"{name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")
         + f". Leave it out of {argument}",
-        argument=argument,
+        argument,
     )

@@ -9,13 +9,16 @@ outputs are its own too: a rule may compare an output with an input bit by bit, 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
+from onnx_backprop.converters.prepare.inference.driver import infer_corrected
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
-from onnx_backprop.converters.prepare.inference.loop_lengths import infer_with_states
+from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
+from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequences
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value, dims
@@ -80,10 +83,8 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
         _constants_are_known(inlined, given)
         copy_constants(inlined)
         short = not any(is_long(value) for value in inlined.graph.input)
-        inlined = infer_with_states(
-            inlined,
-            lambda model: shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=short),
-        )
+        infer = partial(shape_inference.infer_shapes, check_type=True, strict_mode=True, data_prop=short)
+        inlined = infer_corrected(inlined, infer, loose_sequences, loop_states)
     except OnnxBackpropError:
         raise
     except Exception as e:

@@ -210,9 +210,9 @@ class TrainingGraph:
         expected = self.settings.get("memory")
         if not isinstance(expected, dict):
             return ""
-        from onnx_backprop.converters.recompute.memory import told  # for which onnx_ir is imported
+        from onnx_backprop.converters.recompute.memory import describe  # for which onnx_ir is imported
 
-        return told(expected)
+        return describe(expected)
 
     def __str__(self) -> str:
         """The summary."""

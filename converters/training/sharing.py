@@ -25,7 +25,7 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
     """
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2:
-            raise InvalidArgumentError(f"expected pairs of names, got {pair!r}. Write [('a', 'b')]", argument="tie")
+            raise InvalidArgumentError(f"expected pairs of names, got {pair!r}. Write [('a', 'b')]", "tie")
         stored = {str(v.name): v for v in graph.initializers.values()}
         a, b = pick(pair, stored, argument="tie", what="an initializer")
         first, second = (np.asarray(v.const_value.numpy()) for v in (a, b) if v.const_value is not None)
@@ -35,7 +35,7 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
             raise InvalidArgumentError(
                 f"{a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
                 "hold different numbers. Tie copies of one tensor, or of its transpose",
-                argument="tie",
+                "tie",
             )
         name = str(b.name)
         graph.initializers.pop(name)

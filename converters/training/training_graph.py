@@ -275,7 +275,7 @@ def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) ->
         raise InvalidArgumentError(
             f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
             "the gradient by it",
-            argument="trainable",
+            "trainable",
         )
     return named
 
@@ -316,11 +316,9 @@ def _choose(
     chosen = [name for name in chosen if name in written or name not in frozen_names]
     for name in chosen:
         if left_out.get(name) in NEVER_TRAINED:
-            raise InvalidArgumentError(
-                f"{name!r} is a {left_out[name]}. Leave it out of trainable", argument="trainable"
-            )
+            raise InvalidArgumentError(f"{name!r} is a {left_out[name]}. Leave it out of trainable", "trainable")
     if not chosen:
-        raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
+        raise InvalidArgumentError("frozen leaves nothing of what it chooses", "trainable")
     left_out = {name: what for name, what in left_out.items() if name not in chosen}
     return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
 

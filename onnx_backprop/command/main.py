@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = partial(_show_warning, known)
             check_files(arguments)
+            arguments.command.check_numbers(arguments)
             code: int = arguments.command.run(arguments)
         sys.stdout.flush()
     except OnnxBackpropError as e:

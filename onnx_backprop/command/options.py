@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnx_backprop.command.parser import Argument, argument
+from onnx_backprop.command.parser import Argument, argument, flag
 from onnx_backprop.converters.check.explain import GradientExplanation
 from onnx_backprop.converters.check.report import GradientReport
 from onnx_backprop.converters.pages import write_page
@@ -29,7 +29,6 @@ PROGRAM = "onnx-backprop"
 NO_LOSS = "none"
 ROWS = 12  # tensors that are listed
 _names = partial(argument, nargs="+", action="extend")
-_flag = partial(argument, action="store_true")
 _SHARED = [
     argument("model", metavar="MODEL", help="the forward ONNX model", file="read"),
     argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write", file="written model"),
@@ -50,15 +49,14 @@ _SHARED = [
     _names("--frozen", metavar="NAME", help="parameters to leave; globs too"),
     argument(
         "--checkpoint",
-        type=int,
         default=0,
         metavar="STEPS",
         help="store the states of Loop and Scan at every so many steps, compute those between again; default: all",
     ),
-    _flag("--straight-through", help="differentiate quantisation as if it did not round"),
-    _flag("--strict", help="refuse names whose gradient is zero or that nothing depends on"),
+    flag("--straight-through", help="differentiate quantisation as if it did not round"),
+    flag("--strict", help="refuse names whose gradient is zero or that nothing depends on"),
     _names("--tie", metavar="A=B", help="parameters that hold the same numbers and are to stay equal"),
-    _flag("--untie", help="give every place that reads a merged bias one of its own"),
+    flag("--untie", help="give every place that reads a merged bias one of its own"),
     argument(
         "--precision", choices=tuple(PRECISIONS), help="products and saved values in this type, weights in float32"
     ),
@@ -67,7 +65,7 @@ _SHARED = [
         metavar="SIZE",
         help="the most that activations may take, as 512MB, or as a share, 50%%: others are computed again",
     ),
-    _flag("--training-mode", help="Dropout and BatchNormalization in training mode"),
+    flag("--training-mode", help="Dropout and BatchNormalization in training mode"),
     argument(
         "--no-frozen-statistics",
         dest="frozen_statistics",
@@ -75,12 +73,12 @@ _SHARED = [
         help="leave BatchNormalization in its mode where --frozen or --trainable keeps its scale and bias",
     ),
     argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)"),
-    argument("--batch-size", type=int, default=32, metavar="ROWS", help="rows of a step (%(default)s)"),
-    argument("--learning-rate", type=float, default=1e-3, metavar="RATE", help="the highest one (%(default)s)"),
+    argument("--batch-size", default=32, least=1, metavar="ROWS", help="rows of a step (%(default)s)"),
+    argument("--learning-rate", default=1e-3, least=0, metavar="RATE", help="the highest one (%(default)s)"),
     argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)"),
-    argument("--seed", type=int, default=0, help="of random inputs and directions (%(default)s)"),
+    argument("--seed", default=0, least=0, help="of random inputs and directions (%(default)s)"),
     argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)"),
-    _flag("--inline", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"),
+    flag("--inline", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"),
     argument(
         "--limit",
         action="append",
@@ -88,8 +86,8 @@ _SHARED = [
         help="another value for a limit that an error names, as npz_bytes=8000000000",
     ),
     argument("--html", metavar="FILE.html", help="write it as a page too", file="written"),
-    _flag("--force", help="replace what is there"),
-    _flag("--quiet", help="print nothing but errors"),
+    flag("--force", help="replace what is there"),
+    flag("--quiet", help="print nothing but errors"),
 ]
 _BY_NAME = {each.names[0]: each for each in _SHARED}
 # what messages of the library advise -> what that is in the command
@@ -123,7 +121,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
     names += ("stop", "untie", "precision", "memory")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name, None) for name in names}
     given["free"] = free_of(arguments)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
@@ -157,13 +155,18 @@ def read_rows(path: str | None, option: str) -> Mapping[str, Any] | None:
 
 def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
     """A block in which the limits hold that --limit asks for."""
-    given: dict[str, int] = {}
-    for text in getattr(arguments, "limit", None) or ():
+    return limits(**numbers_of(arguments, "limit", "NAME=NUMBER, as npz_bytes=8000000000"))
+
+
+def numbers_of(arguments: argparse.Namespace, option: str, expected: str, least: int = 0) -> dict[str, int]:
+    """The numbers that an option gives by name, each as NAME=NUMBER."""
+    result: dict[str, int] = {}
+    for text in getattr(arguments, option, None) or ():
         name, _, number = text.partition("=")
-        if not number.isdecimal():
-            raise InvalidArgumentError(f"--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got {text!r}")
-        given[name] = int(number)
-    return limits(**given)
+        if not name or not number.isdecimal() or int(number) < least:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
+        result[name] = int(number)
+    return result
 
 
 def say(arguments: argparse.Namespace, text: str) -> None:

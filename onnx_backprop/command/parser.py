@@ -4,6 +4,8 @@ import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import Any, Literal, NoReturn
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -18,12 +20,16 @@ File = Literal["read", "rows", "written", "written model"]
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a command: its names, what argparse takes of it, the file it names, the library's other name."""
+    """An argument of a command: its names and what argparse takes of it.
+
+    file: what becomes of the file that it names. also: what else the library calls it. least: of a number.
+    """
 
     names: tuple[str, ...]
     settings: Mapping[str, Any]
     file: File | None = None
     also: str = ""
+    least: int | None = None
 
     @property
     def dest(self) -> str:
@@ -32,17 +38,23 @@ class Argument:
         return str(self.settings.get("dest", long.strip("-").replace("-", "_")))
 
 
-def argument(*names: str, file: File | None = None, also: str = "", **settings: Any) -> Argument:
-    """An argument as `add_argument` of argparse takes it."""
-    return Argument(names, settings, file, also)
+def argument(
+    *names: str, file: File | None = None, also: str = "", least: int | None = None, **settings: Any
+) -> Argument:
+    """An argument as `add_argument` of argparse takes it; a number has the type of its default."""
+    if isinstance(default := settings.get("default"), int | float):
+        settings.setdefault("type", type(default))
+    return Argument(names, settings, file, also, least)
+
+
+flag = partial(argument, action="store_true")
 
 
 @dataclass(frozen=True)
 class Command:
     """A command: its name, one sentence, what it calls for its exit code, and its arguments, some of them in groups.
 
-    values: what the command has in the place of arguments that others have. takes_rest: what the parser does not know
-    goes to the command, `--help` too.
+    takes_rest: what the parser does not know goes to the command, `--help` too.
     """
 
     name: str
@@ -52,7 +64,6 @@ class Command:
     groups: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
     description: str | None = None
     usage: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
     takes_rest: bool = False
 
     def all_arguments(self) -> Iterator[Argument]:
@@ -60,6 +71,13 @@ class Command:
         yield from self.arguments
         for arguments in self.groups.values():
             yield from arguments
+
+    def check_numbers(self, values: argparse.Namespace) -> None:
+        """InvalidArgumentError for one that is not finite or below the least."""
+        for each in self.all_arguments():
+            number = getattr(values, each.dest)
+            if each.least is not None and not each.least <= number < inf:
+                raise InvalidArgumentError(f"{each.names[0]}: expected {each.least} or more, got {number}")
 
     def add_to(self, parsers: Any) -> None:
         """Add its parser to the sub-parsers of another."""
@@ -70,7 +88,7 @@ class Command:
             target = parser.add_argument_group(title) if title else parser
             for each in arguments:
                 target.add_argument(*each.names, **each.settings)
-        parser.set_defaults(command=self, parser=parser, **self.values)
+        parser.set_defaults(command=self, parser=parser)
 
 
 class Parser(argparse.ArgumentParser):

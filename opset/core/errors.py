@@ -48,7 +48,7 @@ def _about(argument: str, message: str) -> str:
 class OnnxBackpropError(Exception):
     """Base of all errors raised on purpose; `op_type` and `node`, or `argument`, name the culprit if there is one."""
 
-    def __init__(self, message: str, *, op_type: str = "", node: str = "", argument: str = "") -> None:
+    def __init__(self, message: str, argument: str = "", *, op_type: str = "", node: str = "") -> None:
         message, op_type = printable(_about(argument, message), lines=True), printable(op_type)
         subject = " ".join(filter(None, (op_type, f"'{printable(node)}'" if node else "")))
         super().__init__(f"{subject}: {message}" if subject else message)
@@ -101,6 +101,6 @@ class RegistrationError(OnnxBackpropError, RuntimeError):
 class OnnxBackpropWarning(UserWarning):
     """Something that is done all the same, and may not be what was meant; `argument` names the culprit."""
 
-    def __init__(self, message: str, *, argument: str = "") -> None:
+    def __init__(self, message: str, argument: str = "") -> None:
         super().__init__(printable(_about(argument, message), lines=True))
         self.argument = argument

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
 from onnx_backprop.opset.functions.einsum_shapes import misread, without_guesses
-from onnx_backprop.opset.graphs.edit import add_import, copied, without_imports
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_graphs, is_standard, subgraphs
 
 LONG = 1024  # elements; no tensor has that many axes
@@ -35,15 +36,14 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     work = copied(proto)
-    add_import(work, _HIDDEN)
     stated = {value.name for value in (*work.graph.value_info, *work.graph.output)}
     replaced = {n for n in hidden if is_standard(graph.node[n], *_AS_DIV)}
     for n in replaced:
         work.graph.node[n].op_type = "Div"
     ends = {value.name: value for value in work.graph.output}
+    hide(work, (work.graph.node[n] for n in hidden - replaced), _HIDDEN)
     for n in hidden - replaced:
         node = work.graph.node[n]
-        node.domain = _HIDDEN
         certain = without_guesses if n in guessed else _without_names
         for name in node.output:
             if name in known and name not in stated:
@@ -53,7 +53,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     result = shape_inference.infer_shapes(work, check_type=check_type, data_prop=True)
     for n in hidden:
         result.graph.node[n].CopyFrom(graph.node[n])  # with the types that the first inference found in sub-graphs
-    without_imports(result, _HIDDEN)
+    show(result, _HIDDEN)
     return result
 
 

@@ -6,11 +6,12 @@ pads and output_padding says to both what onnxruntime runs. Where the numbers fo
 shape is hidden from inference. What the node computes does not change.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.graphs.edit import assign, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
@@ -19,25 +20,26 @@ from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 
-def infer_with_explicit_pads(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
-    """`infer(proto)`, after the ConvTranspose nodes of the main graph that it misreads are rewritten."""
-    inferred = infer(proto)
-    while any(map(_may_be_misread, inferred.graph.node)):
-        scope = Scope(inferred.graph)
-        for node in filter(_may_be_misread, inferred.graph.node):
-            axes = _explicit(node, scope)
-            if axes is not None:
-                _rewrite(node, axes)
-            elif _gives_up(node, scope):
-                _hide_input(inferred.graph, node)
-            else:
-                continue
-            forget_shapes(inferred.graph, node.output)
-            break
+def explicit_pads(_: ModelProto) -> Correct:
+    """The ConvTranspose nodes of the main graph that inference misreads are rewritten."""
+    return _corrected
+
+
+def _corrected(inferred: ModelProto) -> ModelProto | None:
+    """One node is rewritten: what follows may depend on the corrected length."""
+    misread = list(filter(_may_be_misread, inferred.graph.node))
+    scope = Scope(inferred.graph if misread else None)
+    for node in misread:
+        axes = _explicit(node, scope)
+        if axes is not None:
+            _rewrite(node, axes)
+        elif _gives_up(node, scope):
+            _hide_input(inferred.graph, node)
         else:
-            break
-        inferred = infer(inferred)  # what follows may depend on the corrected length
-    return inferred
+            continue
+        forget_shapes(inferred.graph, node.output)
+        return inferred
+    return None
 
 
 def _may_be_misread(node: NodeProto) -> bool:

@@ -4,17 +4,17 @@ Whoever makes a batch dynamic by editing inputs and outputs leaves the old lengt
 length is believed of graph inputs only, which onnxruntime holds the caller to.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset.graphs.edit import copied, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, called, subgraphs
 
-Infer = Callable[[ModelProto], ModelProto]
 _TRAINING = "ai.onnx.preview.training"
 # operators without a schema that have a gradient rule -> whether an output has the first input's shape too
 LIKE_INPUT: dict[tuple[str, str], bool] = {}
@@ -60,15 +60,13 @@ def _forget_shape(value: ValueInfoProto, *, rank: bool = True) -> None:
         dim.Clear()
 
 
-def infer_declared(proto: ModelProto, declared: dict[str, TypeProto], infer: Infer) -> ModelProto:
-    """`infer(proto)`; where it finds no element type or rank, what is declared; the run then checks the rank.
+def as_declared(declared: Mapping[str, TypeProto], _: ModelProto) -> Correct:
+    """Where inference finds no element type or rank, what is declared; the run then checks the rank.
 
     An operator of `LIKE_INPUT` has the type of its first input where none is declared.
     """
-    inferred = infer(proto)
-    while _follow_inputs(inferred.graph, declared) or _state(inferred.graph, declared):
-        inferred = infer(inferred)
-    return inferred
+    left = dict(declared)
+    return lambda inferred: inferred if _follow_inputs(inferred.graph, left) or _state(inferred.graph, left) else None
 
 
 def _state(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
@@ -132,5 +130,5 @@ def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
     info.name = made
     info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
-    ranked = op.Reshape(made, op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1), allowzero=1)
-    insert(graph, position + 1, op.finish({name: ranked}))
+    lengths = op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1)
+    insert(graph, position + 1, op.finish({name: op.Reshape(made, lengths, allowzero=1, name="ranked")}))

@@ -7,12 +7,11 @@ whose shape certainly changes is noted, for a gradient that would have to stack 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
-from onnx_backprop.converters.prepare.inference.loop_sequences import infer_with_sequences
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
@@ -20,33 +19,32 @@ from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_graphs, is_standard, subgraphs
 
 _CHANGES = "onnx_backprop.changes"  # a Loop's metadata, which `_write_changes` writes and `shape_changes` reads
-Infer = Callable[[ModelProto], ModelProto]
 Dims = tuple[int | str | None, ...]
 _COUNTERS = 2  # iteration and condition, in front of the states
 _ROUNDS = 32
 
 
-def infer_with_states(proto: ModelProto, infer: Infer) -> ModelProto:
-    """`infer(proto)`, with what follows for the states of its Loops."""
-    infer = partial(infer_with_sequences, infer=infer)
-    inferred = infer(proto)
-    if not _loops(inferred.graph):
-        return inferred
+def loop_states(proto: ModelProto) -> Correct:
+    """What follows for the states of Loops is stated, as long as that changes; nothing of it if it always does."""
     states: dict[tuple[int, int], Dims | None] = {}  # by Loop and state; None: not even the rank is the same
     changes: dict[int, dict[int, str]] = {}
-    for _ in range(_ROUNDS):
-        before = dict(states)
-        for n, (node, body, scope) in enumerate(_loops(inferred.graph)):
+    rounds = iter([True] * _ROUNDS + [False])  # the last without what was assumed
+
+    def correct(inferred: ModelProto) -> ModelProto | None:
+        narrows = next(rounds, None)
+        if not narrows:
+            return proto if narrows is False else None
+        before, loops = dict(states), _loops(inferred.graph)
+        for n, (node, body, scope) in enumerate(loops):
             for m in range(len(body.input) - _COUNTERS):
                 _narrow(states, changes.setdefault(n, {}), (n, m), node, body, scope)
-        if states == before:
-            break
-        inferred = infer(_stated(proto, states))
-    else:
-        return infer(proto)
-    for n, (node, _, _) in enumerate(_loops(inferred.graph)):
-        _write_changes(node, changes.get(n, {}))
-    return inferred
+        if states != before:
+            return _stated(proto, states)
+        for n, (node, _, _) in enumerate(loops):
+            _write_changes(node, changes.get(n, {}))
+        return None
+
+    return correct
 
 
 def _write_changes(node: NodeProto, changes: Mapping[int, str]) -> None:

@@ -6,24 +6,27 @@ sequence of elements of unknown shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.graphs.edit import insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import called, is_standard, subgraphs
 
-Infer = Callable[[ModelProto], ModelProto]
 Types = Mapping[str, TypeProto]
 _COUNTERS = 2  # iteration and condition, in front of the states
 
 
-def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
-    """`infer(proto)`, with such sequences in the place of others."""
-    inferred = infer(proto)
+def loose_sequences(_: ModelProto) -> Correct:
+    """Such sequences take the place of others."""
+    return _corrected
+
+
+def _corrected(inferred: ModelProto) -> ModelProto | None:
     graphs = list(_with_types(inferred.graph, {}))
     found = [
         (graph, node, n, types[name].sequence_type.elem_type.tensor_type)
@@ -34,7 +37,7 @@ def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
         if name in types and types[name].sequence_type.elem_type.tensor_type.HasField("shape")
     ]
     if not found:
-        return inferred
+        return None
     taken = used_names(inferred.graph)
     for graph, node, n, element in found:
         _exchange(graph, node, n, element, taken)
@@ -42,7 +45,7 @@ def infer_with_sequences(proto: ModelProto, infer: Infer) -> ModelProto:
         for value in (*graph.value_info, *graph.output):
             if value.type.sequence_type.elem_type.HasField("tensor_type"):
                 value.type.sequence_type.elem_type.tensor_type.ClearField("shape")
-    return infer_with_sequences(inferred, infer)
+    return inferred
 
 
 def _with_types(graph: GraphProto, outer: Types) -> Iterator[tuple[GraphProto, Types]]:
@@ -58,6 +61,7 @@ def _exchange(graph: GraphProto, node: NodeProto, n: int, element: TypeProto.Ten
     """An element of another rank is put in, which leaves no shape to infer, and taken out again."""
     of_other_rank = np.zeros([1] * (not element.shape.dim), helper.tensor_dtype_to_np_dtype(element.elem_type))
     op = Emitter(f"{called(node)}/{node.input[n]}", taken)
-    loose = op.SequenceErase(op.SequenceInsert(node.input[n], op.constant(of_other_rank)))
+    more = op.SequenceInsert(node.input[n], op.constant(of_other_rank), name="more")
+    loose = op.SequenceErase(more, name="any")
     insert(graph, [one is node for one in graph.node].index(True), op.nodes)
     node.input[n] = loose

@@ -6,14 +6,13 @@ an initializer listed as an input, for what the run will have. Such scales and s
 knew them, so that the length counts as unknown. What the node computes does not change.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnx_backprop.converters.prepare.inference.conv_lengths import forget_shapes
+from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.core.errors import InvalidModelError
-from onnx_backprop.opset.graphs.edit import copied, insert
+from onnx_backprop.opset.graphs.edit import insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.scope import Scope
@@ -22,22 +21,23 @@ from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 SCALES, SIZES = 2, 3
 
 
-def infer_without_misread_scales(proto: ModelProto, infer: Callable[[ModelProto], ModelProto]) -> ModelProto:
-    """`infer(proto)`, after the scales and sizes that it misreads are hidden, in the main graph."""
-    if not any(_is_resize(node) for node in proto.graph.node):
-        return infer(proto)
+def hidden_scales(proto: ModelProto) -> Correct:
+    """The scales and sizes that inference misreads are hidden from it, in the main graph."""
     defaults = {value.name for value in proto.graph.input} & {tensor.name for tensor in proto.graph.initializer}
-    for node in list(proto.graph.node):
+    for node in list(filter(_is_resize, proto.graph.node)):
         for index in (SCALES, SIZES):
-            if _is_resize(node) and len(node.input) > index and node.input[index] in defaults:
+            if len(node.input) > index and node.input[index] in defaults:
                 _hide(proto.graph, node, index)
-    while True:
-        inferred = infer(copied(proto))
+
+    def correct(inferred: ModelProto) -> ModelProto | None:
         misread = _misread(inferred.graph)
         node = next((n for n in proto.graph.node if _is_resize(n) and n.output[0] in misread), None)
         if node is None:
-            return inferred
+            return None
         _hide(proto.graph, node, SCALES)
+        return proto
+
+    return correct
 
 
 def _is_resize(node: NodeProto) -> bool:
@@ -46,9 +46,10 @@ def _is_resize(node: NodeProto) -> bool:
 
 def _misread(graph: GraphProto) -> set[str]:
     """The outputs of Resize nodes that have another length by onnxruntime than by inference."""
-    scope = Scope(graph)
+    resizes = list(filter(_is_resize, graph.node))
+    scope = Scope(graph if resizes else None)
     result: set[str] = set()
-    for node in filter(_is_resize, graph.node):
+    for node in resizes:
         scales = scope.constant(node.input[SCALES]) if len(node.input) > SCALES and node.input[SCALES] else None
         x, y = scope.dims(node.input[0]), scope.dims(node.output[0])
         if scales is None or not x or not y or len(x) != len(y):

@@ -235,15 +235,14 @@ class Differentiation:
                 path = replace(path, stops=unknown or stops)
                 if x is None:
                     raise InvalidArgumentError(
-                        f"{of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`",
-                        argument="of",
+                        f"{of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`", "of"
                     )
                 raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self._argument(x))
             reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
         if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
             text = f"the derivative {what} is zero: {'; '.join(reasons)}"
-            warnings.warn(OnnxBackpropWarning(text, argument=self._argument(*zeros[:1])), stacklevel=5)
+            warnings.warn(OnnxBackpropWarning(text, self._argument(*zeros[:1])), stacklevel=5)
         return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
@@ -309,7 +308,7 @@ class Differentiation:
         return InvalidArgumentError(
             f"no float initializer{' of the rest' if self.without else ''} influences {of} along a "
             f"differentiable path, there is nothing to differentiate by{''.join(hints)}",
-            argument=self.argument,
+            self.argument,
         )
 
     def _unreached(self, value: ir.Value, path: GradientPath) -> InvalidArgumentError:

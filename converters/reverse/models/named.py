@@ -41,7 +41,7 @@ def _refuse_sub_graph(graph: ir.Graph, name: str, argument: str) -> None:
             raise InvalidArgumentError(
                 f"{name!r} is a value inside a branch or the body of a loop, which has no gradient of its "
                 "own outside of it. Name a value of the main graph, such as an output of the If, Loop or Scan",
-                argument=argument,
+                argument,
             )
 
 
@@ -50,6 +50,6 @@ def require_floats(values: Sequence[ir.Value], argument: str) -> list[ir.Value]:
     for value in values:
         if not is_float(value):
             raise InvalidArgumentError(
-                f"{value.name!r} has type {type_name(value)}; gradients exist for floats only", argument=argument
+                f"{value.name!r} has type {type_name(value)}; gradients exist for floats only", argument
             )
     return list(values)

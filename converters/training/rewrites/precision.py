@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.recompute.marks import ROUNDED
 from onnx_backprop.converters.recompute.order import weights_early
+from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first, waiting
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
-from onnx_backprop.converters.training.rewrites.order import STANDS_FOR, Backward, dropped_again, shapes_first, waiting
 from onnx_backprop.converters.training.update.loss_scale import scaled_loss, unscale
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -56,17 +57,17 @@ def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | Non
         return None
     if precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
-        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", argument="precision")
+        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", "precision")
     for value in graph.initializers.values():
         if is_float(value) and value.dtype in HALF_TYPES:
             raise InvalidArgumentError(
                 f"{value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
                 "leave precision out, and the gradients of a half model are computed in float32, or convert it",
-                argument="precision",
+                "precision",
             )
     if all(value.dtype != ir.DataType.FLOAT for value in graph.initializers.values()):
         raise InvalidArgumentError(
-            "the model has no float32 weights, nothing would be rounded. Leave it out", argument="precision"
+            "the model has no float32 weights, nothing would be rounded. Leave it out", "precision"
         )
     return PRECISIONS[precision]
 
@@ -147,7 +148,7 @@ class Rounding:
         wide = self._op.Cast(stored, to=ir.DataType.FLOAT)
         wide.shape = stored.shape = x.shape
         for cast in self._op.nodes:  # whose shape alone other nodes of the forward pass may ask for
-            cast.metadata_props[STANDS_FOR] = str(x.name)
+            cast.metadata_props[ROUNDED] = str(x.name)
         self._place_nodes(node, after=True)
         for reader, n in readers:
             reader.replace_input_with(n, stored if reader.op_type == "Shape" else wide)
@@ -170,7 +171,7 @@ class Rounding:
             y = self._op.Cast(self._op.Cast(self._once(x, gate), to=self.half), to=ir.DataType.FLOAT)
             y.shape = x.shape
             if node not in self._place:
-                self._op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
+                self._op.nodes[-1].metadata_props[ROUNDED] = str(x.name)
             self._place_nodes(node)
             self._rounded[x, gate] = y
             self._exact.add(y)

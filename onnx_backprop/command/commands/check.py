@@ -4,14 +4,11 @@ import argparse
 
 from onnx_backprop import check_gradients
 from onnx_backprop.command.options import read_arrays, save_page, say, shared
-from onnx_backprop.command.parser import Command, argument
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.command.parser import Command, argument, flag
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 where the gradients are right, else 1."""
-    if arguments.seed < 0:
-        raise InvalidArgumentError(f"--seed: expected 0 or more, got {arguments.seed}")
     feeds = read_arrays(arguments.feeds, "--feeds")
     report = check_gradients(
         arguments.model,
@@ -44,7 +41,7 @@ COMMAND = Command(
         argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)", file="read"),
         *shared("--seed"),
         argument("--tolerance", type=float, help="of the error relative to the derivative"),
-        argument("--nodes", action="store_true", help="check every node, even when the whole model is right"),
+        flag("--nodes", help="check every node, even when the whole model is right"),
         *shared("--html"),
         argument(
             "--save-repro",

@@ -10,8 +10,8 @@ from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 
-from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, say, shared, training_options
-from onnx_backprop.command.parser import Command, argument
+from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
+from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
                 model,
                 kernels=arguments.kernels,
                 inline=arguments.inline,
-                lengths=_lengths(arguments),
+                lengths=numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=8", least=1),
                 wrt_inputs=arguments.wrt or (),
                 **training_options(arguments),
             )
@@ -96,17 +96,6 @@ def results(model: ModelProto) -> list[str]:
 
 def _leaves(tree: dict[str, Any]) -> list[str]:
     return [name for entry in tree.values() for name in (_leaves(entry) if isinstance(entry, dict) else [entry])]
-
-
-def _lengths(arguments: argparse.Namespace) -> dict[str, int]:
-    """The lengths that --lengths gives."""
-    given: dict[str, int] = {}
-    for text in arguments.lengths or ():
-        name, _, number = text.partition("=")
-        if not name or not number.isdecimal() or not int(number):
-            raise InvalidArgumentError(f"--lengths: expected NAME=N with N of 1 or more, as batch=8, got {text!r}")
-        given[name] = int(number)
-    return given
 
 
 def _names(values: Iterable[ValueInfoProto]) -> list[str]:
@@ -191,7 +180,7 @@ COMMAND = Command(
             choices=tuple(MODES),
             help="which derivative, by the name of the function that makes it (default: backward)",
         ),
-        argument("--batched", action="store_true", help="several seeds in one run (vjp, jvp, hvp)"),
+        flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
         *shared("--limit", "--force", "--quiet"),
@@ -203,6 +192,6 @@ COMMAND = Command(
             help="of symbolic dimensions, as batch=8, which --memory counts with",
         ),
         *shared("--inline"),
-        argument("--verbose", action="store_true", help="tell how nodes are converted"),
+        flag("--verbose", help="tell how nodes are converted"),
     ],
 )

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from onnx_backprop.command.parser import Command, argument
+from onnx_backprop.command.parser import Command, flag
 from onnx_backprop.converters.reverse.registry import supported_ops
 from onnx_backprop.converters.tables import table
 from onnx_backprop.opset import DOMAIN, OPS, OPSET_VERSION
@@ -40,5 +40,5 @@ COMMAND = Command(
     "ops",
     help="list the operators of the domain and the differentiable ONNX operators",
     run=run,
-    arguments=[argument("--markdown", action="store_true", help="as Markdown tables")],
+    arguments=[flag("--markdown", help="as Markdown tables")],
 )

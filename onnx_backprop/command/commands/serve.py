@@ -3,11 +3,12 @@
 import argparse
 
 from onnx_backprop.command.parser import Command, argument
-from onnx_backprop.web.serve import server
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until it is interrupted."""
+    from onnx_backprop.web.serve import server  # not before: the other commands need none
+
     with server(arguments.site, port=arguments.port, host=arguments.host) as running:
         print(f"http://{arguments.host}:{running.server_port}/ (Ctrl-C ends it)", flush=True)
         running.serve_forever()
@@ -22,7 +23,7 @@ COMMAND = Command(
     run=run,
     arguments=[
         argument("site", metavar="SITE", help="the folder that `web` has written"),
-        argument("--port", type=int, default=8000, help="0: any that is free (%(default)s)"),
+        argument("--port", default=8000, help="0: any that is free (%(default)s)"),
         argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)"),
     ],
 )

@@ -1,7 +1,6 @@
 """The command `onnx-backprop train`: a model and data in, the trained model out."""
 
 import argparse
-import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ import numpy as np
 from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import ROWS, compilation_shown, read_rows, say, shared, training_options
-from onnx_backprop.command.parser import Command, argument
+from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.quantized.dequantize import dequantize
@@ -64,18 +63,11 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(
         dequantize(arguments.model) if arguments.dequantize else arguments.model,
-        optimizer=optimizer_of(arguments),
-        training_mode=arguments.training_mode,
-        frozen_statistics=arguments.frozen_statistics,
         gradient_norms=arguments.report is not None,
         lengths={} if arguments.memory is None else _lengths(arguments, data),
-        **training_options(arguments),
+        **step_options(arguments),
     )
-    loader, measured = (
-        loader_of(graph, data, arguments, "--data"),
-        loader_of(graph, evaluation, arguments, "--evaluation"),
-    )
-    assert loader is not None
+    loader, measured = loaders_of(graph, data, evaluation, arguments)
     schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, loader, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *_lines(plan))))
@@ -186,21 +178,21 @@ def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str
 
 def _check(arguments: argparse.Namespace) -> None:
     """Before any long work."""
-    for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("learning_rate", 0), ("restarts", 0)):
-        if not least <= (value := getattr(arguments, name)) < math.inf:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
     if arguments.floats and not arguments.dequantize:
         raise InvalidArgumentError("--floats: goes with --dequantize")
 
 
-def loader_of(
-    graph: TrainingGraph, arrays: Mapping[str, Any] | None, arguments: argparse.Namespace, option: str
-) -> Batches | None:
-    """Batches of the arrays that the graph's inputs are fed, checked; None without arrays."""
-    if arrays is None:
-        return None
+def loaders_of(
+    graph: TrainingGraph, data: Mapping[str, Any], evaluation: Mapping[str, Any] | None, arguments: argparse.Namespace
+) -> tuple[Batches, Batches | None]:
+    """Batches of the arrays that the graph's inputs are fed, checked, to train on and to evaluate on."""
+    loader = _loader(graph, data, arguments, "--data")
+    return loader, None if evaluation is None else _loader(graph, evaluation, arguments, "--evaluation")
+
+
+def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse.Namespace, option: str) -> Batches:
     missing = [name for name in graph.inputs if name not in arrays]
     if missing:
         raise InvalidArgumentError(
@@ -217,10 +209,16 @@ def loader_of(
     return loader
 
 
-def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
+def step_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What train and web hand on to `training_graph`."""
+    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
+    return training_options(arguments) | modes | {"optimizer": _optimizer(arguments)}
+
+
+def _optimizer(arguments: argparse.Namespace) -> Optimizer:
     """What --optimizer and its numbers ask for."""
-    given = {n: getattr(arguments, n) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
-    if arguments.momentum is not None and arguments.optimizer not in ("sgd", "rmsprop"):
+    given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
+    if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
         raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
     return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
 
@@ -300,50 +298,43 @@ COMMAND = Command(
     groups={
         "what is trained": [
             *shared("--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie"),
-            argument(
+            flag(
                 "--dequantize",
-                action="store_true",
                 help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of "
                 "MODEL's",
             ),
-            argument("--floats", action="store_true", help="with --dequantize: write OUT with floats"),
+            flag("--floats", help="with --dequantize: write OUT with floats"),
             *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
         ],
         "steps and updates": [
-            argument("--epochs", type=int, default=10, metavar="N", help="times through the data (%(default)s)"),
+            argument("--epochs", default=10, least=1, metavar="N", help="times through the data (%(default)s)"),
             *shared("--batch-size", "--optimizer", "--learning-rate"),
             argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
-            argument("--warmup", type=int, default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
             argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
             *shared("--weight-decay"),
             argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
-            argument("--accumulate", type=int, default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+            argument("--accumulate", default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
             argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
         ],
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
         "going on, and several ranks": [
-            argument("--resume", action="store_true", help="go on from the checkpoint beside OUT, if there is one"),
-            argument("--every", type=int, default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+            flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
+            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
             argument(
                 "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
             ),
             argument(
                 "--restarts",
-                type=int,
                 default=0,
+                least=0,
                 metavar="TIMES",
                 help="start it again from the checkpoint, this often at most, where it was killed or has crashed "
                 "(%(default)s)",
             ),
-            argument(
-                "--sync-batch-norm", action="store_true", help="BatchNormalization by the statistics of all ranks' rows"
-            ),
-            argument(
-                "--shard-update",
-                action="store_true",
-                help="each rank updates a part of the weights and keeps its moments",
-            ),
+            flag("--sync-batch-norm", help="BatchNormalization by the statistics of all ranks' rows"),
+            flag("--shard-update", help="each rank updates a part of the weights and keeps its moments"),
         ],
     },
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from onnx_backprop.command.commands.train import loader_of, optimizer_of
-from onnx_backprop.command.options import read_arrays, shared, training_options
-from onnx_backprop.command.parser import Command, argument
+from onnx_backprop.command.commands.train import loaders_of, step_options
+from onnx_backprop.command.options import read_arrays, shared
+from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.prepare.writing.files import same_file
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -26,19 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.site)
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
-    convert = partial(
-        training_graph,
-        optimizer=optimizer_of(arguments),
-        training_mode=arguments.training_mode,
-        frozen_statistics=arguments.frozen_statistics,
-        **training_options(arguments),
-    )
+    assert data is not None
+    convert = partial(training_graph, **step_options(arguments))
     graph = convert(arguments.model, inline=True)
-    loader, measured = (
-        loader_of(graph, data, arguments, "--data"),
-        loader_of(graph, evaluation, arguments, "--evaluation"),
-    )
-    assert loader is not None
+    loader, measured = loaders_of(graph, data, evaluation, arguments)
     kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
     arrays, train = held_out(
         _typed(loader.arrays, kinds), None if measured is None else _typed(measured.arrays, kinds), arguments.seed
@@ -77,10 +68,6 @@ def _typed(arrays: Mapping[str, Any], kinds: dict[str, int]) -> dict[str, np.nda
 
 def _check(arguments: argparse.Namespace, folder: Path) -> None:
     """Before any long work."""
-    if arguments.seed < 0 or arguments.batch_size < 1:
-        raise InvalidArgumentError("--seed, --batch-size: expected 0 or more, and 1 or more")
-    if not 0 <= arguments.learning_rate < float("inf"):
-        raise InvalidArgumentError(f"--learning-rate: expected 0 or more, got {arguments.learning_rate}")
     if folder.exists() and not folder.is_dir():
         raise InvalidArgumentError(f"-o: {folder} is a file. Name a folder")
     if folder.is_dir() and any(folder.iterdir()):
@@ -119,11 +106,6 @@ COMMAND = Command(
             metavar="FOLDER",
             help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
         ),
-        argument(
-            "--webgpu",
-            action="store_true",
-            help="train on the graphics processor, with batches of one size, in float32 alone",
-        ),
+        flag("--webgpu", help="train on the graphics processor, with batches of one size, in float32 alone"),
     ],
-    values={"precision": None, "memory": None, "momentum": None, "clip_norm": None, "accumulate": 1, "ema": None},
 )

@@ -16,8 +16,8 @@ from onnx import ModelProto, parser
 
 import onnx_backprop as ob
 from models import unet_resize
+from onnx_backprop.command import commands, options
 from onnx_backprop.command import main as command
-from onnx_backprop.command import options
 from onnx_backprop.command.commands import convert, demo
 from onnx_backprop.opset import OPS
 from onnx_backprop.ort_ops.runtime import ahead
@@ -218,6 +218,37 @@ def test_demo_without_the_source_tree(
     assert err.count("\n") == 1
     assert "models/super_resolution.py" in err
     assert "make demo" in err
+
+
+A_COMMAND = """
+from onnx_backprop.command.parser import Command, argument
+
+COMMAND = Command(
+    "rows",
+    help="print a number",
+    run=lambda arguments: print(arguments.count) or 0,
+    arguments=[argument("--count", default=3, least=1, help="of rows (%(default)s)")],
+)
+"""
+
+
+def test_a_command_is_one_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.py").write_text(A_COMMAND)
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{commands.__name__}.rows", raising=False)
+    assert command.main(["rows", "--count", "4"]) == 0
+    assert command.main(["rows", "--count", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "4\n"
+    assert err == "onnx-backprop: error: --count: expected 1 or more, got 0\n"
+
+
+def test_every_command_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert [record.name for record in commands.commands() if f"{record.name} {record.help}" not in said] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

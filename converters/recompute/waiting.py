@@ -6,13 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.recompute.marks import DROPPED, ROUNDED
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
-from onnx_backprop.converters.training.modes import DROPOUT_OF
 
-STANDS_FOR = (
-    "onnx_backprop.stands_for"  # on a node of the forward pass that gives a value rounded, or as it is: its name
-)
 _END = 2**31  # beyond the last axis
 
 
@@ -68,7 +65,7 @@ def dropped_again(graph: ir.Graph, op: Builder, backward: Backward) -> None:
     Of the probabilities of attention, P for the gradient of Softmax and Dropout(P) for that of the product with the
     values, P and the mask stay.
     """
-    for drop in [node for node in graph if DROPOUT_OF in node.metadata_props]:
+    for drop in [node for node in graph if DROPPED in node.metadata_props]:
         y, (dropped, zero, scaled) = drop.outputs[0], drop.inputs
         assert scaled is not None
         x, factor = _maker(scaled).inputs
@@ -106,7 +103,7 @@ def shapes_first(graph: ir.Graph, op: Builder, forward: Sequence[ir.Node]) -> No
                 continue
             shape = op.Shape(x)
             y = op.typed(op.Reshape(x, shape), x)
-            op.nodes[-1].metadata_props[STANDS_FOR] = str(x.name)
+            op.nodes[-1].metadata_props[ROUNDED] = str(x.name)
             graph.insert_after(node, op.nodes)
             op.nodes.clear()
             for reader, n in early:
@@ -122,15 +119,6 @@ def shapes_first(graph: ir.Graph, op: Builder, forward: Sequence[ir.Node]) -> No
                 op.nodes.clear()
                 reader.outputs[0].replace_all_uses_with(part)
                 graph.remove(reader, safe=True)
-
-
-def in_float32(graph: ir.Graph) -> None:
-    """Let everything read values themselves in the place of what stands for them."""
-    made = {str(v.name): v for node in graph for v in node.outputs}
-    made |= {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    for node in graph:
-        if STANDS_FOR in node.metadata_props:
-            node.outputs[0].replace_all_uses_with(made[node.metadata_props[STANDS_FOR]], replace_graph_outputs=True)
 
 
 def _maker(value: ir.Value) -> ir.Node:
