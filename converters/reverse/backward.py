@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +15,7 @@ from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
 from onnx_backprop.converters.prepare.inline import check_inline, inlined
-from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
+from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, pick
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.short_names import shorten_names
@@ -108,27 +109,20 @@ def backward(
     a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError
     (every missing rule at once, with node names), UnsupportedAttributeError.
     """
-    check_kernels(kernels)
-    check_inline(kernels, inline=inline)
-    original, ir_model = prepared(model, stop=stop, free=free, wrt=wrt, of=of)
-    differentiation = Differentiation(
-        ir_model,
-        wrt=wrt,
-        of=of,
+    draft = Draft(
+        model,
+        stop=stop,
+        free=free,
+        kernels=kernels,
+        inline=inline,
         straight_through=straight_through,
         strict=strict,
         checkpoint=checkpoint,
         progress=progress,
+        names={"wrt": wrt, "of": of},
     )
-    gradients = differentiation.emit()
-    record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
-    return finish_short(ir_model, original, kernels, inline=inline)
-
-
-def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
-    """`finish`, and take away what a file need not say: names and types that nobody reads."""
-    made = finish(ir_model, original, kernels, inline=inline)
-    return without_inferred(shorten_names(made, used_names(original.graph)))
+    stage, gradients = draft.differentiate(wrt=wrt, of=of)
+    return draft.done(Derivative("vjp", stage.seeds, gradients))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
@@ -359,6 +353,54 @@ class Differentiation:
         self.seeds[str(y.name)] = str(seed.name)
         self.graph.inputs.append(seed)
         return seed
+
+
+class Draft:
+    """A model under conversion: the message that came, and the graph that stages add to. Values go by their names."""
+
+    def __init__(
+        self,
+        model: ModelProto | ir.Model | str | Path,
+        *,
+        stop: Patterns | None = None,
+        free: Free | None = None,
+        kernels: str = DEFAULT_KERNELS,
+        inline: bool = False,
+        straight_through: bool = False,
+        strict: bool = False,
+        checkpoint: int = 0,
+        progress: Progress = shown,
+        names: Mapping[str, Patterns | None] | None = None,
+    ) -> None:
+        """The keywords of `backward`; names: the caller's other arguments that name values of the model."""
+        check_kernels(kernels)
+        check_inline(kernels, inline=inline)
+        self.kernels, self._inline = kernels, inline
+        self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
+        self._progress: Progress = progress
+        self.original, self.model = prepared(model, stop=stop, free=free, **(names or {}))
+
+    @property
+    def graph(self) -> ir.Graph:
+        return self.model.graph
+
+    def differentiate(self, **arguments: Any) -> tuple[Differentiation, dict[str, str]]:
+        """A stage of the reverse mode, and {x: its gradient}; arguments: of `Differentiation`."""
+        stage = Differentiation(self.model, progress=self._progress, **(self._how | arguments))
+        return stage, stage.emit()
+
+    def infer_types(self) -> None:
+        """Give what a stage has emitted its types and shapes, which the next one wants to know; values are new ones."""
+        self.model = to_ir(infer_large(to_proto(self.model)))
+
+    def finish(self) -> ModelProto:
+        """The converted model."""
+        return finish(self.model, self.original, self.kernels, inline=self._inline)
+
+    def done(self, derivative: Derivative) -> ModelProto:
+        """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
+        record(self.model, derivative)
+        return without_inferred(shorten_names(self.finish(), used_names(self.original.graph)))
 
 
 def check_checkpoint(checkpoint: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from onnx_backprop.converters.training.names import STEP, state_of
+from onnx_backprop.converters.training.names import STEP
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
@@ -127,6 +127,7 @@ class CheckpointState:
         self.trained = dict(trained)
         self.gradients: dict[str, OrtValue] = {}
         self.optimizer: dict[str, OrtValue] = {}
+        self.counter = STEP  # the name of the number of updates in it
         self.nominal = False
         self.parameters = Parameters(self)
         self.properties = Properties({})
@@ -182,7 +183,7 @@ class CheckpointState:
     def check_finite(self, tensors: Mapping[str, np.ndarray], checkpoint: Uri | None = None) -> None:
         """Before tensors are written: FloatingPointError for numbers that are not finite and were at the start."""
         accepted = {f"parameter/{name}": where for name, where in self.accepted.items()} | self.accepted
-        updates = self.optimizer.get(state_of(self.optimizer, STEP) or STEP)
+        updates = self.optimizer.get(self.counter)
         check_finite(
             tensors,
             accepted,

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnx_backprop.converters.training.names import RANDOM_STATE, state_of
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.slots import RANDOM
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
 from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered, start_of
@@ -89,7 +89,7 @@ class Ranks:
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""
         graph = self._trainer.graph
-        random = state_of(graph.fill, RANDOM_STATE)
+        random = graph.slot(RANDOM)
         for name in sorted(state):
             if name == random or name not in graph.fill:
                 self._communicator.broadcast(state[name])
