@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
     from onnx_backprop.converters.quantized.dequantize import dequantize
-    from onnx_backprop.converters.reverse.backward import backward
-    from onnx_backprop.converters.reverse.derivatives import Derivative, derivatives
+    from onnx_backprop.converters.reverse.models.backward import backward
+    from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
     from onnx_backprop.converters.reverse.own_rules import register_gradient
     from onnx_backprop.converters.reverse.registry import supported_ops
     from onnx_backprop.converters.training import losses, optimizers
@@ -135,8 +135,8 @@ _WHERE = {
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
     "converters.quantized.dequantize": "dequantize",
-    "converters.reverse.backward": "backward",
-    "converters.reverse.derivatives": "Derivative derivatives",
+    "converters.reverse.models.backward": "backward",
+    "converters.reverse.models.derivatives": "Derivative derivatives",
     "converters.reverse.own_rules": "register_gradient",
     "converters.reverse.registry": "supported_ops",
     "converters.training.standard.gradient_operator": "expand_gradients",

@@ -158,7 +158,7 @@ def session(
         model = load(model)
         model = use_kernels(model, kernels)
         if kernels == "native":
-            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
 
             fuse_updates(model)
             write_out(model)
@@ -220,7 +220,7 @@ def run_bound(
     """`session.run_with_iobinding(binding)`, kernels compiling together.
 
     So the run may take place twice. Where outputs share memory with inputs, `guard` is the number that the model's
-    updates wait for (`elementwise.updates_last`).
+    updates wait for (`rewrites.in_place`).
     """
     if isinstance(session, _Session):
         session.run_bound(binding, guard=guard)

@@ -16,10 +16,10 @@ from onnx_backprop.converters.derivatives.work import Model, Names, Options, Wor
 from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.converters.reverse.named import values_by_name
+from onnx_backprop.converters.reverse.models.derivatives import Derivative
+from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
@@ -112,13 +112,16 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
         of = [str(value.name) for value in floats]
     if isinstance(of, str) or len(of) != 1:
-        raise InvalidArgumentError(f"of: expected a list of one output, got {of!r}. A Hessian is that of one number")
+        raise InvalidArgumentError(
+            f"expected a list of one output, got {of!r}. A Hessian is that of one number", argument="of"
+        )
     value = values_by_name(work.graph).get(of[0])
     shape = None if value is None else known_lengths(value)
     if value is not None and (shape is None or set(shape) - {1}):
         raise InvalidArgumentError(
-            f"of: expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
-            f"{advice or 'Add a ReduceSum to the model, or name another one'}"
+            f"expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
+            f"{advice or 'Add a ReduceSum to the model, or name another one'}",
+            argument="of",
         )
     _, gradients = work.differentiate(wrt=wrt, of=of)
     work.infer_types()

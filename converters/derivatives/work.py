@@ -11,10 +11,10 @@ from onnx_backprop.converters.derivatives.batched import write_out
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.selection import Patterns
-from onnx_backprop.converters.reverse.backward import Differentiation, Draft
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.models.backward import Differentiation, Draft
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 
 Model = ModelProto | ir.Model | str | Path

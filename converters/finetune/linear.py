@@ -12,9 +12,9 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
+from onnx_backprop.converters.prepare.exporters.origins import module_of
 from onnx_backprop.converters.prepare.graphs import assign, attributes_of, reads, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.prepare.origins import module_of
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
 PACKED_TABLE = "GatherBlockQuantized"

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 
-from onnx_backprop.converters.prepare.detached import mark_detached
+from onnx_backprop.converters.prepare.exporters.detached import mark_detached
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.sound import tensors

@@ -111,28 +111,34 @@ def _checked(graph: GraphProto, free: Free) -> dict[str, list[tuple[str, int]]]:
     inputs = {v.name: v.type.tensor_type.shape.dim for v in graph.input if v.name not in stored}
     example = "free={'x': {0: 'batch'}}"
     if not isinstance(free, Mapping) or not free:
-        raise InvalidArgumentError(f"free: expected axes by input, as {example}, got {free!r}")
+        raise InvalidArgumentError(f"expected axes by input, as {example}, got {free!r}", argument="free")
     result: dict[str, list[tuple[str, int]]] = {}
     for name, axes in free.items():
         if name not in inputs:
             hint = suggest(str(name), list(inputs))
-            raise InvalidArgumentError(f"free: expected the name of an input of the model, got {name!r}{hint}")
+            raise InvalidArgumentError(
+                f"expected the name of an input of the model, got {name!r}{hint}", argument="free"
+            )
         if not isinstance(axes, Mapping):
-            raise InvalidArgumentError(f"free: {name!r}: expected symbols by axis, as {example}, got {axes!r}")
+            raise InvalidArgumentError(
+                f"{name!r}: expected symbols by axis, as {example}, got {axes!r}", argument="free"
+            )
         for axis, symbol in axes.items():
             rank = len(inputs[name])
             if not isinstance(axis, int) or not -rank <= axis < rank:
-                raise InvalidArgumentError(f"free: {name!r} has {rank} axes, got axis {axis!r}")
+                raise InvalidArgumentError(f"{name!r} has {rank} axes, got axis {axis!r}", argument="free")
             if not isinstance(symbol, str) or not symbol.isidentifier():
-                raise InvalidArgumentError(f"free: {name!r}: expected a name for axis {axis}, got {symbol!r}")
+                raise InvalidArgumentError(
+                    f"{name!r}: expected a name for axis {axis}, got {symbol!r}", argument="free"
+                )
             dim = inputs[name][axis]
             if not dim.dim_value:
                 has = f"has the length {dim.dim_param!r}" if dim.dim_param else "has no fixed length"
-                raise InvalidArgumentError(f"free: axis {axis} of {name!r} {has} already. Leave it out")
+                raise InvalidArgumentError(f"axis {axis} of {name!r} {has} already. Leave it out", argument="free")
             result.setdefault(symbol, []).append((name, axis % rank))
     for symbol, places in result.items():
         if len(numbers := {inputs[name][axis].dim_value for name, axis in places}) > 1:
-            raise InvalidArgumentError(f"free: {symbol!r} stands for different lengths, {sorted(numbers)}")
+            raise InvalidArgumentError(f"{symbol!r} stands for different lengths, {sorted(numbers)}", argument="free")
     return result
 
 
@@ -186,16 +192,20 @@ class _Search:
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:4]))
             warnings.warn(
-                f"free: conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
-                f"run alone. Compare a run of several rows with runs of {self.old}",
-                OnnxBackpropWarning,
+                OnnxBackpropWarning(
+                    f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
+                    f"run alone. Compare a run of several rows with runs of {self.old}",
+                    argument="free",
+                ),
                 stacklevel=6,
             )
         if self.guessed:
             warnings.warn(
-                f"free: the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
-                f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
-                OnnxBackpropWarning,
+                OnnxBackpropWarning(
+                    f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
+                    f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
+                    argument="free",
+                ),
                 stacklevel=6,
             )
         return infer(_with_lengths(result, dict.fromkeys(self.places, self.old)))
@@ -243,9 +253,10 @@ class _Look:
     def refusal(self, node: NodeProto, why: str) -> UnsupportedError:
         places = ", ".join(f"axis {axis} of {name!r}" for name, axis in self.search.places)
         return UnsupportedError(
-            f"free: it keeps to the length {self.old} of {places}: {why}. Export the model with that axis dynamic",
+            f"it keeps to the length {self.old} of {places}: {why}. Export the model with that axis dynamic",
             op_type=node.op_type,
             node=called(node),
+            argument="free",
         )
 
     def axis(self, name: str) -> int | None:

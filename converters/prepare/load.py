@@ -10,21 +10,21 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_in_order
-from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
-from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
-from onnx_backprop.converters.prepare.detached import restore_detached
+from onnx_backprop.converters.prepare.exporters.detached import restore_detached
+from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
+from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, attach, origins
+from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
+from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
-from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
-from onnx_backprop.converters.prepare.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.conv_lengths import infer_with_explicit_pads
+from onnx_backprop.converters.prepare.inference.declared import forget_declared, infer_declared
+from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.loop_lengths import infer_with_states
+from onnx_backprop.converters.prepare.inference.resize_lengths import infer_without_misread_scales
+from onnx_backprop.converters.prepare.inference.sequence_lengths import infer_elements
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
-from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
-from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, attach, origins
-from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
-from onnx_backprop.converters.prepare.restore import restore, separate_named, unfold
-from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
-from onnx_backprop.converters.prepare.statistics import split_statistics
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
@@ -171,9 +171,11 @@ def _since(node: NodeProto, opset: int) -> int | None:
 def check_names(argument: str, names: Names) -> Names:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
-        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
+        raise InvalidArgumentError(
+            f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument=argument
+        )
     if not names:
-        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+        raise InvalidArgumentError("expected at least one name, got an empty list", argument=argument)
     return names
 
 
@@ -182,10 +184,12 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"{argument}: expected names, got {name!r}")
+            raise InvalidArgumentError(f"expected names, got {name!r}", argument=argument)
         if name not in values:
-            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{suggest(name, values)}")
+            raise InvalidArgumentError(
+                f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument=argument
+            )
         if values[name] in result:
-            raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
+            raise InvalidArgumentError(f"{name!r} is given twice", argument=argument)
         result.append(values[name])
     return result

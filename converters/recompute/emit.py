@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.detached import STOP, is_stop
+from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
 from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder

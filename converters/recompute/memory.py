@@ -46,7 +46,8 @@ def check_memory(memory: int | str) -> float | int:
     if type(memory) is int and memory > 0:
         return memory
     raise InvalidArgumentError(
-        f"memory: expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}"
+        f"expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}",
+        argument="memory",
     )
 
 
@@ -76,9 +77,10 @@ def fit_memory(
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
     if replay.peak > budget:
         raise InvalidArgumentError(
-            f"memory: a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
+            f"a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
             f"{told_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {told_bytes(without)} without one) "
-            f"for about {time:.2f} times the time of a step"
+            f"for about {time:.2f} times the time of a step",
+            argument="memory",
         )
     nodes = Emitter(program, replay, own, Builder(used_names(graph))).write()
     graph.remove(list(graph))

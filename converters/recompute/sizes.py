@@ -94,8 +94,9 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
         if missing := _filled_in(light, known):
             missing = [name for name in missing if not name.startswith("unk__")] or missing
             raise InvalidArgumentError(
-                f"memory: the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
-                f"Give them, as lengths={{{missing[0]!r}: 8}}"
+                f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
+                f"Give them, as lengths={{{missing[0]!r}: 8}}",
+                argument="memory",
             )
         found = _found(light)
     shapes: dict[ir.Value, Shape] = {}

@@ -27,10 +27,10 @@ from onnx_backprop.converters.reverse.expand import (
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.imputed import UNARY, imputed
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.loops import LoopPlan, loop_gradients, plan_loop
-from onnx_backprop.converters.reverse.segments import has_segments, segmented
-from onnx_backprop.converters.reverse.sequence_map import map_as_loop
-from onnx_backprop.converters.reverse.steps import is_loop, steps_of
+from onnx_backprop.converters.reverse.loops.gradients import LoopPlan, loop_gradients, plan_loop
+from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
+from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
+from onnx_backprop.converters.reverse.loops.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 
@@ -440,7 +440,8 @@ def explain_unreached(
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
     reasons = told_stops(path.stops)
     return InvalidArgumentError(
-        f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
+        f"{name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")
-        + f". Leave it out of {argument}"
+        + f". Leave it out of {argument}",
+        argument=argument,
     )

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
-from onnx_backprop.converters.prepare.inner_constants import copy_constants
-from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
+from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.loop_lengths import infer_with_states
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value, dims

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
-from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError

@@ -6,9 +6,9 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, signature
 from onnx_backprop.converters.prepare.graphs import used_names
-from onnx_backprop.converters.prepare.statistics import STATISTICS
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, signature
 from onnx_backprop.converters.recompute.emit import PASSES
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported

@@ -7,7 +7,7 @@ from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.steps import drop_stacks
+from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.result import TrainingGraph

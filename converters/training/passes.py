@@ -18,16 +18,16 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 from onnx_backprop.converters.parameters.choice import BUFFERS, choose
 from onnx_backprop.converters.parameters.layout import Layout, layout_of
 from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.prepare.exporters.origins import FROZEN, NAMED, origin_of
+from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER
 from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
-from onnx_backprop.converters.prepare.origins import FROZEN, NAMED, origin_of
-from onnx_backprop.converters.prepare.statistics import STATISTICS
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
 from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate

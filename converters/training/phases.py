@@ -17,11 +17,11 @@ from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.recompute.memory import fit_memory
 from onnx_backprop.converters.recompute.order import weights_early
-from onnx_backprop.converters.reverse.backward import Draft
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.named import values_by_name
+from onnx_backprop.converters.reverse.models.backward import Draft
+from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum
@@ -153,9 +153,10 @@ class TrainingDraft(Draft):
         chosen = [name for name in chosen if name in written or name not in frozen]
         for name in chosen:
             if left_out.get(name) in NEVER_TRAINED:
-                raise InvalidArgumentError(f"trainable: {name!r} is a {left_out[name]}. Leave it out of trainable")
+                what = left_out[name]
+                raise InvalidArgumentError(f"{name!r} is a {what}. Leave it out of trainable", argument="trainable")
         if not chosen:
-            raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
+            raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
         left_out = {name: what for name, what in left_out.items() if name not in chosen}
         return Choice(chosen, without, [name for name in reached if name not in chosen], left_out)
 
@@ -289,7 +290,8 @@ def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) ->
     named = [name for name in listed if isinstance(name, str) and name in inputs]
     if named and (trained or len(named) < len(listed)):
         raise InvalidArgumentError(
-            f"trainable: {named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
-            "the gradient by it"
+            f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it",
+            argument="trainable",
         )
     return named

@@ -15,9 +15,9 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.parameters import table
 from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row, counted
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.exporters.origins import origin_of
 from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
-from onnx_backprop.converters.prepare.origins import origin_of
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.converters.training.settings import Settings

@@ -9,8 +9,8 @@ from onnx import ModelProto
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.recompute.memory import check_memory
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer

@@ -12,10 +12,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.artifacts.module import LAZY_RESET, accumulation_names
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
-from onnx_backprop.converters.prepare.files import check_writable, same_file, save_model, sidecars
 from onnx_backprop.converters.prepare.graphs import assign, copied
-from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import infer
+from onnx_backprop.converters.prepare.writing.files import check_writable, same_file, save_model, sidecars
+from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.losses import L1, MSE, BCEWithLogits, SoftmaxCrossEntropy
 from onnx_backprop.converters.training.losses.compose import AnyLoss
 from onnx_backprop.converters.training.optimizers import SGD, AdamW

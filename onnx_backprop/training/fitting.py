@@ -12,7 +12,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere

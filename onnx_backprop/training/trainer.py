@@ -13,8 +13,8 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
-from onnx_backprop.converters.prepare.files import save_model
 from onnx_backprop.converters.prepare.graphs import without_tensors
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
@@ -138,16 +138,16 @@ class Trainer:
             )
             model = self._ranks.update
         if self.kernels == "native":
-            from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
-            from onnx_backprop.ort_ops.elementwise.made_again import make_again
-            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
-            from onnx_backprop.ort_ops.elementwise.updates_last import update_last
-            from onnx_backprop.ort_ops.forward_operators import own_operators
+            from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
+            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
+            from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
+            from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
+            from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 
-            own_operators(model)
-            make_again(fuse_chains(model), self.graph.loss)
+            replace_operators(model)
+            rematerialize(fuse_elementwise(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
-                in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
+                in_place = update_in_place(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(self.graph, self._session, in_place, self._division)

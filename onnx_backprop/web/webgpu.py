@@ -17,8 +17,8 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.graphs import assign
-from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import infer
+from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError

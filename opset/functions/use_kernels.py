@@ -138,7 +138,9 @@ _BUILDERS = {
 def check_kernels(kernels: str) -> None:
     """Raise unless `kernels` names a route that this version has."""
     if kernels not in KERNELS:
-        raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}")
+        raise InvalidArgumentError(
+            f"expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}", argument="kernels"
+        )
 
 
 def check_node(node: NodeProto) -> Op:

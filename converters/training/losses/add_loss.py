@@ -101,7 +101,7 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
         (value,) = pick([name], known, argument="prediction", what="a graph output, or of a value inside the graph")
         if not is_float(value):
             raise InvalidArgumentError(
-                f"prediction: {name!r} has type {type_name(value)}; losses exist for floats only"
+                f"{name!r} has type {type_name(value)}; losses exist for floats only", argument="prediction"
             )
         return value
     floats = [value for value in outputs.values() if is_float(value)]
@@ -112,7 +112,8 @@ def _prediction(graph: ir.Graph, name: str | None) -> ir.Value:
     if len(floats) > 1:
         names = ", ".join(repr(value.name) for value in floats)
         raise InvalidArgumentError(
-            f"prediction: the model has {len(floats)} float outputs, {names}. Name the one that the loss reads"
+            f"the model has {len(floats)} float outputs, {names}. Name the one that the loss reads",
+            argument="prediction",
         )
     return floats[0]
 

@@ -18,9 +18,9 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.graphs import values_read
-from onnx_backprop.converters.reverse.backward import Differentiation
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
+from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.converters.training.rewrites.order import STANDS_FOR, Backward, waiting
 from onnx_backprop.opset import DOMAIN
@@ -56,16 +56,17 @@ def check_precision(precision: str | None, graph: ir.Graph) -> ir.DataType | Non
         return None
     if precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
-        raise InvalidArgumentError(f"precision: expected None or one of {names}, got {precision!r}")
+        raise InvalidArgumentError(f"expected None or one of {names}, got {precision!r}", argument="precision")
     for value in graph.initializers.values():
         if is_float(value) and value.dtype in HALF_TYPES:
             raise InvalidArgumentError(
-                f"precision: {value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
-                "leave precision out, and the gradients of a half model are computed in float32, or convert it"
+                f"{value.name!r} has type {type_name(value)}. Mixed precision starts from float32 weights; "
+                "leave precision out, and the gradients of a half model are computed in float32, or convert it",
+                argument="precision",
             )
     if all(value.dtype != ir.DataType.FLOAT for value in graph.initializers.values()):
         raise InvalidArgumentError(
-            "precision: the model has no float32 weights, nothing would be rounded. Leave it out"
+            "the model has no float32 weights, nothing would be rounded. Leave it out", argument="precision"
         )
     return PRECISIONS[precision]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx_backprop.converters.pages import chart, fragment
 from onnx_backprop.converters.pages import text as escaped
-from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.files import replacing
 

@@ -18,6 +18,7 @@ import onnx_backprop as ob
 from models import unet_resize
 from onnx_backprop.command import main as command
 from onnx_backprop.command import options
+from onnx_backprop.command.commands import convert, demo
 from onnx_backprop.opset import OPS
 from onnx_backprop.ort_ops.runtime import ahead
 from tests.support.command import MODEL, files, run
@@ -125,7 +126,7 @@ def test_verbose_shows_what_the_converters_report(
         logging.getLogger("onnx_backprop.converters.rules.resize").info("Resize 'up': by InterpolateBackward")
         return parser.parse_model(MODEL)
 
-    monkeypatch.setattr(command, "differentiated", report)
+    monkeypatch.setattr(convert, "differentiated", report)
     for option, shown in (("--verbose", "Resize 'up': by InterpolateBackward\n"), ("--force", "")):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--force", option]) == 0
         assert capsys.readouterr().err == shown
@@ -203,7 +204,7 @@ def test_demo_runs_the_script_with_its_arguments(tmp_path: Path, monkeypatch: py
     (tmp_path / "models" / "super_resolution.py").write_text(
         "import sys\nopen(sys.argv[1], 'w').write(' '.join(sys.argv[2:]))\nsys.exit(7)\n"
     )
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "onnx_backprop" / "command" / "main.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "onnx_backprop" / "command" / "commands" / "demo.py"))
     assert command.main(["demo", str(tmp_path / "said"), "--steps", "3", "-h"]) == 7
     assert (tmp_path / "said").read_text() == "--steps 3 -h"
 
@@ -211,7 +212,7 @@ def test_demo_runs_the_script_with_its_arguments(tmp_path: Path, monkeypatch: py
 def test_demo_without_the_source_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "onnx_backprop" / "command" / "main.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "onnx_backprop" / "command" / "commands" / "demo.py"))
     assert command.main(["demo"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
