@@ -1,6 +1,5 @@
 """What onnxruntime takes and onnx's checker does not, put in order."""
 
-import warnings
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -10,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_
 
 from onnx_backprop.converters.prepare.exporters.detached import mark_detached
 from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
-from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, UnsupportedError, warn
 from onnx_backprop.opset.core.sound import tensors
 
 MICROSOFT = "com.microsoft"
@@ -68,7 +67,7 @@ def put_in_order(proto: ModelProto) -> None:
     if again is not None:
         raise InvalidModelError(f"the model does not pass onnx.checker: {again}") from again
     text = str(complaint).splitlines()[0]
-    warnings.warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}", OnnxBackpropWarning, 2)
+    warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}")
 
 
 def initializers_are_constants(proto: ModelProto) -> None:

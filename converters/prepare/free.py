@@ -5,7 +5,6 @@ follows the freed one. A Reshape keeps the order of elements, so that the stride
 entry of a constant shape the batch can be. Where several can hold it, each is tried until nothing contradicts.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -27,7 +26,7 @@ from onnx_backprop.converters.prepare.graphs import (
 )
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer, prepare
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, warn
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.functions.scope import Scope
@@ -191,22 +190,16 @@ class _Search:
         result = self._solve(_with_lengths(self.proto, moved), set())
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:4]))
-            warnings.warn(
-                OnnxBackpropWarning(
-                    f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
-                    f"run alone. Compare a run of several rows with runs of {self.old}",
-                    argument="free",
-                ),
-                stacklevel=6,
+            warn(
+                f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
+                f"run alone. Compare a run of several rows with runs of {self.old}",
+                argument="free",
             )
         if self.guessed:
-            warnings.warn(
-                OnnxBackpropWarning(
-                    f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
-                    f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
-                    argument="free",
-                ),
-                stacklevel=6,
+            warn(
+                f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
+                f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
+                argument="free",
             )
         return infer(_with_lengths(result, dict.fromkeys(self.places, self.old)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,7 @@ from onnx_backprop.converters.training.sharing import shared, tie, told_shared, 
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class TrainingDraft(Draft):
     def set_modes(self) -> None:
         """Put Dropout and BatchNormalization into training mode."""
         if not train(self.graph):
-            warnings.warn(nothing_to_switch(self.model), OnnxBackpropWarning, stacklevel=3)
+            warn(nothing_to_switch(self.model))
 
     def requested(self, trainable: Patterns | None, frozen: Patterns | None, wrt_inputs: Sequence[str]) -> Requested:
         """What the caller has named to differentiate by, once the names are those of the model."""
@@ -143,7 +142,7 @@ class TrainingDraft(Draft):
         without = dict.fromkeys(frozen, "frozen") | left_out
         if trainable is None:
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
-            warn_of(graph, found, trained, frozen=frozen, share=not stopped, stacklevel=3)
+            warn_of(graph, found, trained, frozen=frozen, share=not stopped)
             doubtful = {str(v.name): why for v, why in found.doubtful.items() if v.name not in frozen}
             return Choice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:
@@ -224,7 +223,7 @@ class TrainingDraft(Draft):
         self.input_gradients = {name: self.parameters.pop(name) for name in requested.inputs}
         trained = {*self.parameters, *self.statistics}
         if together := {name: readers for name, readers in together.items() if name in trained}:
-            warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=3)
+            warn(told_shared(together))
 
     def _gradients(self) -> list[ir.Value]:
         """The outputs that are gradients."""

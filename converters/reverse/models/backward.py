@@ -1,6 +1,5 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from onnx_backprop.converters.reverse.models.faults import avoid_faults
 from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
@@ -236,7 +235,7 @@ class Differentiation:
         if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
             text = f"the derivative {what} is zero: {'; '.join(reasons)}"
-            warnings.warn(OnnxBackpropWarning(text, argument=self._argument(*zeros[:1])), stacklevel=5)
+            warn(text, argument=self._argument(*zeros[:1]))
         return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
@@ -250,7 +249,7 @@ class Differentiation:
                 reached = [value for value in reached if value not in choice.left_out]
                 self.without = {str(value.name): what for value, what in choice.left_out.items()}
                 if not self.quiet:
-                    warn_of(self.graph, choice, reached, share=False, stacklevel=4)
+                    warn_of(self.graph, choice, reached, share=False)
                 path = find_path(self.graph, self.of, reached)
             if not reached and not (self.inputs and self.inputs_alone):
                 raise self._nothing_to_differentiate_by()
