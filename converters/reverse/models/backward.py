@@ -169,13 +169,15 @@ class Differentiation:
         names: Mapping[str, str] | None = None,
         seed_all: bool = False,
         quiet: bool = False,
+        all_reached: bool = True,
     ) -> None:
         """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants.
 
         `inputs`: graph inputs to differentiate by in front of those; `inputs_alone`: there may be no other.
 
         `names`: other names than `<x>_grad` of the gradient or the seed of a value. `seed_all`: a graph input seeds
-        a one-element output too. `quiet`: no warning of zeros.
+        a one-element output too. `quiet`: no warning of zeros. `all_reached`: whether a gradient for each of `wrt` must
+        be; else those without one are left out.
         """
         self.model = model
         self.graph = model.graph
@@ -184,7 +186,7 @@ class Differentiation:
         self.strict = strict
         self.checkpoint = check_checkpoint(checkpoint)
         self.argument = argument
-        self.given = wrt is not None
+        self.given = wrt is not None and all_reached
         self.without = without
         self.chosen_names = names or {}
         self.seed_all = seed_all
