@@ -249,7 +249,7 @@ class TrainingDraft(Draft):
             state.renew(values[name], values[new], STATISTIC)
         if self.masks is not None:
             state.renew(values[self.masks], op.Add(values[self.masks], [0, 1]), RANDOM, 0)
-        self.state = write_outputs(op, graph, state, [] if writer is None else [writer.rate])
+        self.state = write_outputs(op, graph, state, writer)
         if writer is not None:
             if norms:
                 measured = writer.norms(gradients)

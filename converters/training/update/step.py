@@ -221,9 +221,13 @@ class StepWriter:
             number = ir.Value(name=tensor.name, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([]))
             number.const_value = tensor
             self.graph.register_initializer(number)
-            self.graph.inputs.append(number)
             self._numbers[name] = number
         return self._numbers[name]
+
+    @property
+    def numbers(self) -> list[ir.Value]:
+        """The numbers of the optimizer that its update reads."""
+        return list(self._numbers.values())
 
     def _groups(self, parameters: list[ir.Value]) -> list[tuple[int | None, list[ir.Value]]]:
         """The parameters by the index of the group that takes them, None for those that no group takes."""
@@ -252,16 +256,13 @@ class StepWriter:
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
 
-def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> tuple[Slot, ...]:
+def write_outputs(op: Builder, graph: ir.Graph, state: State, writer: StepWriter | None) -> tuple[Slot, ...]:
     """Make inputs of everything in the state and outputs `<x>_new` of its new values; the records.
 
-    Numbers of the optimizer come last among the inputs, `first` in front of the state.
+    The learning rate comes in front of the state, the numbers of the optimizer are the last inputs.
     """
-    own = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
-    numbers = [v for v in own if v not in state.new]
-    for value in numbers:
-        graph.inputs.remove(value)
-    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])
+    first, last = ([], []) if writer is None else ([writer.rate], writer.numbers)
+    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *last])
     op.prefix = "optimizer"
     outputs: dict[ir.Value, str] = {}
     for x, new in state.new.items():
@@ -291,7 +292,7 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
         gradients[x] = g
     writer = StepWriter(op, graph, optimizer, MIN_OPSET)
     writer.write(gradients)
-    slots = write_outputs(op, graph, writer.state, [writer.rate])
+    slots = write_outputs(op, graph, writer.state, writer)
     graph.extend(op.nodes)
     model = ir.Model(graph, ir_version=MIN_IR_VERSION, producer_name="onnx-backprop")
     writer.attach(model)
