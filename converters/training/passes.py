@@ -92,7 +92,7 @@ class Passes:
         late = _leading(list(self.gradients.values()), nodes, maker) - early
         read = set().union(*(reads(nodes[n]) for n in late)) | set(self.gradients.values())
         again: set[int] = set()
-        waiting = [name for name in read if name in maker]
+        waiting = sorted(name for name in read if name in maker)  # the same order in every process
         kept: dict[str, None] = {}
         while waiting:
             name = waiting.pop()

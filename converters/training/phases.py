@@ -22,7 +22,7 @@ from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
+from onnx_backprop.converters.training.losses.base import Loss, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum
 from onnx_backprop.converters.training.modes import (
     draw_masks,
@@ -169,7 +169,7 @@ class TrainingDraft(Draft):
 
     def carry_state(self) -> None:
         """Let a step renew running statistics and random numbers, which become inputs."""
-        op = LossBuilder(used_names(self.graph))
+        op = self.builder()
         statistics = renew_statistics(self.graph, op)
         masks = draw_masks(self.graph, op)
         self.statistics = {str(old.name): str(new.name) for old, new in statistics.items()}
@@ -184,7 +184,7 @@ class TrainingDraft(Draft):
         """Emit the gradients, in mixed precision where `half` is given, and put what waits for them in order.
 
         With float16 it is the loss times a scale that is differentiated. What the loss has added to the model stays
-        float32, and so does what it reads. budget: whether `fit` follows, which takes shapes early by itself.
+        float32, and so does what it reads. budget: whether `keep_to_budget` follows, which takes shapes early itself.
         """
         self.model = typed(self.model)
         graph = self.graph
@@ -259,7 +259,7 @@ class TrainingDraft(Draft):
             writer.attach(self.model)
         graph.extend(op.nodes)
 
-    def fit(self, budget: float | int, lengths: Mapping[str, int]) -> dict[str, float]:
+    def keep_to_budget(self, budget: float | int, lengths: Mapping[str, int]) -> dict[str, float]:
         """Let activations keep to a budget of memory; what is expected."""
         values = values_by_name(self.graph)
         gradients = [values[name] for name in (*self.input_gradients.values(), *self.parameters.values())]

@@ -156,7 +156,7 @@ def training_graph(
     draft.differentiate_loss(requested, choice, half, budget=budget is not None)
     if stateful:
         draft.update(norms=gradient_norms)
-    expected = {} if budget is None else draft.fit(budget, lengths or {})
+    expected = {} if budget is None else draft.keep_to_budget(budget, lengths or {})
     draft.stage_sums()
     result = TrainingGraph(
         model=draft.finish(),
