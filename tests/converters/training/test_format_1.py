@@ -57,7 +57,7 @@ def test_a_training_goes_on(name: str, written_again: bool, expected: dict[str, 
     assert_close(trainer.predict(*BATCHES[0])["y"], predicted)
     trainer.export(tmp_path / "trained.onnx")
     exported = ob.session(onnx.load(tmp_path / "trained.onnx")).run(["y"], {"x": BATCHES[0][0]})[0]
-    assert_close(exported, predicted)
+    assert_close(np.asarray(exported), predicted)
     other = ob.TrainingGraph.load(ob.to_training_info(graph))
     assert (other.updates, other.fill, other.copies) == (graph.updates, graph.fill, graph.copies)
 
@@ -85,4 +85,4 @@ def test_artifacts_go_on(expected: dict[str, np.ndarray], tmp_path: Path) -> Non
         assert_close(state.parameters[key].data, value, err_msg=key)
     module.export_model_for_inferencing(folder / "trained.onnx", ["y"])
     (y,) = ob.session(folder / "trained.onnx").run(None, {"x": BATCHES[0][0]})
-    assert np.shape(y) == (8, 3)
+    assert np.asarray(y).shape == (8, 3)
