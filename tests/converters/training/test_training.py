@@ -94,7 +94,7 @@ def test_gradients_against_finite_differences() -> None:
         tensor.CopyFrom(numpy_helper.from_array(start, tensor.name))
         message = f"{tensor.name}, seed {SEED}"
         np.testing.assert_allclose(got[f"{tensor.name}_grad"], expected, rtol=1e-5, atol=1e-6, err_msg=message)
-    np.testing.assert_allclose(got["loss"], loss(start), rtol=1e-6)
+        np.testing.assert_allclose(got["loss"], loss(start), rtol=1e-6)
 
 
 def test_parameters_can_be_fed_or_left_at_their_defaults() -> None:
