@@ -23,7 +23,7 @@ from .mutations import Mutation
 
 # What a process of tests imports beside the project.
 _WARM = """numpy onnx onnx.reference onnx.parser onnx_ir onnx_ir.passes.common onnxruntime onnxruntime_extensions llvmlite.binding
-    ml_dtypes safetensors safetensors.numpy hypothesis tqdm""".split()
+    ml_dtypes safetensors safetensors.numpy tqdm""".split()
 FIRST_SECONDS, FIRST_FILES, FILE_SECONDS = 4.0, 5, 0.5  # of the tests that run first; what collecting a file costs
 HUNG = 20.0  # seconds, and ten times what a test takes otherwise, after which a mutant counts as found
 
