@@ -62,7 +62,9 @@ def tested(trees: list[Path], mutations: list[Mutation], contexts: Contexts, ker
                         kept.write_text(json.dumps(known, indent=0))
                         word = f"killed by {verdict.by}" if verdict.killed else f"SURVIVES {verdict.tests} tests"
                         where = f"{job.mutation.path}:{job.mutation.line} {job.mutation.what}"
-                        print(f"{done} of {len(mutations)}, {time.monotonic() - start:.0f} s: {where}: {word}", flush=True)
+                        print(
+                            f"{done} of {len(mutations)}, {time.monotonic() - start:.0f} s: {where}: {word}", flush=True
+                        )
                 elif waiting:
                     running[tree] = Job(tree, waiting.pop(), contexts, kernels, limit)
             time.sleep(0.02)
@@ -85,7 +87,9 @@ def main() -> None:
     mutations, missing = drawn(ROOT, arguments.count, arguments.seed, arguments.only)
     if arguments.list:
         for mutation in mutations:
-            print(f"{mutation.kind}: {mutation.path}:{mutation.line} {mutation.scope}: {mutation.what}: {mutation.source}")
+            print(
+                f"{mutation.kind}: {mutation.path}:{mutation.line} {mutation.scope}: {mutation.what}: {mutation.source}"
+            )
         return
     kernels = BUILD / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,9 @@ def main() -> None:
     results = [(m, Verdict(**known[m.key])) for m in mutations]
     dead = sum(verdict.killed for _, verdict in results)
     minutes = sum(verdict.seconds for _, verdict in results) / 60 / len(trees)
-    heading = f"Seed {arguments.seed}: {len(results)} mutants, {dead} killed, in {minutes:.0f} minutes on {len(trees)} cores."
+    heading = (
+        f"Seed {arguments.seed}: {len(results)} mutants, {dead} killed, in {minutes:.0f} minutes on {len(trees)} cores."
+    )
     print(heading)
     if not arguments.only:
         page.write(ROOT / "docs" / "mutants.md", results, missing, heading)

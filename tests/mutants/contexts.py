@@ -81,7 +81,9 @@ class Recorder:
         groups = defaultdict(list)
         for item in sorted(items, key=lambda item: turn(item.nodeid)):
             groups[function_of(item.nodeid)].append(item)
-        rounds = [(n, place, item) for place, group in enumerate(groups.values()) for n, item in enumerate(group[:SAMPLE])]
+        rounds = [
+            (n, place, item) for place, group in enumerate(groups.values()) for n, item in enumerate(group[:SAMPLE])
+        ]
         items[:] = [item for _, _, item in sorted(rounds, key=lambda entry: entry[:2])]
 
     @pytest.hookimpl(wrapper=True)
@@ -94,7 +96,7 @@ class Recorder:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seconds = time.monotonic() - start
             if item.nodeid not in self._failed:
                 names = {self._name(code) for code in list(self._codes.values())}
@@ -106,7 +108,7 @@ class Recorder:
         if report.failed or report.skipped:
             self._failed.add(report.nodeid)
 
-    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+    def _called(self, frame: FrameType, *_: Any) -> None:
         self._codes[id(frame.f_code)] = frame.f_code
 
     def _name(self, code: CodeType) -> str | None:
@@ -130,7 +132,7 @@ class Recorder:
                 found.append(inner.__code__)
                 return of_function(inner)
 
-            objects._of_function = looked_at  # type: ignore[assignment]
+            objects._of_function = looked_at
             try:
                 objects._describe(function._inner, lambda _: None, set())
             finally:

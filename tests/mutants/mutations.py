@@ -172,7 +172,13 @@ class _Finder(ast.NodeVisitor):
         self.entries(node, node.elts, node.elts)
         self.generic_visit(node)
 
-    visit_List = visit_Tuple = visit_Set  # type: ignore[assignment]
+    def visit_List(self, node: ast.List) -> None:
+        self.entries(node, node.elts, node.elts)
+        self.generic_visit(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> None:
+        self.entries(node, node.elts, node.elts)
+        self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = [key for key in node.keys if key is not None]
@@ -185,14 +191,18 @@ class _Finder(ast.NodeVisitor):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return
         if self.axes:
-            self.add("axis", node, self.span(node), f"{1 - value}" if value in (0, 1) else "0", f"axis {value} -> other")
+            self.add(
+                "axis", node, self.span(node), f"{1 - value}" if value in (0, 1) else "0", f"axis {value} -> other"
+            )
         elif not self.function:
             self.number(node)
 
     def number(self, node: ast.Constant) -> None:
         value = node.value
         assert isinstance(value, (int, float))
-        other = value + 1 if isinstance(value, int) and value < 16 else value // 2 if isinstance(value, int) else 2 * value
+        other = (
+            value + 1 if isinstance(value, int) and value < 16 else value // 2 if isinstance(value, int) else 2 * value
+        )
         other = other or 1.0
         self.add("number", node, self.span(node), repr(other), f"{self.written(node)} -> {other!r}")
 
@@ -201,7 +211,9 @@ class _Finder(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
         for left, right, operator in zip(operands, operands[1:], node.ops, strict=False):
-            self.token("not" if isinstance(operator, (ast.NotIn, ast.IsNot)) else "comparison", node, left, right, operator)
+            self.token(
+                "not" if isinstance(operator, (ast.NotIn, ast.IsNot)) else "comparison", node, left, right, operator
+            )
             number = right if isinstance(right, ast.Constant) else left
             if self.function and isinstance(number, ast.Constant) and type(number.value) in (int, float):
                 self.number(number)

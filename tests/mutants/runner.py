@@ -22,8 +22,8 @@ from .contexts import Contexts, Recorder, function_of, turn
 from .mutations import Mutation
 
 # What a process of tests imports beside the project.
-_WARM = """numpy onnx onnx.reference onnx.parser onnx_ir onnx_ir.passes.common onnxruntime onnxruntime_extensions llvmlite.binding
-    ml_dtypes safetensors safetensors.numpy tqdm""".split()
+_WARM = ("numpy", "onnx", "onnx.reference", "onnx.parser", "onnx_ir", "onnx_ir.passes.common", "onnxruntime")
+_WARM += ("onnxruntime_extensions", "llvmlite.binding", "ml_dtypes", "safetensors", "safetensors.numpy", "tqdm")
 FIRST_SECONDS, FIRST_FILES, FILE_SECONDS = 4.0, 5, 0.5  # of the tests that run first; what collecting a file costs
 HUNG = 20.0  # seconds, and ten times what a test takes otherwise, after which a mutant counts as found
 
@@ -37,7 +37,9 @@ def warm() -> None:
 def copied(root: Path, folder: Path) -> None:
     """A tree with what git knows or does not ignore; files that have not changed keep their compiled forms."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = [n for n in subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0") if n]
+    names = [
+        n for n in subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0") if n
+    ]
     for name in names:
         source, target = root / name, folder / name
         if source.is_symlink():
@@ -92,7 +94,7 @@ def forked(tree: Path, log: Path, seconds: float, work: Callable[[], int], kerne
         sys.path[:] = [str(tree), *(p for p in sys.path if p and not (Path(p) / "onnx_backprop").is_dir())]
         importlib.invalidate_caches()
         status = work()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (the fork never returns to what it was forked from)
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
@@ -140,7 +142,7 @@ def record(tree: Path, file: str, folder: Path, kernels: Path, seconds: float) -
 
     def work() -> int:
         recorder = Recorder(tree)
-        status = _pytest([file], recorder, "-p", "no:warnings")
+        status = _pytest([file], recorder)
         name = folder / f"{file.replace('/', '-')}.json"
         name.write_text(json.dumps(recorder.tests))
         return status

@@ -12,7 +12,20 @@ from onnx_backprop.converters.check.feeds import DRAWS, draw_feeds
 # What ONNX calls them, whatever the operator.
 NAMES = {
     *("I", "axes", "axis", "block_shape", "depth", "dft_length", "ends", "frame_length", "frame_step", "image_shape"),
-    *("limit", "delta", "output_shape", "pads", "repeats", "shape", "size", "sizes", "split", "start", "starts", "steps"),
+    *(
+        "limit",
+        "delta",
+        "output_shape",
+        "pads",
+        "repeats",
+        "shape",
+        "size",
+        "sizes",
+        "split",
+        "start",
+        "starts",
+        "steps",
+    ),
     *("sequence_lens", "tiles"),
 }
 OTHER_NAMES = {("ConstantOfShape", 0), ("Resize", 2), ("TopK", 1)}  # input, scales, K

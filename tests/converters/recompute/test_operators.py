@@ -80,7 +80,7 @@ PASSES = {
 def test_passes_over_memory(op_type: str) -> None:
     """The cost of a node is in bytes moved, of its inputs and outputs."""
     node = ir.from_proto(helper.make_node(op_type, ["x"], ["y"]))
-    sizes = Sizes({}, {node.inputs[0]: 400, node.outputs[0]: 100})  # type: ignore[dict-item]
+    sizes = Sizes({}, {node.inputs[0]: 400, node.outputs[0]: 100})
     assert sizes.cost(node) == 500 * PASSES[op_type]
 
 
@@ -111,7 +111,11 @@ def test_products(name: str) -> None:
     node = helper.make_node(op_type, ["a", "b"], ["y"], **({"transA": 1} if transposed else {}))
     values = {n: ir.from_proto(declared(n, shape)) for n, shape in zip("aby", [*inputs, output], strict=True)}
     product = ir.Node(
-        "", op_type, [values["a"], values["b"]], outputs=[values["y"]], attributes=ir.from_proto(node).attributes.values()
+        "",
+        op_type,
+        [values["a"], values["b"]],
+        outputs=[values["y"]],
+        attributes=ir.from_proto(node).attributes.values(),
     )
     sizes = Sizes({values[n]: tuple(shape) for n, shape in zip("aby", [*inputs, output], strict=True)}, {})
     assert sizes.products(product) == expected

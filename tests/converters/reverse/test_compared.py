@@ -43,7 +43,9 @@ def test_what_is_compared_is_rounded_alike(op_type: str, output: str, rng: np.ra
     else:
         ranked = np.sort(both[0], 2)
         best = both[0] == pick(both[0], 2, keepdims=True)
-        gap = np.broadcast_to((ranked[..., -1:] - ranked[..., -2:-1] if pick is np.max else ranked[..., 1:2] - ranked[..., :1]), x.shape)
+        gap = np.broadcast_to(
+            (ranked[..., -1:] - ranked[..., -2:-1] if pick is np.max else ranked[..., 1:2] - ranked[..., :1]), x.shape
+        )
         dx = best * w
     session = ob.session(ob.backward(model, wrt=["x"]))
     shape = (500, 3, 8) if op_type in ("Max", "Min") else (500, 3, 1)

@@ -36,7 +36,9 @@ def overwritten(*operators: str) -> frozenset[str]:
     )  # fmt: skip
 
     def declared(*names: str) -> list[Any]:
-        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8] * (name not in ("loss", "s"))) for name in names]
+        return [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [8] * (name not in ("loss", "s"))) for name in names
+        ]
 
     graph = helper.make_graph(nodes, "g", declared("a", "b", "s"), declared("loss", "a_new", "b_new"))
     return update_last(helper.make_model(graph), "loss", {"a": "a_new", "b": "b_new"})
