@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 
 KINDS = ("entry", "number", "comparison", "arithmetic", "sign", "axis", "extreme", "not", "refusal")
 _TOKENS: dict[type, tuple[str, str]] = {
@@ -62,6 +63,11 @@ class Mutation:
     def room(self) -> str:
         """The folder at the top."""
         return self.path.partition("/")[0]
+
+    @property
+    def left_out(self) -> str:
+        """The name that a table has lost."""
+        return self.what.split("'")[1] if self.kind == "entry" and "'" in self.what else ""
 
     def applied(self, code: bytes) -> bytes:
         """The mutant's file."""
@@ -277,7 +283,8 @@ def _is_name(text: str) -> bool:
     return text.replace("_", "a").replace(".", "a").replace(" ", "a").isalnum()
 
 
-def candidates(path: str, code: bytes) -> list[Mutation]:
+@cache
+def candidates(path: str, code: bytes) -> tuple[Mutation, ...]:
     """All that can be changed in a file."""
     finder = _Finder(path, code)
     finder.visit(ast.parse(code))
@@ -286,7 +293,7 @@ def candidates(path: str, code: bytes) -> list[Mutation]:
         seen[mutation.key] += 1
         if seen[mutation.key] > 1:  # on one line
             finder.found[n] = replace(mutation, what=f"{mutation.what}, number {seen[mutation.key]}")
-    return finder.found
+    return tuple(finder.found)
 
 
 def is_other_code(mutation: Mutation, code: bytes) -> bool:

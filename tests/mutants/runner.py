@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,19 +103,27 @@ def forked(tree: Path, log: Path, seconds: float, work: Callable[[], int], kerne
 
 
 class Chosen:
-    """A plugin of pytest: chosen tests in their order, then other cases of the same functions; what fails, in a log."""
+    """A plugin of pytest: what fails, in a log.
 
-    def __init__(self, order: list[str], log: Path, others: bool) -> None:
+    First come cases that are called after what a table has lost, then chosen tests in their order, then other cases of
+    the same functions.
+    """
+
+    def __init__(self, order: list[str], log: Path, name: str, *, others: bool) -> None:
         self._order, self._log, self._others = {n: i for i, n in enumerate(order)}, log, others
+        self._name = name
         self._functions = {function_of(n) for n in order}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        kept = [
-            i for i in items
-            if i.nodeid in self._order or (self._others and function_of(i.nodeid) in self._functions)
-        ]  # fmt: skip
-        items[:] = sorted(kept, key=lambda i: (self._order.get(i.nodeid, len(self._order)), turn(i.nodeid)))
+        ranks: list[tuple[int, int, pytest.Item]] = []
+        for item in items:
+            if function_of(item.nodeid) in self._functions:
+                named = self._name and self._name in re.split(r"\W+", item.nodeid.partition("[")[2])
+                rank = -1 if named else self._order.get(item.nodeid, len(self._order))
+                if rank < len(self._order) or self._others:
+                    ranks.append((rank, turn(item.nodeid), item))
+        items[:] = [item for _, _, item in sorted(ranks, key=lambda entry: entry[:2])]
 
     def _write(self, *words: object) -> None:
         with self._log.open("a") as file:
@@ -208,7 +217,7 @@ class Job:
         if order:
             files = list(dict.fromkeys(nodeid.partition("::")[0] for nodeid in order))
             log = self._tree.with_suffix(".log")
-            plugin = Chosen(order, log, others)
+            plugin = Chosen(order, log, self.mutation.left_out, others=others)
             work: Callable[[], int] = lambda: _pytest(files, plugin, "-x")  # noqa: E731
             self._process = forked(self._tree, log, self._limit, work, self._kernels)
 
