@@ -25,7 +25,7 @@ from .draw import ROOMS
 from .mutations import Mutation
 
 SAMPLE = 8  # recorded of a test function's cases; the others run after these
-SECONDS = 40.0  # for a file of tests
+SECONDS = 40.0  # of the processor, for a file of tests
 SLOWEST = 10.0  # of the tests that run for mutants
 # Not run for mutants: about the pace, about processes and packages, or about texts.
 LEFT_OUT = (
@@ -73,7 +73,7 @@ class Recorder:
         self._codes: dict[int, CodeType] = {}
         self._names: dict[int, str | None] = {}
         self._failed: set[str] = set()
-        self._end = time.monotonic() + SECONDS
+        self._end = time.process_time() + SECONDS
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -89,7 +89,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._codes = {}
-        start = time.monotonic()
+        start = time.process_time()
         threading.settrace(self._called)
         sys.settrace(self._called)
         try:
@@ -97,11 +97,11 @@ class Recorder:
         finally:
             sys.settrace(None)
             threading.settrace(None)
-            seconds = time.monotonic() - start
+            seconds = time.process_time() - start
             if item.nodeid not in self._failed:
                 names = {self._name(code) for code in list(self._codes.values())}
                 self.tests[item.nodeid] = round(seconds, 3), sorted(name for name in names if name)
-            if time.monotonic() > self._end:
+            if time.process_time() > self._end:
                 item.session.shouldstop = "the time of a file of tests is over"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,7 +28,7 @@ from .mutations import Mutation
 _WARM = ("numpy", "onnx", "onnx.reference", "onnx.parser", "onnx_ir", "onnx_ir.passes.common", "onnxruntime")
 _WARM += ("onnxruntime_extensions", "llvmlite.binding", "ml_dtypes", "safetensors", "safetensors.numpy", "tqdm")
 FIRST_SECONDS, FIRST_FILES, FILE_SECONDS = 4.0, 5, 0.5  # of the tests that run first; what collecting a file costs
-HUNG = 20.0  # seconds, and ten times what a test takes otherwise, after which a mutant counts as found
+HUNG = 20.0  # seconds of the processor after which a test hangs: the mutant counts as found
 
 
 def warm() -> None:
@@ -77,14 +79,15 @@ class Process:
 
 
 def forked(tree: Path, log: Path, seconds: float, work: Callable[[], int], kernels: Path) -> Process:
-    """Run in another process whose project is the tree."""
+    """Run in another process whose project is the tree, for so many seconds of the processor at most."""
     log.unlink(missing_ok=True)
     pid = os.fork()
     if pid:
-        return Process(pid, log, time.monotonic() + seconds)
+        return Process(pid, log, time.monotonic() + 10 * seconds)  # a busy machine
     status = 70
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 10))
         output = os.open(log.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -131,6 +134,7 @@ class Chosen:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", nodeid, time.monotonic())
+        signal.setitimer(signal.ITIMER_PROF, HUNG)  # then SIGPROF ends the process
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -228,22 +232,19 @@ class Job:
         status = self._process.ended()
         lines = self._lines(self._process.log)
         if status is None:
-            starts = [line for line in lines if line[0] == "start"]
-            if starts:
-                _, nodeid, begun = starts[-1]
-                usual = self._contexts.seconds.get(nodeid, 1.0)
-                if time.monotonic() - begun > HUNG + 10 * usual:
-                    self._process.kill()
-                    return self._verdict(True, f"{nodeid} hangs")
-            if time.monotonic() > self._process.end:
-                self._process.kill()
-                self._tests += len(starts)
-                return self._verdict(False, "")
-            return None
+            if time.monotonic() < self._process.end:
+                return None
+            self._process.kill()
+            begun = max((line[2] for line in lines if line[0] == "start"), default=0.0)
+            status = -signal.SIGPROF if time.monotonic() - begun > 5 * self._limit else -signal.SIGXCPU
         self._tests += sum(line[0] == "start" for line in lines)
         failed = [line[1] for line in lines if line[0] == "failed"]
         if failed:
             return self._verdict(True, failed[0])
+        if status == -signal.SIGXCPU:
+            return self._verdict(False, "")
+        if status == -signal.SIGPROF:
+            return self._verdict(True, f"{lines[-1][1]} hangs")
         if status not in (0, 5):
             return self._verdict(True, "a crash" if status < 0 else "nothing can be imported")
         self._next()
