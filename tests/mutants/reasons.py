@@ -1,6 +1,8 @@
 """Survivors that no test could kill: what changes is no result. By the function or the name, and what was changed."""
 
-_AGAIN = "onnxruntime 1.31 rounds what is compared and its largest entry, or neither; with Max and Min, only one of them"
+_AGAIN = (
+    "onnxruntime 1.31 rounds what is compared and its largest entry, or neither; with Max and Min, only one of them"
+)
 
 REASONS: dict[tuple[str, str], str] = {
     ("converters/reverse/widened.py:_AGAIN", "without 'GlobalMaxPool'"): _AGAIN,

@@ -55,7 +55,9 @@ BASES = {"Scatter": "data", "ScatterElements": "data", "ScatterND": "data"}
 
 @cache
 def formals(op_type: str) -> list[str]:
-    return [formal.name for formal in defs.get_schema(op_type, 24 if op_type not in ("Scatter", "Upsample") else 10).inputs]
+    return [
+        formal.name for formal in defs.get_schema(op_type, 24 if op_type not in ("Scatter", "Upsample") else 10).inputs
+    ]
 
 
 def nodes(op_type: str) -> list[tuple[ir.Node, ir.Value, int, str]]:

@@ -35,7 +35,9 @@ def test_nodes(domain: str, op_type: str, operator: str) -> None:
     assert [o.domain for o in model.opset_import] == [""]
 
 
-@pytest.mark.parametrize(("domain", "op_type", "operator"), [("aten", "ATen", "clone"), ("aten", "clone", ""), ("x", "detach", "")])
+@pytest.mark.parametrize(
+    ("domain", "op_type", "operator"), [("aten", "ATen", "clone"), ("aten", "clone", ""), ("x", "detach", "")]
+)
 def test_others_stay(domain: str, op_type: str, operator: str) -> None:
     model = model_of(domain, op_type, operator)
     before = model.SerializeToString()

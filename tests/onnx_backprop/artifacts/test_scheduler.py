@@ -21,11 +21,7 @@ class Counted:
 
 @pytest.mark.parametrize(
     ("warmup", "total", "expected"),
-    [
-        (0, 4, [1, 3 / 4, 1 / 2, 1 / 4, 0, 0]),
-        (2, 4, [0, 1 / 2, 1, 1 / 2, 0, 0]),
-        (3, 4, [0, 1 / 3, 2 / 3, 1, 0, 0]),
-    ],
+    [(0, 4, [1, 3 / 4, 1 / 2, 1 / 4, 0, 0]), (2, 4, [0, 1 / 2, 1, 1 / 2, 0, 0]), (3, 4, [0, 1 / 3, 2 / 3, 1, 0, 0])],
 )
 def test_rates(warmup: int, total: int, expected: list[float]) -> None:
     optimizer: Any = Counted()
@@ -40,5 +36,7 @@ def test_rates(warmup: int, total: int, expected: list[float]) -> None:
 @pytest.mark.parametrize(("warmup", "total"), [(-1, 4), (4, 4), (5, 4), (0, 0)])
 def test_refused(warmup: int, total: int) -> None:
     optimizer: Any = Counted()
-    with pytest.raises(OnnxBackpropError, match=f"expected 0 <= warmup_step_count < total_step_count, got {warmup}, {total}"):
+    with pytest.raises(
+        OnnxBackpropError, match=f"expected 0 <= warmup_step_count < total_step_count, got {warmup}, {total}"
+    ):
         LinearLRScheduler(optimizer, warmup, total, 0.5)

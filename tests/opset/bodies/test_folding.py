@@ -50,7 +50,7 @@ def test_what_changes_nothing(op_type: str) -> None:
     result, emitted = applied(op_type, NEUTRAL[op_type], None)
     commutes = op_type in ("Add", "Mul", "And", "Or")
     assert (result.name == "y", emitted) == ((True, []) if commutes else (False, [op_type]))
-    other = {0: 1, 1: 0, True: False, False: True}[NEUTRAL[op_type]] if op_type in ("And", "Or") else 3
+    other = not NEUTRAL[op_type] if op_type in ("And", "Or") else 3
     result, emitted = applied(op_type, None, other)
     assert emitted == ([] if (op_type, other) in DECIDES else [op_type])
 

@@ -12,7 +12,7 @@ import onnx_backprop as ob
 @pytest.mark.parametrize("start", [0, 1, -1])
 def test_a_scalar_is_refused(start: int) -> None:
     node = helper.make_node(
-        "LayerNormBackward", ["x", "dy"], ["dx"], domain=ob.DOMAIN, begin_norm_axis=start, use_affine=0,
+        "LayerNormBackward", ["x", "dy"], ["dx"], domain=ob.DOMAIN, begin_norm_axis=start, use_affine=0
     )
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "dy", *node.output)]
     imports = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
