@@ -78,7 +78,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="PATH", help="mutants of files whose path begins so; no page")
-    parser.add_argument("--again", action="store_true", help="go on: without the mutants that are known to be killed")
+    parser.add_argument(
+        "--again", action="store_true", help="go on: without the mutants that are killed, or survive for a reason"
+    )
     parser.add_argument("--record", action="store_true", help="record anew which test runs which function")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of tests for a mutant, twice")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -105,8 +107,8 @@ def main() -> None:
     contexts = Contexts(BUILD / "contexts", sources(ROOT))
     kept = BUILD / f"verdicts-{arguments.seed}.json"
     known = json.loads(kept.read_text()) if arguments.again and kept.is_file() else {}
-    killed = {key for key, verdict in known.items() if verdict["killed"]}
-    left = sorted((m for m in mutations if m.key not in killed), key=lambda m: m.key not in known)
+    settled = {m.key for m in mutations if m.key in known and (known[m.key]["killed"] or page.reason(m))}
+    left = sorted((m for m in mutations if m.key not in settled), key=lambda m: m.key not in known)
     if not arguments.again:
         kept.unlink(missing_ok=True)
     tested(trees, left, contexts, kernels, arguments.limit, kept)

@@ -32,7 +32,8 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def _reason(mutation: Mutation) -> str:
+def reason(mutation: Mutation) -> str:
+    """Why no test could kill it, if that is so."""
     return REASONS.get((f"{mutation.path}:{mutation.scope}", mutation.what), "")
 
 
@@ -53,14 +54,14 @@ def write(path: Path, results: list[tuple[Mutation, Verdict]], missing: list[str
     left = [m for m, verdict in results if not verdict.killed]
     lines += ["", "## Survivors", ""]
     for title, chosen in (
-        ("No test could kill these:", [m for m in left if _reason(m)]),
-        ("These are open:", [m for m in left if not _reason(m)]),
+        ("No test could kill these:", [m for m in left if reason(m)]),
+        ("These are open:", [m for m in left if not reason(m)]),
     ):
         if chosen:
             lines += [title, "", _row("where", "what", "line", "reason"), _row(*["---"] * 4)]
             for m in sorted(chosen, key=lambda m: m.key):
                 source = m.source.replace("|", "\\|")
-                lines.append(_row(f"`{m.path}` {m.scope}", m.what.replace("|", "\\|"), f"`` {source} ``", _reason(m)))
+                lines.append(_row(f"`{m.path}` {m.scope}", m.what.replace("|", "\\|"), f"`` {source} ``", reason(m)))
             lines.append("")
     if missing:
         lines += ["Of the earlier survivors, the code no longer has: " + "; ".join(missing) + ".", ""]
