@@ -212,7 +212,7 @@ def measure(
 def profile(name: str, optimizer: str, threads: int) -> None:
     """Print where our steps spend their time."""
     import onnx_backprop as ob
-    from onnx_backprop.training.profiling import profile as measured
+    from onnx_backprop.training.reports.profiling import profile as measured
 
     network = networks()[name]
     trainer = ob.Trainer(_graph(network, optimizer), session_options=_options(threads))

@@ -19,7 +19,7 @@ import onnxruntime
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSProp
-from onnx_backprop.converters.training.step import optimizer_graph
+from onnx_backprop.converters.training.update.step import optimizer_graph
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "SGD": SGD(),

@@ -50,20 +50,20 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
     from onnx_backprop.converters.quantized.dequantize import dequantize
-    from onnx_backprop.converters.reverse.backward import backward
-    from onnx_backprop.converters.reverse.derivatives import Derivative, derivatives
+    from onnx_backprop.converters.reverse.models.backward import backward
+    from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
     from onnx_backprop.converters.reverse.own_rules import register_gradient
     from onnx_backprop.converters.reverse.registry import supported_ops
     from onnx_backprop.converters.training import losses, optimizers
-    from onnx_backprop.converters.training.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.result import TrainingGraph
+    from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
+    from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
-    from onnx_backprop.converters.training.training_info import from_training_info, to_training_info
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
     from onnx_backprop.quantization import requantize
     from onnx_backprop.training import schedules
-    from onnx_backprop.training.data import Batches
+    from onnx_backprop.training.data.batches import Batches
     from onnx_backprop.training.trainer import Trainer
 
 __all__ = [
@@ -135,20 +135,20 @@ _WHERE = {
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
     "converters.quantized.dequantize": "dequantize",
-    "converters.reverse.backward": "backward",
-    "converters.reverse.derivatives": "Derivative derivatives",
+    "converters.reverse.models.backward": "backward",
+    "converters.reverse.models.derivatives": "Derivative derivatives",
     "converters.reverse.own_rules": "register_gradient",
     "converters.reverse.registry": "supported_ops",
-    "converters.training.gradient_operator": "expand_gradients",
+    "converters.training.standard.gradient_operator": "expand_gradients",
     "converters.training.result": "TrainingGraph",
     "converters.training.training_graph": "training_graph",
-    "converters.training.training_info": "from_training_info to_training_info",
+    "converters.training.standard.training_info": "from_training_info to_training_info",
     "converters.prepare.ir_models": "use_kernels",
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops session",
     "quantization": "requantize",
-    "training.data": "Batches",
+    "training.data.batches": "Batches",
     "training.trainer": "Trainer",
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "torch": "torch"}

@@ -11,7 +11,7 @@ import numpy as np
 from onnxruntime import AdapterFormat, OrtValue
 from safetensors import numpy as safetensors
 
-from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 

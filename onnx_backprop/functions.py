@@ -16,10 +16,11 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 from onnx_backprop.converters.derivatives.products import hvp as hvp_model
 from onnx_backprop.converters.derivatives.products import scalar_gradient
 from onnx_backprop.converters.derivatives.work import Options
-from onnx_backprop.converters.prepare.graphs import copied, unique, used_names
-from onnx_backprop.converters.reverse.derivatives import derivatives
+from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops.sessions import run_bound, session
 
 Feeds = Mapping[str, np.ndarray]
@@ -230,7 +231,7 @@ def _variables(model: ModelProto, names: Sequence[str], values: Feeds) -> list[_
         known = tuple(n for n in lengths if n is not None) if ranked and None not in lengths else None
         shape = known if known is not None else np.shape(values[name]) if name in values else None
         if shape is None:
-            raise InvalidArgumentError(f"wrt: the shape of {name!r} is not known. Give a value of it in feeds")
+            raise InvalidArgumentError(f"the shape of {name!r} is not known. Give a value of it in feeds", "wrt")
         dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type).type
         result.append(_Variable(name, shape, dtype, slice(start, start + prod(shape))))
         start += prod(shape)

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
-from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.converters.quantized.dequantize import walked
 from onnx_backprop.converters.quantized.requantize import put_floats, requantized
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
 
 
 def requantize(

@@ -21,13 +21,13 @@ from onnx import ModelProto, parser
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
-from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
 from onnx_backprop.opset.functions.native import write_out
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS, use_kernels
+from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 if TYPE_CHECKING:
     from typing import Any as SessionOptions  # a class in C, of which type checkers know nothing
@@ -158,7 +158,7 @@ def session(
         model = load(model)
         model = use_kernels(model, kernels)
         if kernels == "native":
-            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
+            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
 
             fuse_updates(model)
             write_out(model)
@@ -220,7 +220,7 @@ def run_bound(
     """`session.run_with_iobinding(binding)`, kernels compiling together.
 
     So the run may take place twice. Where outputs share memory with inputs, `guard` is the number that the model's
-    updates wait for (`elementwise.updates_last`).
+    updates wait for (`rewrites.in_place`).
     """
     if isinstance(session, _Session):
         session.run_bound(binding, guard=guard)

@@ -24,7 +24,7 @@ from onnx import numpy_helper, parser
 
 from onnx_backprop.ort_ops.compiler.kept import read
 from onnx_backprop.training.checkpoint import read_checkpoint
-from onnx_backprop.training.history import read_log
+from onnx_backprop.training.reports.history import read_log
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 18]>

@@ -14,18 +14,19 @@ from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, 
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
 from onnx_backprop.converters.prepare.accept import put_in_order
-from onnx_backprop.converters.prepare.detached import is_stop
-from onnx_backprop.converters.prepare.graphs import all_nodes, called, copied, reads, subgraphs
-from onnx_backprop.converters.prepare.hidden_weights import lift_weights
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.walk import all_nodes, called, reads, subgraphs
 
 CHUNK = 64  # nodes whose inputs are kept at the same time
 
@@ -67,8 +68,9 @@ def _stopped(
     for node in result.graph.node:
         if any(map(is_stop, all_nodes(inner for graph in subgraphs(node) for inner in graph.node))):
             raise InvalidArgumentError(
-                f"stop: {node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
-                "outputs can hold a value. Check the model without it"
+                f"{node.op_type} {called(node)!r} has a stop inside, in whose place no difference of the model's "
+                "outputs can hold a value. Check the model without it",
+                "stop",
             )
     return result
 

@@ -17,18 +17,18 @@ from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, W
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
 from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
-from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
-from onnx_backprop.converters.prepare.graphs import assign, copied
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
-from onnx_backprop.converters.reverse.backward import Differentiation, finish
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.named import values_by_name
+from onnx_backprop.converters.reverse.models.backward import Differentiation, finish
+from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.graphs.edit import assign, copied
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 Open = Callable[[ModelProto], Run]
@@ -134,8 +134,9 @@ class Examiner:
         inside = [x for x in differentiation.wrt if x.producer() is not None]
         if inside:
             raise InvalidArgumentError(
-                f"wrt: {inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
-                "inputs and initializers: their gradients pass through it"
+                f"{inside[0].name!r} is a value inside the graph, which a run of the model cannot be fed. Name "
+                "inputs and initializers: their gradients pass through it",
+                "wrt",
             )
         training = finish(graph_model, original, self.kernels, inline=False)
         inputs = {value.name for value in training.graph.input}
@@ -280,8 +281,9 @@ def reached(graph: ir.Graph, of: Sequence[str] | None) -> list[str]:
     names = [name for name, value in active.items() if value not in left_out]
     if not names:
         raise InvalidArgumentError(
-            "wrt: no float input or initializer influences a float output along a differentiable path, there is no "
-            "gradient to check"
+            "no float input or initializer influences a float output along a differentiable path, there is no "
+            "gradient to check",
+            "wrt",
         )
     return names
 

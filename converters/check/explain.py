@@ -15,14 +15,12 @@ from onnx_backprop.converters.pages import Bar, Verdict
 from onnx_backprop.converters.parameters import table as rows
 from onnx_backprop.converters.parameters.choice import Choice, choose
 from onnx_backprop.converters.parameters.report import doubts, missing
+from onnx_backprop.converters.prepare.exporters.origins import origin_of
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.prepare.load import load
-from onnx_backprop.converters.prepare.origins import origin_of
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse import registry
-from onnx_backprop.converters.reverse.backward import backward
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
@@ -34,10 +32,13 @@ from onnx_backprop.converters.reverse.differentiate import (
 )
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.named import INPUT, OUTPUT, pick_values, require_floats
+from onnx_backprop.converters.reverse.models.backward import backward
+from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import values_read
 
 SERVED, STOPS, REFUSED, MISSING, ASIDE = "served", "stops", "refused", "no rule", "aside"
 _GOOD = {SERVED: True, REFUSED: False, MISSING: False}

@@ -8,10 +8,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.converters.prepare.float_types import FLOATS
-from onnx_backprop.converters.prepare.graphs import called, subgraphs
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.core.limits import current, how_to_raise
+from onnx_backprop.opset.graphs.facts import CARRIES_SHAPE
+from onnx_backprop.opset.graphs.walk import called, subgraphs
 
 Feeds = dict[str, np.ndarray]
 
@@ -34,8 +35,6 @@ _SHAPE_INPUTS: dict[str, set[int]] = {op_type: {1} for op_type in _SECOND} | {
     "STFT": {1, 3},
     "Slice": {1, 2, 3, 4},
 }
-# Operators that carry a shape on: an input of theirs is as meaningful as what they make.
-_CARRIERS = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _shape_uses(graph: GraphProto, name: str) -> Iterator[NodeProto]:
         read = {n for n, used in enumerate(node.input) if used in names}
         if read & _SHAPE_INPUTS.get(node.op_type, set()):
             yield node
-        elif read and node.op_type in _CARRIERS:
+        elif read and node.op_type in CARRIES_SHAPE:
             names.update(node.output)
         for inner in subgraphs(node):
             for captured in names - {value.name for value in inner.input}:

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.check.differences import KINK, RIGHT, UNDECIDED, WRONG, Answer
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 

@@ -4,24 +4,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names, values_read
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import function_body, rename
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import known_lengths
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.order import descendants
+from onnx_backprop.opset.graphs.walk import is_standard
 
 AXIS = "seeds"  # the symbol of the leading axis
-
-
-def dependents(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes that depend on any of the values, in the order of the graph."""
-    reached, found = set(values), []
-    for node in graph:
-        if not reached.isdisjoint(values_read(node)):
-            found.append(node)
-            reached.update(node.outputs)
-    return found
 
 
 def _constants_of(graph: ir.Graph, nodes: Collection[ir.Node]) -> list[ir.Node]:
@@ -29,7 +21,7 @@ def _constants_of(graph: ir.Graph, nodes: Collection[ir.Node]) -> list[ir.Node]:
     return [
         node
         for node in graph
-        if (node.domain, node.op_type) == ("", "Constant")
+        if is_standard(node, "Constant")
         and not node.outputs[0].is_graph_output()
         and node.outputs[0].uses()
         and all(reader in nodes for reader, _ in node.outputs[0].uses())
@@ -43,7 +35,7 @@ def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, i
     operators of ours do little without a seed, and as nodes they can change their kernels.
     """
     op = Builder(used_names(graph))
-    for node in dependents(graph, seeds):
+    for node in descendants(graph, seeds):
         if node.domain != DOMAIN or node.op_type != "MaxPoolBackward":
             continue
         if any(value is None or known_lengths(value) is None for value in node.inputs):
@@ -73,7 +65,7 @@ def batch(
     once. stacked: values with that axis, in the place of the seeds, which go from the inputs. Returns what takes the
     place of the results, among the outputs too, under their names.
     """
-    inside = dependents(graph, seeds)
+    inside = descendants(graph, seeds)
     inside = [*_constants_of(graph, set(inside)), *inside]
     graph.remove(inside)
     rows: list[ir.Value] = []

@@ -10,13 +10,13 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.products import Names, gradients_of_scalar, tangents
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
-from onnx_backprop.converters.reverse.named import values_by_name
+from onnx_backprop.converters.reverse.models.derivatives import Derivative
+from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 DIRECTIONS = ("auto", "reverse", "forward")
 Table = dict[str, dict[str, str]]

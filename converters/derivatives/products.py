@@ -13,15 +13,15 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
 from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.derivatives import Derivative
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
-from onnx_backprop.converters.reverse.named import values_by_name
+from onnx_backprop.converters.reverse.models.derivatives import Derivative
+from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 Names = Sequence[str] | None
 
@@ -114,13 +114,14 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
         of = [str(value.name) for value in floats]
     if isinstance(of, str) or len(of) != 1:
-        raise InvalidArgumentError(f"of: expected a list of one output, got {of!r}. A Hessian is that of one number")
+        raise InvalidArgumentError(f"expected a list of one output, got {of!r}. A Hessian is that of one number", "of")
     value = values_by_name(work.graph).get(of[0])
     shape = None if value is None else known_lengths(value)
     if value is not None and (shape is None or set(shape) - {1}):
         raise InvalidArgumentError(
-            f"of: expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
-            f"{advice or 'Add a ReduceSum to the model, or name another one'}"
+            f"expected an output of one element, {of[0]!r} has the shape {list(dims(value) or ['unknown'])}. "
+            f"{advice or 'Add a ReduceSum to the model, or name another one'}",
+            "of",
         )
     _, gradients = work.differentiate(wrt=wrt, of=of)
     work.type()
@@ -154,8 +155,7 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
 
     shapes: {gradient: value}. So do nodes that only lead to something that is asked for its shape.
     """
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    values |= {str(v.name): v for node in graph for v in node.outputs}
+    values = values_by_name(graph)
     pairs = [(values[g], values[x]) for g, x in shapes.items() if g in values and x in values]
     same = {g: x for g, x in pairs if not is_optional(x)}  # whose gradient is that of what it holds
     wanted = values_of(graph, graph.outputs)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 
@@ -13,7 +13,7 @@ def asks_shape(node: ir.Node, index: int) -> bool:
     """Whether a node reads nothing but the shape of an input."""
     if node.domain == DOMAIN:
         return BY_NAME[node.op_type].inputs[index].shape_only
-    return node.domain == "" and node.op_type in ("SequenceLength", "Shape", "Size")
+    return is_standard(node, "SequenceLength", "Shape", "Size")
 
 
 def values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
@@ -22,7 +22,7 @@ def values_of(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
     for node in reversed(list(graph)):
         if wanted.isdisjoint(node.outputs):
             continue
-        if node.domain == "" and node.op_type in ("Loop", "Scan"):
+        if is_standard(node, "Loop", "Scan"):
             wanted |= _of_loop(node, wanted)
             continue
         wanted |= {x for n, x in enumerate(node.inputs) if x is not None and not asks_shape(node, n)}

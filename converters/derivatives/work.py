@@ -10,20 +10,20 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import all_nodes
-from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish_short
+from onnx_backprop.converters.prepare.writing.inline import check_inline
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.derivatives import Derivative, record
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish_short
+from onnx_backprop.converters.reverse.models.derivatives import Derivative, record
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 Model = ModelProto | ir.Model | str | Path
 

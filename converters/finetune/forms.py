@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.finetune.linear import PACKED, PACKED_TABLE, Layers, Linear
-from onnx_backprop.converters.prepare.graphs import attributes_of, called, unique
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import attributes_of, called
 
 Array = np.ndarray
 Factor = TypeVar("Factor", str, Array, list[int])
@@ -41,17 +43,17 @@ class Form:
         """A · B, with the axes of the weight as its node reads it."""
         raise NotImplementedError
 
-    def change(self, emit: Emitter, a: str, b: str, scale: float) -> str:
+    def change(self, op: Adapter, a: str, b: str, scale: float) -> str:
         """Emit the nodes that compute scale · (x·A)·B."""
         raise NotImplementedError
 
     def nodes(self, layers: Layers, a: str, b: str, scale: float) -> tuple[list[NodeProto], list[NodeProto]]:
         """What comes before the layer's node and behind it; the sum has the name that the output had."""
-        emit, (y, *_) = Emitter(layers, self.layer), self.node.output
+        op, (y, *_) = Adapter(layers, self.layer), self.node.output
         self.node.output[0] = unique(f"{y}.frozen", layers.taken)
-        change = self.change(emit, a, b, scale)
+        change = self.change(op, a, b, scale)
         label = unique(f"{called(self.node)}/lora", layers.taken)
-        return [], [*emit.nodes, helper.make_node("Add", [self.node.output[0], change], [y], label)]
+        return [], [*op.nodes, helper.make_node("Add", [self.node.output[0], change], [y], label)]
 
 
 class Matrix(Form):
@@ -68,15 +70,15 @@ class Matrix(Form):
             return b @ a
         return (a @ b).T if self.layer.output_axis == 0 else a @ b
 
-    def change(self, emit: Emitter, a: str, b: str, scale: float) -> str:
+    def change(self, op: Adapter, a: str, b: str, scale: float) -> str:
         x = self.node.input[1 - self.layer.place]
         if self.attributes.get("transA"):
-            x = emit("Transpose", x, perm=[1, 0])
+            x = op.Transpose(x, perm=[1, 0])
         order = -1 if self.layer.place == 0 else 1
-        inner = emit("MatMul", *(x, a)[::order])
+        inner = op.MatMul(*(x, a)[::order])
         if self.node.op_type == "Gemm":
             scale *= self.attributes.get("alpha", 1.0)
-        return emit("MatMul", *(emit.scaled(inner, scale), b)[::order])
+        return op.MatMul(*(op.scaled(inner, scale), b)[::order])
 
 
 class Kernel(Form):
@@ -104,10 +106,10 @@ class Kernel(Form):
             return np.einsum("girk,gor->giok", a, b).reshape(self.dims)
         return (b @ a.reshape(self.groups, rank, -1)).reshape(self.dims)
 
-    def change(self, emit: Emitter, a: str, b: str, scale: float) -> str:
-        inner = emit(self.node.op_type, self.node.input[0], a)
-        emit.nodes[-1].attribute.extend(self.node.attribute)
-        return emit("Conv", emit.scaled(inner, scale), b, group=self.groups)
+    def change(self, op: Adapter, a: str, b: str, scale: float) -> str:
+        inner = op.emit(self.node.op_type, (self.node.input[0], a), {})[0]
+        op.nodes[-1].attribute.extend(self.node.attribute)
+        return op.Conv(op.scaled(inner, scale), b, group=self.groups)
 
 
 class Table(Form):
@@ -123,9 +125,9 @@ class Table(Form):
     def product(self, a: Array, b: Array) -> Array:
         return a @ b
 
-    def change(self, emit: Emitter, a: str, b: str, scale: float) -> str:
-        rows = emit("Gather", a, self.node.input[1])
-        return emit("MatMul", emit.scaled(rows, scale), b)
+    def change(self, op: Adapter, a: str, b: str, scale: float) -> str:
+        rows = op.Gather(a, self.node.input[1])
+        return op.MatMul(op.scaled(rows, scale), b)
 
 
 class InFront(Form):
@@ -152,24 +154,18 @@ class InFront(Form):
         return first @ second
 
     def nodes(self, layers: Layers, a: str, b: str, scale: float) -> tuple[list[NodeProto], list[NodeProto]]:
-        emit, place = Emitter(layers, self.layer), self.layer.place
-        delta = emit.scaled(emit("MatMul", *self._ordered(a, b)), scale)
-        self.node.input[place] = emit("Add", self.node.input[place], delta)
-        return emit.nodes, []
+        op, place = Adapter(layers, self.layer), self.layer.place
+        delta = op.scaled(op.MatMul(*self._ordered(a, b)), scale)
+        self.node.input[place] = op.Add(self.node.input[place], delta)
+        return op.nodes, []
 
 
-class Emitter:
+class Adapter(Emitter):
     """The nodes of one adapter; they have the names of what they compute."""
 
     def __init__(self, layers: Layers, layer: Linear) -> None:
-        self.layers, self.label, self.dtype = layers, called(layer.node), layer.weight.dtype
-        self.nodes: list[NodeProto] = []
-
-    def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Emit a node; its output."""
-        name = unique(f"{self.label}/lora/{op_type}", self.layers.taken)
-        self.nodes.append(helper.make_node(op_type, inputs, [name], name, **attributes))
-        return name
+        super().__init__(f"{called(layer.node)}/lora", layers.taken)
+        self.layers, self.dtype = layers, layer.weight.dtype
 
     def scaled(self, value: str, scale: float) -> str:
         """The value times a number; there is one initializer for each number and type."""
@@ -179,7 +175,7 @@ class Emitter:
         if name not in self.layers.tensors:
             self.layers.taken.add(name)
             self.layers.add(helper.make_tensor(name, self.dtype, [], [scale]))
-        return self("Mul", value, name)
+        return self.Mul(value, name)
 
 
 def form_of(layer: Linear) -> Form:

@@ -11,10 +11,11 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.converters.finetune.linear import PACKED, Layers, Linear
-from onnx_backprop.converters.prepare.graphs import attributes_of, called, reads
 from onnx_backprop.converters.prepare.load import infer_large, unfolded
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.graphs.order import descendants
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
 
 # what keeps the classes apart along an axis, however many there are
 _PASSING = ("AveragePool", "Cast", "Dropout", "Elu", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid")
@@ -81,7 +82,7 @@ class _Head:
             self.behind.append(node)
             known = not node.domain and (node.op_type in _PASSING or node.op_type in _LENGTHS)
             constants = [n for n, given in enumerate(node.input) if self.layers.stored(given) is not None]
-            if not node.domain and node.op_type in _ELEMENTWISE and len(constants) == 1:
+            if is_standard(node, *_ELEMENTWISE) and len(constants) == 1:
                 name = node.input[1 - constants[0]]
             elif known:
                 name = node.input[0]
@@ -171,9 +172,7 @@ class _Head:
 
 def _inferred(model: ModelProto, changed: set[str]) -> ModelProto:
     """The model with the lengths of what is computed from some values inferred anew; declared symbols stay."""
-    for node in model.graph.node:
-        if not changed.isdisjoint(reads(node)):
-            changed.update(node.output)
+    changed = changed.union(*(node.output for node in descendants(model.graph.node, changed)))
     del model.graph.value_info[:]
     declared: dict[str, list[str]] = {}
     for value in model.graph.output:

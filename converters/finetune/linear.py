@@ -12,9 +12,12 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
-from onnx_backprop.converters.prepare.graphs import assign, attributes_of, reads, unique, used_names
+from onnx_backprop.converters.prepare.exporters.origins import module_of
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.prepare.origins import module_of
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard, reads
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
 PACKED_TABLE = "GatherBlockQuantized"
@@ -81,7 +84,7 @@ class Layers:
         self.taken = used_names(self.graph)
         self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.tensors |= {node.output[0]: t for node in self.graph.node if (t := _constant(node)) is not None}
-        self.makers = {name: node for node in self.graph.node for name in node.output if name}
+        self.makers = producers(self.graph.node)
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.readers.update(name for node in self.graph.node for name in reads(node).difference(node.input))
         self.readers.update(value.name for value in self.graph.output)
@@ -197,7 +200,7 @@ class Layers:
         read = {value.name for value in self.graph.output}
         kept: list[NodeProto] = []
         for node in reversed(nodes):
-            constant = node.op_type == "Constant" and not node.domain
+            constant = is_standard(node, "Constant")
             if not (constant or _hands_on(node)) or not read.isdisjoint(node.output):
                 kept.append(node)
                 read |= reads(node)
@@ -223,7 +226,7 @@ def _hands_on(node: NodeProto) -> bool:
 
 def _constant(node: NodeProto) -> TensorProto | None:
     """What a Constant holds, but for text."""
-    if node.op_type != "Constant" or node.domain or not node.attribute:
+    if not is_standard(node, "Constant") or not node.attribute:
         return None
     (given,) = node.attribute
     if given.name == "value":

@@ -15,12 +15,13 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx_backprop.converters.finetune.forms import form_of
 from onnx_backprop.converters.finetune.linear import Layers, Linear
 from onnx_backprop.converters.finetune.targets import Place, choose
-from onnx_backprop.converters.prepare.graphs import replace_values, unique, without_tensors
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.graphs.names import unique
 
 Values = Mapping[str, np.ndarray]
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from onnx_backprop.converters.finetune.linear import PLACES, Layers, Linear, names_of
-from onnx_backprop.converters.prepare.graphs import all_nodes, attributes_of, called
+from onnx_backprop.converters.prepare.exporters.origins import origin_of
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.prepare.origins import origin_of
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called
 
 Place = tuple[int, int]  # a node of the main graph, and one of its inputs
 # operators, of any domain, that multiply by matrices or kernels, or read rows of them

@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, SINGLE, STATISTIC, Use
-from onnx_backprop.converters.prepare.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, CONSTANT, PARAMETER
+from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}

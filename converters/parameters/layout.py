@@ -7,7 +7,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.structure import is_vector, uses_of
-from onnx_backprop.converters.prepare.origins import FOLDED, PARAMETER, origin_of
+from onnx_backprop.converters.prepare.exporters.origins import FOLDED, PARAMETER, origin_of
 
 
 class Layout(NamedTuple):

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
-from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
-from onnx_backprop.converters.prepare.torch_metadata import TIES
+from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
+from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained

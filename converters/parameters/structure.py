@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
-from onnx_backprop.converters.prepare import graphs
+from onnx_backprop.converters.prepare.fused.composer import DEFINES as STATED
+from onnx_backprop.opset.graphs.facts import HANDS_ON
+from onnx_backprop.opset.graphs.walk import is_standard
 
 # operator -> {input: what the function has there}
 DEFINES: dict[str, dict[int, str]] = {
@@ -55,9 +57,7 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 }
 _LINEAR = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 _ROUNDED = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger")
-# what hands on the numbers of its first input, or of any
-_PASSING = ("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose")
-_PASSING += ("ScatterND", "Trilu", "Unsqueeze")
+# what hands on the numbers of any input
 _JOINING = ("Concat", "Sum")
 SINGLE, STATISTIC, FREQUENCY = "a single number", "statistic of an input", "frequency of Sin and Cos"
 BASE = "base that is scattered into"
@@ -74,14 +74,14 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
     if what is not None:
         return f"{what} of {node.op_type}"
-    stated, _, what = node.metadata_props.get(graphs.DEFINES, "").partition(": ")
+    stated, _, what = node.metadata_props.get(STATED, "").partition(": ")
     if stated == str(index):
         return what
-    if node.domain == "" and node.op_type in ("Max", "Min") and is_vector(value):
+    if is_standard(node, "Max", "Min") and is_vector(value):
         return f"limit of {node.op_type}"
-    if node.domain == "" and node.op_type == "Where" and index and is_single(value):
+    if is_standard(node, "Where") and index and is_single(value):
         return "fill of Where"
-    if node.domain == "" and node.op_type == "Mul":
+    if is_standard(node, "Mul"):
         other = source_of(node.inputs[1 - index])
         made_by = None if other is None else other.producer()
         if made_by is not None and made_by.op_type in _ROUNDED:
@@ -107,7 +107,7 @@ def uses_of(value: ir.Value) -> Iterator[Use]:
     seen, waiting = {value}, [value]
     while waiting:
         for node, index in waiting.pop().uses():
-            passes = node.domain == "" and (node.op_type in _JOINING or (node.op_type in _PASSING and index == 0))
+            passes = is_standard(node, *_JOINING) or (node in HANDS_ON and index == 0)
             if not passes:
                 yield node, index
             elif node.outputs[0] not in seen:
@@ -117,7 +117,7 @@ def uses_of(value: ir.Value) -> Iterator[Use]:
 
 def source_of(value: ir.Value | None) -> ir.Value | None:
     """What a value was before it was reshaped or cast."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _PASSING:
+    while value is not None and (node := value.producer()) is not None and node.op_type in HANDS_ON:
         value = node.inputs[0]
     return value
 
@@ -133,7 +133,7 @@ def is_vector(value: ir.Value) -> bool:
 
 def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:
     """Whether a node has a weight at an input: by the table, or a bias, along one axis, that is added to a product."""
-    if node.domain == "" and node.op_type == "Add":
+    if is_standard(node, "Add"):
         other = source_of(node.inputs[1 - index])
         product = None if other is None else other.producer()
         if not is_vector(value) or product is None or product.op_type not in _LINEAR:
@@ -189,9 +189,9 @@ def normalising(graph: ir.Graph) -> Iterator[ir.Value]:
         current = source
         while len(uses := list(current.uses())) == 1:
             node, index = uses[0]
-            if node.domain != "" or index != 0 or node.op_type not in ("Div", "Mul", "Sub", *_PASSING):
+            if index != 0 or not (is_standard(node, "Div", "Mul", "Sub") or node in HANDS_ON):
                 break
-            if node.op_type not in _PASSING:
+            if node not in HANDS_ON:
                 other, centres = source_of(node.inputs[1]), node.op_type == "Sub"
                 if other is None or not other.is_initializer() or centres in steps:
                     break

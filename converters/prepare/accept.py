@@ -1,17 +1,19 @@
 """What onnxruntime takes and onnx's checker does not, put in order."""
 
 import warnings
-from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from contextlib import suppress
+from graphlib import CycleError
 from itertools import chain
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 
-from onnx_backprop.converters.prepare.detached import mark_detached
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, copied, reads, subgraphs
+from onnx_backprop.converters.prepare.exporters.detached import mark_detached
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.sound import tensors
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.order import topological
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, is_standard
 
 MICROSOFT = "com.microsoft"
 LEAST_OPSET = 18  # of the default domain, where a model imports others alone
@@ -35,7 +37,7 @@ def put_in_order(proto: ModelProto) -> None:
     Raises: InvalidModelError for what neither of them takes.
     """
     initializers_are_constants(proto)
-    for graph in _graphs(proto):
+    for graph in all_graphs(proto.graph):
         for dim in chain.from_iterable(v.type.tensor_type.shape.dim for v in (*graph.input, *graph.output)):
             if dim.dim_value < 0 or (dim.dim_param and _names_nothing(dim.dim_param)):
                 dim.Clear()
@@ -51,16 +53,17 @@ def put_in_order(proto: ModelProto) -> None:
     if not opset:
         proto.opset_import.add(domain="", version=LEAST_OPSET)  # a model of other domains alone
     mark_detached(proto)
-    for graph in _graphs(proto):
+    for graph in all_graphs(proto.graph):
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for name in [*sparse, *(called(node) for node in graph.node if _is_sparse(node))]:
             raise UnsupportedError(f"{name!r} is a sparse tensor. Store it as a dense one")
     complaint = _complaint(proto)
     if complaint is None:
         return
-    for graph in _graphs(proto):
+    for graph in all_graphs(proto.graph):
         _merge(graph)
-        _sort(graph)
+        with suppress(CycleError):  # which the checker finds
+            assign(graph.node, topological(graph.node))
     for tensor in filter(lambda t: t.HasField("raw_data"), tensors(proto)):
         for name in _FIELDS:
             tensor.ClearField(name)
@@ -85,13 +88,13 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
     if proto.ByteSize() > checker.MAXIMUM_PROTOBUF:
         return None  # the checker cannot read a model of this size from memory
     checked = copied(proto)
-    for value in (v for graph in _graphs(checked) for v in (*graph.input, *graph.output)):
+    for value in (v for graph in all_graphs(checked.graph) for v in (*graph.input, *graph.output)):
         if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
     checked.opset_import.add(domain="deprecated", version=1)
     for node in all_nodes(checked):  # its first version, of scales per group, which onnx has withdrawn
-        if node.op_type == "GroupNormalization" and not node.domain:
+        if is_standard(node, "GroupNormalization"):
             node.domain = "deprecated"
     try:
         checker.check_model(checked)
@@ -100,12 +103,6 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
     except checker.ValidationError as e:
         return e
     return None
-
-
-def _graphs(proto: ModelProto) -> Iterator[GraphProto]:
-    yield proto.graph
-    for node in all_nodes(proto):
-        yield from subgraphs(node)
 
 
 def _names_nothing(name: str) -> bool:
@@ -127,14 +124,3 @@ def _merge(graph: GraphProto) -> None:
             )
     if len(first) < len(graph.initializer):
         assign(graph.initializer, first.values())
-
-
-def _sort(graph: GraphProto) -> None:
-    """Each node behind those that make what it reads; cycles stay for the checker to find."""
-    makers = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
-    before = {n: sorted({makers[name] for name in reads(node) & makers.keys()}) for n, node in enumerate(graph.node)}
-    try:
-        order = list(TopologicalSorter(before).static_order())
-    except CycleError:
-        return
-    assign(graph.node, [graph.node[n] for n in order])

@@ -1,9 +1,10 @@
 """The same model in another float type, for a forward that is computed more exactly than the model's own."""
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, all_nodes, copied, replace_values, subgraphs
+from onnx_backprop.opset.graphs.edit import copied, replace_values
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
 
 FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE})
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -23,7 +24,9 @@ def with_float_type(model: ModelProto, element: int) -> ModelProto:
     a Resize's scales, change too: for `DOUBLE` the result is for onnx's reference evaluator, which does not mind.
     """
     result = copied(model)
-    for graph in [result.graph, *(graph for node in all_nodes(result) for graph in subgraphs(node))]:
+    for graph in all_graphs(result):
+        if not isinstance(graph, GraphProto):
+            continue
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
             if value.type.tensor_type.elem_type in FLOATS:
@@ -31,7 +34,7 @@ def with_float_type(model: ModelProto, element: int) -> ModelProto:
         for tensor in graph.initializer:
             _retype_tensor(tensor, element)
     for node in all_nodes(result):
-        if node.domain in DEFAULT_DOMAINS:
+        if is_standard(node):
             _retype_attributes(node, element)
     return result
 

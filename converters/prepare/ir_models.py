@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 from onnx import ModelProto, TypeProto
 
-from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.opset.core.errors import InvalidModelError
-from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.functions import use_kernels as kernels
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 _TYPE = "onnx_backprop.type"  # what a value's meta holds
 Converter = TypeVar("Converter", bound=Callable[..., Any])

@@ -10,7 +10,8 @@ from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, assign, copied, without_tensors
+from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
+from onnx_backprop.opset.graphs.walk import is_standard
 
 LARGE = 4096  # elements
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -58,7 +59,7 @@ def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
 
 def constant_of(node: NodeProto) -> TensorProto | None:
     """The float tensor of a Constant node."""
-    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+    if not is_standard(node, "Constant"):
         return None
     tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
     return tensor if tensor is not None and tensor.data_type in FLOATS else None

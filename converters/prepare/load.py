@@ -1,6 +1,7 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -10,21 +11,22 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_in_order
-from onnx_backprop.converters.prepare.conv_lengths import infer_with_explicit_pads
-from onnx_backprop.converters.prepare.declared import forget_declared, infer_declared
-from onnx_backprop.converters.prepare.detached import restore_detached
+from onnx_backprop.converters.prepare.exporters.detached import restore_detached
+from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
+from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, attach, origins
+from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
+from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, called, without_imports
-from onnx_backprop.converters.prepare.hidden_weights import lift_weights, mark_constants
-from onnx_backprop.converters.prepare.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
+from onnx_backprop.converters.prepare.inference.declared import as_declared, forget_declared
+from onnx_backprop.converters.prepare.inference.driver import infer_corrected
+from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
+from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequences
+from onnx_backprop.converters.prepare.inference.resize_lengths import hidden_scales
+from onnx_backprop.converters.prepare.inference.sequence_lengths import ranked_elements
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
-from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
-from onnx_backprop.converters.prepare.origins import DETACHED, MISSING, SEPARATED, attach, origins
-from onnx_backprop.converters.prepare.resize_lengths import infer_without_misread_scales
-from onnx_backprop.converters.prepare.restore import restore, separate_named, unfold
-from onnx_backprop.converters.prepare.sequence_lengths import infer_elements
-from onnx_backprop.converters.prepare.statistics import split_statistics
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
@@ -34,6 +36,8 @@ from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47
@@ -57,9 +61,8 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     copy_constants(proto)
     proto = upgrade(proto)
     expand_fused(proto, declared)
-    proto = infer_without_misread_scales(
-        proto, lambda p: infer_declared(p, dict(declared), lambda q: infer_with_explicit_pads(q, infer_loops))
-    )
+    corrections = (loose_sequences, loop_states, explicit_pads, partial(as_declared, declared), hidden_scales)
+    proto = infer_corrected(proto, infer, *corrections)
     result = weights.put_back(proto)
     split_statistics(result)
     attach(result, found, changes)
@@ -85,15 +88,10 @@ def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, We
     return proto, weights
 
 
-def infer_loops(proto: ModelProto) -> ModelProto:
-    """`infer`, of the states of Loops too."""
-    return infer_with_states(proto, infer)
-
-
 def infer(proto: ModelProto) -> ModelProto:
     """Type and shape inference; contradictions raise."""
     try:
-        inferred = infer_elements(proto, infer_shapes)
+        inferred = infer_corrected(proto, infer_shapes, ranked_elements)
     except OnnxBackpropError:
         raise
     except Exception as e:
@@ -171,9 +169,9 @@ def _since(node: NodeProto, opset: int) -> int | None:
 def check_names(argument: str, names: Names) -> Names:
     """The names; InvalidArgumentError for a single string or an empty list."""
     if isinstance(names, str):
-        raise InvalidArgumentError(f"{argument}: expected a list of names, got the string {names!r}. Write [{names!r}]")
+        raise InvalidArgumentError(f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument)
     if not names:
-        raise InvalidArgumentError(f"{argument}: expected at least one name, got an empty list")
+        raise InvalidArgumentError("expected at least one name, got an empty list", argument)
     return names
 
 
@@ -182,10 +180,10 @@ def pick(names: Sequence[str], values: dict[str, ir.Value], *, argument: str, wh
     result: list[ir.Value] = []
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"{argument}: expected names, got {name!r}")
+            raise InvalidArgumentError(f"expected names, got {name!r}", argument)
         if name not in values:
-            raise InvalidArgumentError(f"{argument}: expected the name of {what}, got {name!r}{suggest(name, values)}")
+            raise InvalidArgumentError(f"expected the name of {what}, got {name!r}{suggest(name, values)}", argument)
         if values[name] in result:
-            raise InvalidArgumentError(f"{argument}: {name!r} is given twice")
+            raise InvalidArgumentError(f"{name!r} is given twice", argument)
         result.append(values[name])
     return result

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
+from onnx_backprop.converters.prepare.exporters.origins import origin_of, owner
 from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.converters.prepare.origins import origin_of, owner
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near, suggest
-from onnx_backprop.opset.core.lazy import ir
+from onnx_backprop.opset.graphs.lazy import ir
 
 Patterns = Sequence[str | re.Pattern[str]]
 Aliases = Mapping[str, Collection[str]]
@@ -65,11 +65,11 @@ def select(
     result: dict[str, bool] = {}  # name -> whether it was written out
     for pattern in patterns:
         if not isinstance(pattern, str | re.Pattern):
-            raise InvalidArgumentError(f"{argument}: expected names or patterns, got {pattern!r}")
+            raise InvalidArgumentError(f"expected names or patterns, got {pattern!r}", argument)
         chosen = (pool.get(pattern) or further.get(pattern)) if isinstance(pattern, str) else None
         if chosen:
             if len(chosen) == 1 and result.get(chosen[0]):
-                raise InvalidArgumentError(f"{argument}: {pattern!r} is given twice")
+                raise InvalidArgumentError(f"{pattern!r} is given twice", argument)
             for name in chosen:
                 result[name] = result.get(name, False) or len(chosen) == 1
             continue
@@ -124,8 +124,7 @@ def _warn_of_parts(argument: str, pattern: str | re.Pattern[str], chosen: set[st
     if rest:
         shown = ", ".join(map(repr, rest[:_SHOWN])) + (f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else "")
         warnings.warn(
-            f"{argument}: {text!r} chooses a part of the tensors of a module; it leaves out {shown}",
-            OnnxBackpropWarning,
+            OnnxBackpropWarning(f"{text!r} chooses a part of the tensors of a module; it leaves out {shown}", argument),
             stacklevel=4,
         )
 
@@ -136,7 +135,7 @@ def _matches(argument: str, pattern: str | re.Pattern[str], names: Collection[st
     try:
         compiled = re.compile(pattern[len(REGEX) :]) if isinstance(pattern, str) else pattern
     except re.error as e:
-        raise InvalidArgumentError(f"{argument}: {pattern!r} is not a regular expression: {e}") from e
+        raise InvalidArgumentError(f"{pattern!r} is not a regular expression: {e}", argument) from e
     return [name for name in names if compiled.fullmatch(name)]
 
 
@@ -146,7 +145,7 @@ def _nothing(
     text = pattern if isinstance(pattern, str) else pattern.pattern
     if not is_pattern(pattern):
         hint = near(text, known) or suggest(text, pool)
-        return InvalidArgumentError(f"{argument}: expected the name of {what}, got {text!r}{hint}")
+        return InvalidArgumentError(f"expected the name of {what}, got {text!r}{hint}", argument)
     plain = re.sub(r"[\\*?^$()\[\]|+]", "", text.removeprefix(REGEX))
     kind = what.removeprefix("an ").removeprefix("a ")
-    return InvalidArgumentError(f"{argument}: {text!r} matches no {kind}{suggest(plain, pool)}")
+    return InvalidArgumentError(f"{text!r} matches no {kind}{suggest(plain, pool)}", argument)

@@ -6,9 +6,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
-from onnx_backprop.converters.prepare.detached import STOP
+from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.free import Free, free_lengths
-from onnx_backprop.converters.prepare.graphs import all_nodes, constant_tensor, unique, used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
@@ -16,6 +15,8 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.overloads import REFUSAL
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, constant_tensor
 
 _LONGEST = 4  # bytes of an integer that may stand for a float, as quantised numbers do
 
@@ -43,9 +44,10 @@ def refuse_hidden(hidden: Mapping[str, str], **arguments: Patterns | None) -> No
         for name in () if names is None or isinstance(names, str) else names:
             if isinstance(name, str) and name in hidden:
                 raise InvalidArgumentError(
-                    f"{argument}: {name!r} is a value inside the function {hidden[name]}, and each call of it has its "
+                    f"{name!r} is a value inside the function {hidden[name]}, and each call of it has its "
                     "own. Name an input or an output of the node that calls it, or inline the functions first: "
-                    "onnx.inliner.inline_local_functions(model)"
+                    "onnx.inliner.inline_local_functions(model)",
+                    argument,
                 )
 
 

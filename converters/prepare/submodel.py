@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import constant_tensor, copied, reads
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.walk import constant_tensor, reads
 
 
 def boundary(nodes: Sequence[NodeProto]) -> list[str]:

@@ -11,20 +11,13 @@ from itertools import chain
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_converter
 
-from onnx_backprop.converters.prepare.graphs import (
-    DEFAULT_DOMAINS,
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    copied,
-    rename,
-    scoped_graphs,
-    without_imports,
-)
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
-from onnx_backprop.opset.functions.scope import Scope
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.hide import hide, show
+from onnx_backprop.opset.graphs.names import rename
+from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is_standard
 
 MIN_OPSET = MIN_BODY_OPSET
 _MODES = ("nearest", "linear", "cubic")
@@ -34,7 +27,7 @@ _MARKED = "onnx_backprop.marked/"  # begins the name of a node while a converter
 
 def default_opset(proto: ModelProto) -> int:
     """The version of the default domain that a model imports."""
-    version = next((o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), None)
+    version = next((o.version for o in proto.opset_import if is_standard(o)), None)
     if version is None:
         raise InvalidModelError("the model imports no opset of the default domain")
     return version
@@ -48,7 +41,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
     version = default_opset(proto)
     if version >= MIN_OPSET:
         return proto
-    scans = [called(n) for n in all_nodes(proto.graph) if n.op_type == "Scan" and n.domain in DEFAULT_DOMAINS]
+    scans = [called(n) for n in all_nodes(proto.graph) if is_standard(n, "Scan")]
     if version < 9 and scans:
         raise UnsupportedError(
             f"a Scan of opset {version} has a batch axis, which onnx does not convert. Export it in opset 9 or later",
@@ -58,9 +51,9 @@ def upgrade(proto: ModelProto) -> ModelProto:
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
     marked = _name_marked(proto)
-    legacy = version < 11 and _set_aside(proto)
+    legacy = [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Upsample", "Resize")]
     if legacy:
-        proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
+        hide(proto, legacy, _ASIDE)
     try:
         result = version_converter.convert_version(proto, MIN_OPSET)
     except Exception as e:
@@ -70,7 +63,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
     _mark_again(result, marked)
     if legacy:
         _write_back(result)
-        without_imports(result, _ASIDE)
+        show(result, _ASIDE)
     return result
 
 
@@ -90,14 +83,6 @@ def _mark_again(model: ModelProto, marked: list[NodeProto]) -> None:
             before = marked[int(node.name.removeprefix(_MARKED))]
             node.name = before.name
             node.metadata_props.extend(before.metadata_props)
-
-
-def _set_aside(model: ModelProto) -> bool:
-    """Move legacy nodes to a domain of ours, in sub-graphs too; whether there are any."""
-    legacy = [n for n in all_nodes(model.graph) if n.domain in DEFAULT_DOMAINS and n.op_type in ("Upsample", "Resize")]
-    for node in legacy:
-        node.domain = _ASIDE
-    return bool(legacy)
 
 
 def _write_back(model: ModelProto) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, without_imports
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.quantized import dynamic, qdq, qoperator
 from onnx_backprop.converters.quantized.walk import Handler, Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.edit import without_imports
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 _STANDARD = ("QLinearConv", "QLinearMatMul")
 _HANDLERS: dict[tuple[str, str], Handler] = {("", name): f for name, f in qdq.HANDLERS.items()}

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import attributes_of, unique
 from onnx_backprop.converters.quantized.numbers import Blocks, blocks_along
 from onnx_backprop.converters.quantized.qdq import inputs_of, scaled_cast
 from onnx_backprop.converters.quantized.walk import Handler, Product, Quantized, Walk
+from onnx_backprop.opset.graphs.facts import VIEW
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import attributes_of
 
-_RESHAPING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # what lies between a scale and its reader
 _FLOATS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 MICROSOFT = "com.microsoft"
 
@@ -76,7 +77,7 @@ def _factors(w: Walk, name: str) -> list[str]:
         return [name]
     if maker.op_type == "Mul":
         return [factor for operand in maker.input for factor in _factors(w, operand)]
-    return _factors(w, maker.input[0]) if maker.op_type in _RESHAPING else [name]
+    return _factors(w, maker.input[0]) if maker.op_type in VIEW or maker.op_type == "Cast" else [name]
 
 
 def add(w: Walk, node: NodeProto) -> None:

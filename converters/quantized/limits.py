@@ -7,16 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.graphs import attributes_of
 from onnx_backprop.converters.quantized.numbers import Array, Range
+from onnx_backprop.opset.graphs.facts import KEEPS_SIGN, NOT_NEGATIVE
+from onnx_backprop.opset.graphs.walk import attributes_of
 
-# operators whose results are no negative numbers: whatever they read, and where what they read is none
-_POSITIVE = {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax"}
-_POSITIVE |= {"Softplus", "Sqrt"}
-_KEEPING = {"Add", "AveragePool", "Clip", "Concat", "DepthToSpace", "Div", "Dropout", "Expand", "Flatten", "Gather"}
-_KEEPING |= {"GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean"}
-_KEEPING |= {"ReduceSum", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-_OPERANDS = {"Add": 2, "Div": 2, "Mul": 2}  # of the operators above, how many inputs are numbers; else one, or all
+_OPERANDS = {"Add": 2, "Div": 2, "Mul": 2}  # of KEEPS_SIGN, how many inputs are numbers; else one, or all
 _LIMITS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0))  # of Clip, which quantisers leave to the rounding behind it
 _NEAR = 1e-4  # of a limit
 
@@ -26,8 +21,8 @@ def is_positive(node: NodeProto, of: Callable[[str], bool], array: Callable[[str
     if node.domain:
         return False
     operands = node.input if node.op_type == "Concat" else node.input[: _OPERANDS.get(node.op_type, 1)]
-    keeping = node.op_type in _KEEPING and all(map(of, operands))
-    return node.op_type in _POSITIVE or keeping or _clips(node, array)
+    keeping = node in KEEPS_SIGN and all(map(of, operands))
+    return node in NOT_NEGATIVE or keeping or _clips(node, array)
 
 
 def _clips(node: NodeProto, array: Callable[[str], Array | None]) -> bool:

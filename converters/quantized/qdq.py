@@ -7,16 +7,14 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from onnx_backprop.converters.prepare.graphs import attributes_of
 from onnx_backprop.converters.quantized.numbers import Range, blocks_along, blocks_beside
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight
 from onnx_backprop.converters.quantized.walk import Handler, Quantized, Walk, floats_in
+from onnx_backprop.opset.graphs.facts import MOVES_QUANTIZED
+from onnx_backprop.opset.graphs.walk import attributes_of
 
 # what gives numbers of its inputs, in other places, and which inputs are numbers; None: all
-_FIRST = ("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool", "Pad")
-_FIRST += ("ReduceMax", "ReduceMin", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile")
-_FIRST += ("Transpose", "Unsqueeze")
-_MOVING: dict[str, tuple[int, ...] | None] = dict.fromkeys(_FIRST, (0,))
+_MOVING: dict[str, tuple[int, ...] | None] = dict.fromkeys(MOVES_QUANTIZED, (0,))
 _MOVING |= {"Concat": None, "Max": None, "Min": None, "Where": (1, 2)}
 _PLACES = ("ArgMax", "ArgMin")  # whose results are no numbers of the input
 _ZERO_INPUTS = 3  # of DequantizeLinear with a zero point

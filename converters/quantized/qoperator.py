@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.graphs import attributes_of
 from onnx_backprop.converters.quantized.numbers import Blocks
 from onnx_backprop.converters.quantized.qdq import inputs_of
 from onnx_backprop.converters.quantized.records import Activation, Weight
 from onnx_backprop.converters.quantized.walk import Handler, Walk
+from onnx_backprop.opset.graphs.walk import attributes_of
 
 _CLASSES_ALONE = 13  # the opset from which Softmax is along one axis alone
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import replace_values
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.edit import replace_values
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}

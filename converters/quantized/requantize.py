@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, replace_values, subgraphs, unique, used_names
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Range, scale_for, used, zero_for
 from onnx_backprop.converters.quantized.records import Activation, Weight, array_of, product_of, put, range_of
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.graphs.edit import replace_values
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes
 
 Ranges = Mapping[str, tuple[float, float]]
 _CLOSE = 1e-3  # relative, of the scale of a bias and the product of two that it usually is
@@ -35,7 +38,7 @@ def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ())
     Errors: InvalidArgumentError for another shape, or a tensor of `trained` that the model has no place for.
     """
     values = float_tensors(trained)
-    stored = {t.name: t for graph in _graphs(model.graph) for t in graph.initializer if t.data_type in FLOATS}
+    stored = {t.name: t for graph in all_graphs(model.graph) for t in graph.initializer if t.data_type in FLOATS}
     for name, tensor in stored.items():
         if name in values:
             check_shape(name, tuple(tensor.dims), values[name])
@@ -43,7 +46,7 @@ def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ())
     rest = {name for name in values if name not in stored and name not in kept}
     if not rest:
         return
-    makers = {name: node for node in trained.graph.node for name in node.output}
+    makers = producers(trained.graph.node)
     for node in list(model.graph.node):
         if node.op_type == "Identity" and node.output[0] in rest:
             model.graph.node.remove(node)
@@ -287,9 +290,3 @@ def _is_bias(weight: Weight) -> bool:
         return True
     product, scale = product_of(weight.of, weight.factor), array_of(weight.scale).reshape(-1)
     return product.size in (1, scale.size) and bool(np.allclose(product, scale, rtol=_CLOSE, atol=0))
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in all_nodes(graph):
-        yield from subgraphs(node)

@@ -9,23 +9,14 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import (
-    all_nodes,
-    assign,
-    attributes_of,
-    called,
-    constant_tensor,
-    copied,
-    rename,
-    subgraphs,
-    unique,
-    used_names,
-)
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.limits import is_positive, limits_of
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, blocks_along
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight, array_of, range_of
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import rename, unique, used_names
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of, called, constant_tensor, subgraphs
 
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8", "_Q2", "_Q4", "_Q8", "_quant", "_q")  # as quantisers add them
 
@@ -88,8 +79,7 @@ class Walk:
         for node in all_nodes(model):
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.outputs = {v.name for v in model.graph.output}
-        self.outputs |= {v.name for n in all_nodes(model) for g in subgraphs(n) for v in g.output}
+        self.outputs = {v.name for graph in all_graphs(model.graph) for v in graph.output}
         self.floats = copied(model)
         self._graph(self.floats.graph, model.graph)
         _drop_unread(self.floats, model, {tensor.name for tensor in self.added})
@@ -379,7 +369,7 @@ def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> N
     dropped = True
     while dropped:
         dropped = False
-        graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
+        graphs = list(all_graphs(floats.graph))
         read = {name for node in all_nodes(floats) for name in node.input}
         read |= {value.name for graph in graphs for value in graph.output}
         for graph in reversed(graphs):  # inner ones first: of these, copies take the place
@@ -389,7 +379,7 @@ def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> N
                 assign(graph.node, kept)
     before = {name for node in all_nodes(model) for name in node.input}
     stored = {t.name for t in model.graph.initializer}
-    graphs = [floats.graph, *(inner for node in all_nodes(floats) for inner in subgraphs(node))]
+    graphs = list(all_graphs(floats.graph))
     for graph in graphs:
         kept = [t for t in graph.initializer if (t.name in read or t.name not in before) and t.name not in replaced]
         assign(graph.initializer, kept)

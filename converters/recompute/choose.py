@@ -25,7 +25,7 @@ def choose(program: Program, budget: int) -> Replay:
     for share in _AIMS:
         found = _search(program, round(share * budget), budget)
         if found.peak <= budget:
-            return _kept_again(program, found, budget)
+            return _without_needless(program, found, budget)
         least = min(least, found, key=lambda replay: replay.peak)
     while (found := _search(program, round(0.95 * least.peak), 0)).peak < least.peak:
         least = found
@@ -39,7 +39,9 @@ def _search(program: Program, aim: int, enough: int) -> Replay:
     while improved and best.peak > max(aim, enough):
         improved = False
         order = count()
-        heap = [(-np.inf, next(order), b) for b in sorted(program.saved - current.choice.dropped, key=lambda b: b.made)]
+        heap = [
+            (-np.inf, next(order), b) for b in sorted(program.saved - current.choice.dropped, key=lambda b: b.created)
+        ]
         heapq.heapify(heap)
         while heap and current.peak > enough:
             _, _, buffer = heapq.heappop(heap)
@@ -53,16 +55,16 @@ def _search(program: Program, aim: int, enough: int) -> Replay:
             current, improved = replay, True
             best = min(best, current, key=lambda replay: replay.peak)
         if best.peak > enough:
-            other = _held_otherwise(program, current, aim)
+            other = _exchanged_held(program, current, aim)
             improved = improved or other is not current
             current = other
             best = min(best, current, key=lambda replay: replay.peak)
     return best
 
 
-def _held_otherwise(program: Program, current: Replay, aim: int) -> Replay:
+def _exchanged_held(program: Program, current: Replay, aim: int) -> Replay:
     """The replay with other values held that are dear to compute, as far as that takes excess away."""
-    for buffer in sorted(_dear(program, current, None) | current.choice.held, key=lambda b: b.made):
+    for buffer in sorted(_expensive(program, current, None) | current.choice.held, key=lambda b: b.created):
         choice = Choice(current.choice.dropped, current.choice.held ^ {buffer})
         try:
             other = Replay(program, choice)
@@ -80,7 +82,7 @@ def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -
     moves: list[Replay] = []
     try:
         moves.append(Replay(program, dropped))
-        held = _dear(program, moves[0], current)
+        held = _expensive(program, moves[0], current)
         if held:
             moves.append(Replay(program, Choice(dropped.dropped, dropped.held | held)))
     except ImpossibleError:
@@ -95,7 +97,7 @@ def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -
     return best
 
 
-def _dear(program: Program, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
+def _expensive(program: Program, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
     """What copies, those that are new beside another replay, make by products and could be held instead."""
     known = () if current is None else current.copied
     new = [b for b in replay.copied if b not in known and b not in replay.choice.dropped]
@@ -109,9 +111,9 @@ def excess(replay: Replay, budget: int) -> int:
     return int(np.maximum(replay.memory - budget, 0)[replay.program.large].sum())
 
 
-def _kept_again(program: Program, replay: Replay, budget: int) -> Replay:
+def _without_needless(program: Program, replay: Replay, budget: int) -> Replay:
     """The replay without what the budget has room for after all."""
-    for buffer in sorted(replay.choice.dropped, key=lambda b: (-program.costs[b.node], b.made)):
+    for buffer in sorted(replay.choice.dropped, key=lambda b: (-program.costs[b.node], b.created)):
         less = Choice(replay.choice.dropped - {buffer}, replay.choice.held)
         try:
             other = Replay(program, less)

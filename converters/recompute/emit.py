@@ -16,22 +16,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.detached import STOP, is_stop
-from onnx_backprop.converters.recompute.program import SHAPES, Buffer, Program
+from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
+from onnx_backprop.converters.recompute.marks import VIEW
+from onnx_backprop.converters.recompute.program import Buffer, Program
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.facts import SHAPE
 
-PASSES = "onnx_backprop.passes"  # on a view in the forward part: the name of what it is a view of
 _COPY = "recomputed"
 
 
 class Emitter:
     """Rewrites the graph of a program for a replay."""
 
-    def __init__(self, program: Program, replay: Replay, own: Iterable[ir.Node], op: Builder) -> None:
+    def __init__(self, program: Program, replay: Replay, exclusive: Iterable[ir.Node], op: Builder) -> None:
         self.program, self.replay, self.op = program, replay, op
-        self.own = set(own)
+        self.exclusive = set(exclusive)
         self.edges = {v: program.edges(v) for node in program.nodes for v in node.outputs}
         self.copies: dict[ir.Value, ir.Value] = {}
         self.before: dict[ir.Node, list[ir.Node]] = {}  # what has to stand in front of a node
@@ -42,9 +43,9 @@ class Emitter:
 
     def write(self) -> list[ir.Node]:
         """All nodes in their order; the graph still has to be given them."""
-        for n in sorted(self.replay.at):
-            self._copy(n, self.replay.at[n])
-        self._wait_for_own()
+        for n in sorted(self.replay.copies_at):
+            self._copy(n, self.replay.copies_at[n])
+        self._wait_for_exclusive()
         moved = self._hoist_shapes()
         for value, copy in list(self.copies.items()):
             if self.edges[value] > 1 and len(copy.uses()) == 1:
@@ -56,15 +57,15 @@ class Emitter:
         result = self.constants
         for node in self.program.nodes:
             if node not in moved:
-                result += self._around(node)
+                result += self._with_neighbours(node)
         return result
 
-    def _around(self, node: ir.Node) -> Iterator[ir.Node]:
+    def _with_neighbours(self, node: ir.Node) -> Iterator[ir.Node]:
         for other in self.before.get(node, ()):
-            yield from self._around(other)
+            yield from self._with_neighbours(other)
         yield node
         for other in self.behind.get(node, ()):
-            yield from self._around(other)
+            yield from self._with_neighbours(other)
 
     def _emitted(self, start: int) -> list[ir.Node]:
         """Take the nodes out of the builder that it got since then; constants go to the front of the graph."""
@@ -79,11 +80,11 @@ class Emitter:
     def _after(self, value: ir.Value, *awaited: ir.Value) -> ir.Value:
         """A view of a value that can be read when others have been computed."""
         op = self.op
-        ends = [self._emptied(other) for other in awaited]
+        ends = [self._empty_slice(other) for other in awaited]
         view = op.Reshape(value, op.Concat(*ends, self._zeros(len(dims(value) or ())), axis=0))
         return op.typed(view, value)
 
-    def _emptied(self, value: ir.Value) -> ir.Value:
+    def _empty_slice(self, value: ir.Value) -> ir.Value:
         """No elements of a value, as int64 along one axis."""
         op = self.op
         if value not in self._empty:
@@ -98,16 +99,16 @@ class Emitter:
         """Emit copies of nodes in front of the node at a position, and let what comes from there on read them."""
         program, op = self.program, self.op
         reader = program.nodes[n]
-        arrived = self._arrived(n)
+        gate = self._gate(n)
         start = len(op.nodes)
         op.prefix = f"{reader.name}/{_COPY}"
         for node in nodes:
-            inputs = [None if v is None else self._read(v, arrived, node) for v in node.inputs]
+            inputs = [None if v is None else self._read(v, gate, node) for v in node.inputs]
             self._clone(node, inputs)
         for node in nodes:
             for buffer in {b: None for v in node.outputs if (b := program.of.get(v)) is not None}:
                 if buffer in self.replay.choice.dropped:
-                    self._hand_out(buffer, arrived)
+                    self._redirect_readers(buffer, gate)
         self.before.setdefault(reader, []).extend(self._emitted(start))
 
     def _clone(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
@@ -135,13 +136,13 @@ class Emitter:
                 new.name = ""
         op.nodes.append(copy)
 
-    def _read(self, value: ir.Value, arrived: ir.Value, reader: ir.Node | None = None) -> ir.Value:
+    def _read(self, value: ir.Value, gate: ir.Value, reader: ir.Node | None = None) -> ir.Value:
         """What a copy of a reader reads in the place of a value: a copy, the value, or a view of it that waits."""
         program = self.program
         buffer = program.of.get(value)
         if buffer is None:
             data = value.is_graph_input() and not value.is_initializer()
-            return self._waiting(value, arrived) if data and dims(value) is not None else value
+            return self._waiting(value, gate) if data and dims(value) is not None else value
         melts = reader is not None and program.melts(value, reader)
         if value in self.copies and (melts or not self.replay.available(buffer)):
             return self.copies[value]
@@ -149,35 +150,35 @@ class Emitter:
         assert producer is not None
         is_view = value is not buffer.value
         if self.replay.available(buffer) and (not is_view or program.can_hold(value)):
-            return self._waiting(value, arrived)
+            return self._waiting(value, gate)
         # a view of a copy, or of what is kept under another name
-        key = (value, arrived)
+        key = (value, gate)
         if key not in self._views:
             known = dict(self.copies)
-            self._clone(producer, [None if v is None else self._read(v, arrived, producer) for v in producer.inputs])
+            self._clone(producer, [None if v is None else self._read(v, gate, producer) for v in producer.inputs])
             self._views[key] = self.copies[value]
             if self.replay.available(buffer):
                 self.copies = known
         return self._views[key]
 
-    def _waiting(self, value: ir.Value, arrived: ir.Value) -> ir.Value:
-        if (value, arrived) not in self._views:
-            self._views[value, arrived] = self._after(value, arrived)
-        return self._views[value, arrived]
+    def _waiting(self, value: ir.Value, gate: ir.Value) -> ir.Value:
+        if (value, gate) not in self._views:
+            self._views[value, gate] = self._after(value, gate)
+        return self._views[value, gate]
 
-    def _hand_out(self, buffer: Buffer, arrived: ir.Value) -> None:
+    def _redirect_readers(self, buffer: Buffer, gate: ir.Value) -> None:
         """Let the backward part read the copy of a buffer."""
         program = self.program
         for value in buffer.members:
             if value.producer() not in program.forward:
                 continue
-            uses = [(node, i) for node, i in value.uses() if node in program.backward and node.op_type not in SHAPES]
+            uses = [(node, i) for node, i in value.uses() if node in program.backward and node.op_type not in SHAPE]
             if uses:
-                copy = self._read(value, arrived)
+                copy = self._read(value, gate)
                 for node, i in uses:
                     node.replace_input_with(i, copy)
 
-    def _arrived(self, n: int) -> ir.Value:
+    def _gate(self, n: int) -> ir.Value:
         """A gradient that comes shortly before a position, and that one more reader changes nothing for."""
         program = self.program
         waiting = [program.nodes[n]]
@@ -185,7 +186,7 @@ class Emitter:
             made = {
                 v: program.position[p] for v in node.inputs if v is not None and (p := v.producer()) in program.backward
             }
-            early = {v: place for v, place in made.items() if place < n and v.producer() not in self.own}
+            early = {v: place for v, place in made.items() if place < n and v.producer() not in self.exclusive}
             found = max((v for v in early if self._readable(v)), key=early.__getitem__, default=None)
             if found is not None:
                 return found
@@ -201,20 +202,20 @@ class Emitter:
         known = value.dtype is not None and isinstance(value.type, ir.TensorType)
         return known and (self.edges.get(value, 0) > 1 or all(reader.domain for reader in readers))
 
-    def _wait_for_own(self) -> None:
+    def _wait_for_exclusive(self) -> None:
         """Let what comes after a gradient wait for all that belongs to one parameter and reads it."""
         program, op = self.program, self.op
         for node in program.nodes:
-            for value in node.outputs if node in program.backward and node not in self.own else ():
+            for value in node.outputs if node in program.backward and node not in self.exclusive else ():
                 buffer = program.of.get(value)
                 if buffer is None or buffer.size <= program.small or dims(value) is None or value.is_graph_output():
                     continue
                 place = {reader: program.position[reader] for reader, _ in value.uses() if reader in program.position}
-                own = [r for r in place if r in self.own]
-                last = max((place[r] for r in own), default=-1)
-                later = [(r, i) for r, i in value.uses() if place.get(r, -1) > last and r not in self.own]
+                exclusive = [r for r in place if r in self.exclusive]
+                last = max((place[r] for r in exclusive), default=-1)
+                later = [(r, i) for r, i in value.uses() if place.get(r, -1) > last and r not in self.exclusive]
                 later = [(r, i) for r, i in later if not program.melts(value, r)]
-                results = [made for r in own if (made := self._result(r, later, place)) is not None]
+                results = [made for r in exclusive if (made := self._result(r, later, place)) is not None]
                 if later and results and self.edges[value] > 1:
                     start = len(op.nodes)
                     op.prefix = f"{value.name}/awaited"
@@ -243,7 +244,7 @@ class Emitter:
         program, late = self.program, dict[ir.Value, list[ir.Node]]()
         moved: set[ir.Node] = set()
         for node in program.nodes:
-            value = node.inputs[0] if node.op_type in SHAPES and node.domain == "" else None
+            value = node.inputs[0] if node in SHAPE else None
             buffer = None if value is None else program.of.get(value)
             if value is None or buffer is None or node not in program.backward or buffer.size <= program.small:
                 continue
@@ -288,5 +289,5 @@ class Emitter:
         """The view, noted to be one of a value of the forward model, which goes with the gradients."""
         producer = view.producer()
         assert producer is not None
-        producer.metadata_props[PASSES] = str(value.name)
+        producer.metadata_props[VIEW] = str(value.name)
         return view

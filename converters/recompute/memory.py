@@ -10,16 +10,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.recompute.choose import choose
 from onnx_backprop.converters.recompute.emit import Emitter
-from onnx_backprop.converters.recompute.order import ordered, own_nodes
+from onnx_backprop.converters.recompute.order import exclusive_nodes, ordered
 from onnx_backprop.converters.recompute.program import Program
 from onnx_backprop.converters.recompute.replay import Choice, Replay
 from onnx_backprop.converters.recompute.sizes import sizes
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.tables import told_bytes
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import used_names
 
 _UNITS = {"": 1, "b": 1} | {f"{p}b": 1000**n for n, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}ib": 1024**n for n, p in enumerate("kmgt", 1)}
@@ -46,7 +46,7 @@ def check_memory(memory: int | str) -> float | int:
     if type(memory) is int and memory > 0:
         return memory
     raise InvalidArgumentError(
-        f"memory: expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}"
+        f"expected a number of bytes, as '512MB', '2GiB' or 512_000_000, or a share as '50%', got {memory!r}", "memory"
     )
 
 
@@ -66,27 +66,28 @@ def fit_memory(
     graph = model.graph
     known = sizes(model, lengths)
     back = [node for node in graph if node in backward]
-    own = own_nodes(back, gradients)
+    exclusive = exclusive_nodes(back, gradients)
     before = [node for node in graph if node in forward]
     behind = [node for node in graph if node not in forward and node not in backward]
-    program = Program(graph, [*before, *ordered(back, own), *behind], forward, backward, known, set(gradients))
+    program = Program(graph, [*before, *ordered(back, exclusive), *behind], forward, backward, known, set(gradients))
     without = Replay(program, Choice()).peak
     budget = floor(memory * without) if isinstance(memory, float) else memory
     replay = choose(program, budget)
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
     if replay.peak > budget:
         raise InvalidArgumentError(
-            f"memory: a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
+            f"a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
             f"{told_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {told_bytes(without)} without one) "
-            f"for about {time:.2f} times the time of a step"
+            f"for about {time:.2f} times the time of a step",
+            "memory",
         )
-    nodes = Emitter(program, replay, own, Builder(used_names(graph))).write()
+    nodes = Emitter(program, replay, exclusive, Builder(used_names(graph))).write()
     graph.remove(list(graph))
     graph.extend(nodes)
-    return asdict(Forecast(without, replay.peak, round(time, 4), sum(map(len, replay.at.values()))))
+    return asdict(Forecast(without, replay.peak, round(time, 4), sum(map(len, replay.copies_at.values()))))
 
 
-def told(expected: Mapping[str, Any]) -> str:
+def describe(expected: Mapping[str, Any]) -> str:
     """What `fit_memory` expects, in one sentence; nothing for what is none of its answers."""
     without, budget, time, copies = (expected.get(f.name) for f in fields(Forecast))
     if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):

@@ -13,34 +13,34 @@ from math import inf, prod
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.walk import values_read
 
 _BATCH, _SIDE = 8, 64  # for the first length, and others, that only a run knows
 
 
-def own_nodes(backward: Sequence[ir.Node], gradients: Sequence[ir.Value]) -> dict[ir.Node, ir.Value]:
+def exclusive_nodes(backward: Sequence[ir.Node], gradients: Sequence[ir.Value]) -> dict[ir.Node, ir.Value]:
     """The nodes of the backward part that lead to the gradient of one parameter only, and that gradient."""
-    leads: dict[ir.Node, int] = defaultdict(int)
+    reached: dict[ir.Node, int] = defaultdict(int)
     for n, value in enumerate(gradients):
         if (producer := value.producer()) is not None:
-            leads[producer] |= 1 << n
+            reached[producer] |= 1 << n
     for node in reversed(backward):
         for producer in (value.producer() for value in values_read(node)):
             if producer is not None:
-                leads[producer] |= leads[node]
-    return {n: gradients[leads[n].bit_length() - 1] for n in backward if leads[n].bit_count() == 1}
+                reached[producer] |= reached[node]
+    return {n: gradients[reached[n].bit_length() - 1] for n in backward if reached[n].bit_count() == 1}
 
 
-def ordered(backward: Sequence[ir.Node], own: Collection[ir.Node]) -> list[ir.Node]:
+def ordered(backward: Sequence[ir.Node], exclusive: Collection[ir.Node]) -> list[ir.Node]:
     """The nodes of the backward part with those of one parameter right behind the last of the others that they need."""
     place = {node: n for n, node in enumerate(backward)}
     needs: dict[ir.Node, int] = {}
     behind: dict[int, list[ir.Node]] = defaultdict(list)
     for node in backward:
         producers = [p for v in values_read(node) if (p := v.producer()) is not None and p in place]
-        if node in own:
-            needs[node] = max((needs[p] if p in own else place[p] for p in producers), default=-1)
+        if node in exclusive:
+            needs[node] = max((needs[p] if p in exclusive else place[p] for p in producers), default=-1)
             behind[needs[node]].append(node)
     result: list[ir.Node] = []
     done: set[ir.Node] = set()
@@ -61,7 +61,7 @@ def ordered(backward: Sequence[ir.Node], own: Collection[ir.Node]) -> list[ir.No
                 result.append(current)
 
     for n, node in enumerate(backward):
-        if node not in own:
+        if node not in exclusive:
             put(node)
             for waiting in behind.get(n, ()):
                 put(waiting)
@@ -78,14 +78,16 @@ def weights_early(graph: ir.Graph, forward: Collection[ir.Node], gradients: Sequ
     nodes, first = list(graph), set(forward)
     start = 1 + max((n for n, node in enumerate(nodes) if node in first), default=-1)
     backward = sorted(nodes[start:], key=lambda node: node.op_type != "Constant")  # which several may read
-    own = own_nodes(backward, gradients)
+    exclusive = exclusive_nodes(backward, gradients)
     read: dict[ir.Value, set[ir.Value]] = defaultdict(set)
-    for node, gradient in own.items():
-        read[gradient].update(v for v in values_read(node) if v.producer() is not None and v.producer() not in own)
+    for node, gradient in exclusive.items():
+        read[gradient].update(
+            v for v in values_read(node) if v.producer() is not None and v.producer() not in exclusive
+        )
     large = {gradient for gradient, values in read.items() if _nbytes(gradient) > sum(map(_nbytes, values))}
-    late = [node for node in backward if own.get(node) in large]
+    late = [node for node in backward if exclusive.get(node) in large]
     graph.remove(backward)
-    graph.extend(ordered([node for node in backward if own.get(node) not in large], own))
+    graph.extend(ordered([node for node in backward if exclusive.get(node) not in large], exclusive))
     graph.extend(late)
 
 

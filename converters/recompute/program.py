@@ -8,22 +8,11 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.recompute.sizes import Sizes
-from onnx_backprop.converters.reverse.expand import RANDOM
 from onnx_backprop.converters.reverse.known import constant_value, dims, is_float
+from onnx_backprop.opset.graphs.facts import DRAWS, FUSED_INTO_PRODUCTS, IN_PLACE, PRODUCTS, SHAPE, UNFUSED, VIEW
+from onnx_backprop.opset.graphs.walk import subgraphs, values_read
 
-VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})  # whose result is their input's memory
-SHAPES = frozenset({"Shape", "Size"})  # which read no element
-# that onnxruntime lets write over an input of the same size that nobody reads afterwards
-IN_PLACE = frozenset(
-    {"Abs", "Add", "Clip", "Div", "Elu", "Exp", "LeakyRelu", "Mul", "Neg", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh"}
-)
-# that onnxruntime melts into no neighbour on the processor: one more reader of what they read changes no rounding
-ALONE = frozenset({"Concat", "ConvTranspose", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "Split", "Tile"})
-# that onnxruntime melts into a product behind them, whoever else reads their result
-_INTO_PRODUCTS = frozenset({"Cast", "Div", "Mul", "Transpose"})
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _SMALL = 2000  # the share of all forward memory below which a tensor is small
 
 
@@ -33,7 +22,7 @@ class Buffer:
     def __init__(self, value: ir.Value, node: ir.Node, size: int) -> None:
         self.value, self.node, self.size = value, node, size
         self.members = [value]
-        self.made: int = 0
+        self.created: int = 0
         self.read: list[int] = []  # by nodes of the forward part, in order
         self.read_back: list[int] = []  # by those of the backward part
 
@@ -75,7 +64,7 @@ class Program:
                 constant.update(node.outputs)  # what is made of parameters alone is there whatever is chosen
                 continue
             source = node.inputs[0] if node.inputs else None
-            shared = node.domain == "" and node.op_type in VIEWS
+            shared = node in VIEW
             for value in node.outputs:
                 if shared and source is not None and not value.is_graph_output():
                     if source in self.of:
@@ -85,12 +74,12 @@ class Program:
                 counts = (node in self.forward or node in self.backward) and value not in self.gradients
                 size = self.sizes.nbytes.get(value, 0) if counts else 0
                 buffer = self.of[value] = Buffer(value, node, size)
-                buffer.made = self.position[node]
+                buffer.created = self.position[node]
                 self.buffers.append(buffer)
 
     def _note_readers(self, kept: Iterable[ir.Value]) -> None:
         for n, node in enumerate(self.nodes):
-            shapes = node.domain == "" and node.op_type in SHAPES
+            shapes = node in SHAPE
             view = node in self.forward and len(node.outputs) == 1 and self._is_view(node)
             for value in values_read(node):
                 buffer = self.of.get(value)
@@ -128,7 +117,7 @@ class Program:
         """The bytes that are there while each node runs, where nothing is computed again."""
         delta = np.zeros(len(self.nodes) + 1, np.int64)
         for buffer in self.buffers:
-            delta[buffer.made] += buffer.size
+            delta[buffer.created] += buffer.size
             delta[self.end(buffer, self.last(buffer)) + 1] -= buffer.size
         return np.cumsum(delta)[:-1]
 
@@ -136,12 +125,12 @@ class Program:
     def large(self) -> np.ndarray:
         """Whether each node allocates much."""
         result = np.zeros(len(self.nodes), bool)
-        result[[b.made for b in self.buffers if b.size > self.small]] = True
+        result[[b.created for b in self.buffers if b.size > self.small]] = True
         return result
 
     def last(self, buffer: Buffer) -> int:
         """The position of the last node that reads a buffer."""
-        return max((buffer.made, *buffer.read[-1:], *buffer.read_back[-1:]))
+        return max((buffer.created, *buffer.read[-1:], *buffer.read_back[-1:]))
 
     def inputs_of(self, buffer: Buffer) -> dict[Buffer, bool]:
         """The buffers that must be there to make one again, and whether these must be made again themselves."""
@@ -157,13 +146,11 @@ class Program:
     def melts(self, value: ir.Value, reader: ir.Node) -> bool:
         """Whether onnxruntime may make one node of that which makes a value and a reader, though others read it too."""
         producer = value.producer()
-        if producer is None or producer.domain or reader.domain or value not in self.of:
-            return False
-        return producer.op_type in _INTO_PRODUCTS and reader.op_type in _PRODUCTS
+        return value in self.of and producer in FUSED_INTO_PRODUCTS and reader in PRODUCTS
 
     def can_copy(self, node: ir.Node) -> bool:
         """Whether a second run of a forward node gives the same numbers, in values whose rank is known."""
-        if node not in self.forward or subgraphs(node) or node.op_type in RANDOM:
+        if node not in self.forward or subgraphs(node) or node.op_type in DRAWS:
             return False
         if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
             mode = constant_value(node.inputs[2])
@@ -176,12 +163,12 @@ class Program:
         if dims(value) is None or not isinstance(value.type, ir.TensorType):
             return False
         readers = [node for node, _ in value.uses()]
-        return self.edges(value) > 1 or not is_float(value) or all(n.op_type in ALONE for n in readers)
+        return self.edges(value) > 1 or not is_float(value) or all(n.op_type in UNFUSED for n in readers)
 
     def end(self, buffer: Buffer, last: int) -> int:
         """The last position a buffer is there at, one before that of its last reader where that writes over it."""
         node = self.nodes[last]
-        if last > buffer.made and node.domain == "" and node.op_type in IN_PLACE:
+        if last > buffer.created and node in IN_PLACE:
             made = self.of.get(node.outputs[0])
             if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
                 return last - 1

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.recompute.program import IN_PLACE, Buffer, Program
+from onnx_backprop.converters.recompute.program import Buffer, Program
+from onnx_backprop.opset.graphs.facts import IN_PLACE
 
 
 class ImpossibleError(Exception):
@@ -27,26 +28,26 @@ class Choice:
 class Replay:
     """The run of a program under a choice.
 
-    at: for every position of the backward part the nodes that run again in front of it, in order; cost: of these;
-    until: by buffer of the forward part that is not as it was, the last position that reads it; memory: bytes that are
-    there while each node runs.
+    copies_at: for every position of the backward part the nodes that run again in front of it, in order. cost: of
+    these. until: by buffer of the forward part that is not as it was, the last position that reads it. memory: bytes
+    that are there while each node runs.
     """
 
     def __init__(self, program: Program, choice: Choice) -> None:
         self.program, self.choice = program, choice
-        self.at: dict[int, list[ir.Node]] = defaultdict(list)
+        self.copies_at: dict[int, list[ir.Node]] = defaultdict(list)
         self.copied: dict[Buffer, int] = {}  # when
         self.copy_read: dict[Buffer, int] = {}  # until when
         self.until: dict[Buffer, int] = {}
         self._within: dict[int, dict[Buffer, int]] = defaultdict(dict)  # by position, the last copy there that reads it
         for buffer in choice.dropped:
-            self.until[buffer] = max((buffer.made, *buffer.read[-1:]))
-        uses = sorted((n, b.made, b) for b in choice.dropped for n in b.read_back)
+            self.until[buffer] = max((buffer.created, *buffer.read[-1:]))
+        uses = sorted((n, b.created, b) for b in choice.dropped for n in b.read_back)
         for n, _, buffer in uses:
             if buffer not in self.copied:
                 self._copy(buffer, n)
             self.copy_read[buffer] = max(self.copy_read[buffer], n)
-        self.cost = sum(program.costs[node] for nodes in self.at.values() for node in nodes)
+        self.cost = sum(program.costs[node] for nodes in self.copies_at.values() for node in nodes)
         self.memory = program.memory + self._changes()
 
     @property
@@ -81,7 +82,7 @@ class Replay:
                 stack.append((current, True))
                 stack.extend((read, False) for read, must in again.items() if must and read not in self.copied)
                 continue
-            place = len(self.at[n])
+            place = len(self.copies_at[n])
             for read, must in again.items():
                 if not must:
                     self.until[read] = max(self.until.get(read, self.program.last(read)), n)
@@ -89,7 +90,7 @@ class Replay:
                 self.copy_read[read] = max(self.copy_read[read], n)
                 if self.copied[read] == n:
                     self._within[n][read] = place
-            self.at[n].append(current.node)
+            self.copies_at[n].append(current.node)
             for value in current.node.outputs:
                 made = self.program.of.get(value)
                 if made is not None and made not in self.copied:
@@ -110,7 +111,7 @@ class Replay:
                 delta[n] += buffer.size
                 delta[program.end(buffer, max(self.copy_read[buffer], n)) + 1] -= buffer.size
         result = np.cumsum(delta)[:-1]
-        for n, nodes in self.at.items():
+        for n, nodes in self.copies_at.items():
             result[n] += self._passing(n, nodes)
         return result
 
@@ -122,7 +123,7 @@ class Replay:
             made = [self.program.of[v] for v in node.outputs if v in self.program.of]
             new = sum(b.size for b in made if self._passes(b, n))
             gone = [b for b, last in within.items() if last == place and self._passes(b, n)]
-            over = node.domain == "" and node.op_type in IN_PLACE and any(b.size == made[0].size for b in gone)
+            over = node in IN_PLACE and any(b.size == made[0].size for b in gone)
             live += new
             most = max(most, live - (made[0].size if over else 0))
             live -= sum(b.size for b in gone) + sum(b.size for b in made if self._passes(b, n) and b not in within)

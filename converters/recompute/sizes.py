@@ -9,25 +9,15 @@ from math import prod
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import values_read
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.facts import FREE, PASSES
+from onnx_backprop.opset.graphs.walk import values_read
 
 Shape = tuple[int, ...]
 OPERATIONS_PER_BYTE = 16  # floating-point operations of a product in the time that one byte takes to be moved
-# passes over memory that an operator takes, as several passes or as arithmetic that takes as long
-_PASSES = dict.fromkeys(("Erf", "Exp", "Gelu", "Log", "Pow", "Sigmoid", "Softplus", "Tanh"), 2) | {
-    "BatchNormalization": 2,
-    "GroupNormalization": 3,
-    "InstanceNormalization": 3,
-    "LayerNormalization": 2,
-    "LogSoftmax": 3,
-    "Resize": 2,
-    "Softmax": 3,
-}
-FREE = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
 # operators of products, and which tensor has one element for every row of products that the weights of the next give
 _PER_ELEMENT = {
     "Conv": ("output", 0, 1),
@@ -49,10 +39,10 @@ class Sizes:
 
     def cost(self, node: ir.Node) -> float:
         """The time of a node, in bytes that could be moved meanwhile: they are moved, or products are computed."""
-        if node.domain == "" and node.op_type in FREE:
+        if node in FREE:
             return 0.0
         moved = sum(self.nbytes.get(v, 0) for v in (*values_read(node), *node.outputs))
-        return moved * _PASSES.get(node.op_type, 1) + 2 * self.products(node) / OPERATIONS_PER_BYTE
+        return moved * PASSES.get(node.op_type, 1) + 2 * self.products(node) / OPERATIONS_PER_BYTE
 
     def products(self, node: ir.Node) -> int:
         """The multiplications of a node that is made of sums of products; 0 for any other."""
@@ -85,26 +75,27 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
         value.type.tensor_type.ClearField("shape")
     known = dict(lengths)
     missing = _filled_in(light, known)
-    found = _found(light)
+    inferred = _inferred_shapes(light)
     if missing:  # of targets, which have the lengths of what they are compared with
         for value in (value for node in model.graph for value in node.outputs if value.shape is not None):
-            for dim, length in zip(value.shape or (), found.get(str(value.name), ()), strict=False):
+            for dim, length in zip(value.shape or (), inferred.get(str(value.name), ()), strict=False):
                 if not isinstance(dim, int) and dim.value is not None:
                     known.setdefault(dim.value, length)
         if missing := _filled_in(light, known):
             missing = [name for name in missing if not name.startswith("unk__")] or missing
             raise InvalidArgumentError(
-                f"memory: the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
-                f"Give them, as lengths={{{missing[0]!r}: 8}}"
+                f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
+                f"Give them, as lengths={{{missing[0]!r}: 8}}",
+                "memory",
             )
-        found = _found(light)
+        inferred = _inferred_shapes(light)
     shapes: dict[ir.Value, Shape] = {}
     nbytes: dict[ir.Value, int] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        _note(value, found.get(str(value.name)), shapes, nbytes)
+        _note(value, inferred.get(str(value.name)), shapes, nbytes)
     for node in model.graph:
         for value in node.outputs:
-            shape = found.get(str(value.name))
+            shape = inferred.get(str(value.name))
             if shape is None and value.shape is not None:
                 shape = _numbers(value.shape, lengths)
             _note(value, shape, shapes, nbytes)
@@ -115,9 +106,9 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
 
 def _note_shapes(model: ir.Model, proto: ModelProto) -> None:
     """Give the values of the backward part the shapes that inference finds, as symbols where they are."""
-    found = {value.name: value for value in infer(proto).graph.value_info}
-    for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in found):
-        declared = found[str(value.name)].type.tensor_type
+    inferred = {value.name: value for value in infer(proto).graph.value_info}
+    for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in inferred):
+        declared = inferred[str(value.name)].type.tensor_type
         if declared.HasField("shape"):
             dims = declared.shape.dim
             value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims])
@@ -135,7 +126,7 @@ def _filled_in(model: ModelProto, lengths: Mapping[str, int]) -> list[str]:
     return list(missing)
 
 
-def _found(model: ModelProto) -> dict[str, Shape]:
+def _inferred_shapes(model: ModelProto) -> dict[str, Shape]:
     """The shapes that inference finds numbers for."""
     graph = infer(model).graph
     result: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}

@@ -20,6 +20,7 @@ from onnx_backprop.converters.reverse.signature import signature
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.graphs.names import unique
 
 Operand = ir.Value | np.ndarray | float | Sequence[float] | None
 
@@ -43,7 +44,6 @@ class Builder:
         self.imputed: ir.Value | None = None  # the gradient of a node, where 0 · NaN is to be 0
         self.domain = _Domain(self)
         self._names = used_names
-        self._numbers: dict[str, int] = {}  # the last number put behind a name: counting on from it, not from 1
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
 
@@ -93,17 +93,11 @@ class Builder:
         """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
         inner = Builder(self._names)
         inner.straight_through, inner.checkpoint = self.straight_through, self.checkpoint
-        inner._numbers = self._numbers
         return inner
 
     def unique(self, name: str) -> str:
         """`name`, with a number behind it when it is taken."""
-        candidate = name
-        while candidate in self._names:
-            self._numbers[name] = self._numbers.get(name, 1) + 1
-            candidate = f"{name}_{self._numbers[name]}"
-        self._names.add(candidate)
-        return candidate
+        return unique(name, self._names)
 
     def constant(self, array: np.ndarray) -> ir.Value:
         """A constant tensor; equal ones share a node."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.fused.expand import REFUSED
-from onnx_backprop.converters.prepare.graphs import subgraphs, values_read
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import (
@@ -25,14 +24,17 @@ from onnx_backprop.converters.reverse.expand import (
     settle,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
-from onnx_backprop.converters.reverse.imputed import UNARY, imputed
+from onnx_backprop.converters.reverse.imputed import imputed
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.loops import LoopPlan, loop_gradients, plan_loop
-from onnx_backprop.converters.reverse.segments import has_segments, segmented
-from onnx_backprop.converters.reverse.sequence_map import map_as_loop
-from onnx_backprop.converters.reverse.steps import is_loop, steps_of
+from onnx_backprop.converters.reverse.loops.gradients import LoopPlan, loop_gradients, plan_loop
+from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
+from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
+from onnx_backprop.converters.reverse.loops.steps import is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, ROUNDS, UNARY
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
 _ROUNDED_BYTES = 4  # longer integers are lengths and indices
@@ -64,7 +66,7 @@ def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir
             continue
         stop = registry.stops(node)
         made = set() if stop is not None else _carry(node, read)
-        if made and (node.domain, node.op_type) == ("", "If"):
+        if made and is_standard(node, "If"):
             made, read, stop = _through_if(node, read, made)
         elif made and is_loop(node):
             made, read, stop = _through_loop(node, read, made)
@@ -145,7 +147,7 @@ def _led(node: ir.Node, branch: ir.Graph, path: GradientPath) -> Iterator[ir.Val
 
 def _carry(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:
     """The outputs that a gradient may arrive at: floats, and numbers that were rounded from floats."""
-    rounds = (node.domain, node.op_type) in registry.ROUNDING or any(_is_rounded(value) for value in read)
+    rounds = node in ROUNDS or any(_is_rounded(value) for value in read)
     return {y for y in node.outputs if is_float(y) or y.dtype is None or (rounds and _is_rounded(y))}
 
 
@@ -158,19 +160,10 @@ def refuse_rounding(graph: Iterable[ir.Node], of: Iterable[ir.Value], path: Grad
     """Raise where a part of the gradient would be left out: a stop that may not lie on a way does."""
     refused = [node for node, stop in path.stops.items() if stop.refused]
     if refused:
-        leads = leading(graph, of)
+        leads = dependencies(graph, of)
         for node in refused:
             if not leads.isdisjoint(node.outputs):
                 raise unsupported(node, path.stops[node].reason)
-
-
-def leading(graph: Iterable[ir.Node], of: Iterable[ir.Value]) -> set[ir.Value]:
-    """Everything that `of` depends on, through whatever types."""
-    result = set(of)
-    for node in reversed(list(graph)):
-        if not result.isdisjoint(node.outputs):
-            result |= values_read(node)
-    return result
 
 
 @dataclass(frozen=True)
@@ -238,17 +231,17 @@ def _plan(
                 inside = find_path(body.nodes, of, values_read(node) & path.active)
                 refuse_rounding(body.nodes, of, inside)
                 parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
-        if node.op_type not in registry.CARRYING and any(_is_rounded(x) for x in values_read(node) & path.active):
-            known = ", ".join(sorted(registry.CARRYING))
+        if node.op_type not in CARRIES_ROUNDED and any(_is_rounded(x) for x in values_read(node) & path.active):
+            known = ", ".join(CARRIES_ROUNDED)
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
         plans.append(NodePlan(node, rule, version or registry.ANY_VERSION, tuple(parts), loop))
     return plans
 
 
 def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
-    if (node.domain, node.op_type) == ("", "If"):
+    if is_standard(node, "If"):
         return branch_bodies(node)
-    if (node.domain, node.op_type) == ("", "SequenceMap"):
+    if is_standard(node, "SequenceMap"):
         return [map_as_loop(node)]
     body = function_body(node, opsets)
     return [] if body is None else [body]
@@ -418,7 +411,7 @@ def _apply(
             raise node.invalid(words) from e
         raise
     grads = (grads,) if isinstance(grads, ir.Value) else grads
-    if node.op_type in UNARY and not node.node.domain:
+    if node.node in UNARY:
         grads = [op.where_it_flows(g) for g in grads if g is not None]
     received = list(zip(node.inputs, grads, strict=False))
     if not rule.broadcasts:
@@ -440,7 +433,8 @@ def explain_unreached(
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
     reasons = told_stops(path.stops)
     return InvalidArgumentError(
-        f"{argument}: {name!r} does not influence {', '.join(of)} along a differentiable path"
+        f"{name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")
-        + f". Leave it out of {argument}"
+        + f". Leave it out of {argument}",
+        argument,
     )

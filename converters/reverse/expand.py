@@ -9,14 +9,16 @@ outputs are its own too: a rule may compare an output with an input bit by bit, 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TypeProto, checker, defs, helper, inliner, numpy_helper, shape_inference
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs, values_read
-from onnx_backprop.converters.prepare.inner_constants import copy_constants
-from onnx_backprop.converters.prepare.loop_lengths import infer_with_states
+from onnx_backprop.converters.prepare.inference.driver import infer_corrected
+from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
+from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
+from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequences
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value, dims
@@ -28,13 +30,14 @@ from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.facts import DRAWS
+from onnx_backprop.opset.graphs.order import dependencies
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 LOCAL = "onnx_backprop.body"
 CONSTANTS_LIMIT = 1024  # elements of an input's value that shape inference is shown
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
 Unique = Callable[[str], str]
 Amendment = Callable[[onnx.FunctionProto, ir.Node], None]
 AMENDMENTS: dict[tuple[str, str], Amendment] = {}
@@ -80,10 +83,8 @@ def function_body(node: ir.Node, opsets: Mapping[str, int]) -> Expansion | None:
         _constants_are_known(inlined, given)
         copy_constants(inlined)
         short = not any(is_long(value) for value in inlined.graph.input)
-        inlined = infer_with_states(
-            inlined,
-            lambda model: shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=short),
-        )
+        infer = partial(shape_inference.infer_shapes, check_type=True, strict_mode=True, data_prop=short)
+        inlined = infer_corrected(inlined, infer, loose_sequences, loop_states)
     except OnnxBackpropError:
         raise
     except Exception as e:
@@ -277,10 +278,7 @@ def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Nod
     `emitted`: the copy and its gradient; what the gradient reads is what `grads` depend on.
     Errors: UnsupportedError for an operator that would draw other random numbers than it did in the forward pass.
     """
-    needed = set(grads)
-    for one in reversed(emitted):
-        if not needed.isdisjoint(one.outputs):
-            needed |= values_read(one)
+    needed = dependencies(emitted, grads)
     unread = {copy for copy in body.nodes if needed.isdisjoint(copy.outputs)}
     op.nodes[:] = [n for n in op.nodes if n not in unread]
     for copy in reversed(body.nodes):
@@ -310,7 +308,7 @@ def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
         if training:
             mode = constant_value(copy.inputs[2])
             training = mode is None or bool(mode.any())
-        if copy.op_type in RANDOM or training:
+        if copy.op_type in DRAWS or training:
             raise unsupported(
                 node,
                 f"its gradient computes {copy.op_type} '{label(copy)}' a second time, which would draw other random "

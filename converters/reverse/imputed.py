@@ -14,11 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import constant_value
-
-UNARY = frozenset(
-    {"Abs", "Acos", "Asin", "Atanh", "Cast", "Cos", "Exp", "Log", "Neg", "Reciprocal", "Sin", "Sqrt", "Tan", "Tanh"}
-)
-_ELEMENTWISE = UNARY | {"Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum", "Where"}
+from onnx_backprop.opset.graphs.facts import ELEMENTWISE
 
 
 def imputed(nodes: Iterable[ir.Node]) -> set[ir.Node]:
@@ -26,7 +22,7 @@ def imputed(nodes: Iterable[ir.Node]) -> set[ir.Node]:
     found: set[ir.Node] = set()
     values: set[ir.Value] = set()
     for node in reversed(list(nodes)):
-        if node.op_type not in _ELEMENTWISE or node.domain:
+        if node not in ELEMENTWISE:
             continue
         if not values.isdisjoint(node.outputs):
             found.add(node)

@@ -5,6 +5,7 @@ import onnx_ir as ir
 
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.graphs.walk import is_standard
 
 
 def dims(value: ir.Value) -> Dims | None:
@@ -45,7 +46,7 @@ def constant_value(value: ir.Value | None) -> np.ndarray | None:
     if value is None or value.is_graph_input():
         return None
     node = value.producer()
-    if node is not None and node.domain == "" and node.op_type in ("Cast", "CastLike") and value.dtype is not None:
+    if node is not None and is_standard(node, "Cast", "CastLike") and value.dtype is not None:
         before = constant_value(node.inputs[0])
         return None if before is None else before.astype(value.dtype.numpy())
     tensor = ir.convenience.get_const_tensor(value)

@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.declared import LIKE_INPUT
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
+from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
-from onnx_backprop.converters.prepare.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
@@ -38,14 +38,6 @@ ANY_VERSION = 0  # of a rule for an operator that has no schema
 RULES: dict[Key, Rule] = {}
 FLOWING_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # (domain, operator) -> inputs that can have a gradient
 ZERO_INPUTS: dict[tuple[str, str], frozenset[int]] = {}  # the same -> other inputs, by which the derivative is 0
-ROUNDING = frozenset(
-    {("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")}
-)  # their integer outputs carry gradients on, to be divided by a scale
-# what may be done to such integers: the rules move their gradients, which are floats, or round as well
-CARRYING = frozenset(
-    {"Cast", "Concat", "ConvInteger", "DequantizeLinear", "Flatten", "Identity", "MatMulInteger", "Reshape"}
-    | {"Squeeze", "Transpose", "Unsqueeze"}
-)
 
 
 class Stop(NamedTuple):

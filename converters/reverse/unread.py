@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, subgraphs
+from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
 
 def detach(node: ir.Node) -> None:
@@ -16,7 +16,7 @@ def detach(node: ir.Node) -> None:
 
 def without_unread_rows(node: ir.Node, needed: set[ir.Value]) -> ir.Node:
     """The node, or one in its place without scan outputs that no node reads; as it is where it makes what is needed."""
-    if node.domain or node.op_type not in ("Loop", "Scan") or not needed.isdisjoint(node.outputs):
+    if not is_standard(node, "Loop", "Scan") or not needed.isdisjoint(node.outputs):
         return node
     body = node.attributes["body"].as_graph()
     extra = len(body.outputs) - len(node.outputs)  # the condition of a Loop

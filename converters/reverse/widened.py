@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import subgraphs
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value
+from onnx_backprop.opset.graphs.facts import COMPARED
+from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# Compared with their inputs bit by bit, while onnxruntime leaves out the rounding between two nodes where it can.
-_AGAIN = ("GlobalMaxPool", "Max", "Min", "ReduceMax", "ReduceMin")
 _SMALL = 1024  # elements of a constant that rules may look at
 
 
@@ -91,7 +90,7 @@ class Widened:
         if x not in values:
             real = self._real.get(x, x)
             node = real.producer()
-            if node is None or real.dtype not in HALF or node.domain or node.op_type not in _AGAIN:
+            if node is None or real.dtype not in HALF or node not in COMPARED:
                 values[x] = self.cast(real, x)
             else:
                 inputs = [None if v is None else self._value(self.of(v), values) for v in node.inputs]
@@ -118,7 +117,7 @@ def _name(real: ir.Value, y: ir.Value, half: ir.DataType | None) -> None:
 
 def _stays(node: ir.Node) -> bool:
     """Branches read values from outside by themselves; what Attention masks depends on its type's lowest number."""
-    return bool(subgraphs(node)) or (node.domain == "" and node.op_type == "Attention")
+    return bool(subgraphs(node)) or is_standard(node, "Attention")
 
 
 def _is_half(node: ir.Node) -> bool:

@@ -4,10 +4,10 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, parser
 
-from onnx_backprop.converters.prepare.graphs import copied
 from onnx_backprop.converters.reverse.expand import amends
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.opset.graphs.edit import copied
 
 MASKED = ("BiasRowMaxAxes", "BiasRowMax", "FloatNegInfT", "RowAllMasked")  # nodes of the body
 # RowAllMasked, for the rows that put out 0, and ScoresOrNone, which depends on no score where none counts

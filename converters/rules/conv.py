@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.conv_transpose_pads import axis_pads, extent
+from onnx_backprop.converters.prepare.inference.conv_transpose_pads import axis_pads, extent
 from onnx_backprop.converters.reverse.known import dims, known_lengths
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import padded

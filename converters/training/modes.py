@@ -6,17 +6,16 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import used_names
-from onnx_backprop.converters.prepare.statistics import STATISTICS
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER, signature
-from onnx_backprop.converters.recompute.emit import PASSES
+from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, signature
+from onnx_backprop.converters.recompute.marks import DROPPED, VIEW, originals
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
 from onnx_backprop.converters.rules.common import as_shaped
 from onnx_backprop.converters.training.names import RANDOM_STATE
+from onnx_backprop.opset.graphs.names import used_names
 
-DROPOUT_OF = "onnx_backprop.dropout_of"  # on a node that drops: the name of what it drops from
 _SHOWN = 4  # modules that a warning lists
 
 
@@ -82,12 +81,10 @@ def keep_statistics(
 
 def infer_mode(graph: ir.Graph) -> None:
     """Put every Dropout and BatchNormalization into inference mode, the Dropouts that `draw_masks` rewrote too."""
+    for node, value in originals(graph, DROPPED, VIEW):
+        _replace(graph, node.outputs[0], value)
     for node in list(graph):
-        origin = node.metadata_props.get(DROPOUT_OF) or node.metadata_props.get(PASSES)
-        if origin is not None:
-            source = next(v for n in graph for v in (*n.inputs, *n.outputs) if v is not None and v.name == origin)
-            _replace(graph, node.outputs[0], source)
-        elif node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
+        if node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
             node.resize_inputs(2)
         elif node.domain == "" and node.op_type == "BatchNormalization" and _renews(node):
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
@@ -161,7 +158,7 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
         scaled = op.typed(op.Mul(x, 1 / (1 - ratio) if ratio < 1 else 0.0), x)
         y = op.typed(op.Where(dropped, 0.0, scaled), x)
         last = op.nodes[-1]
-        last.metadata_props[DROPOUT_OF] = str(x.name)
+        last.metadata_props[DROPPED] = str(x.name)
         old = node.outputs[0]
         graph.insert_before(node, op.nodes[start:])
         del op.nodes[start:]

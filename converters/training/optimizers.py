@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from onnx_backprop.converters.prepare.selection import Patterns
-from onnx_backprop.converters.training.optimizer_function import Update
+from onnx_backprop.converters.training.update.optimizer_function import Update
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 

@@ -3,20 +3,20 @@
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.graphs import assign
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
+from onnx_backprop.converters.recompute.marks import ROUNDED, originals
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.steps import drop_stacks
+from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.modes import infer_mode
-from onnx_backprop.converters.training.order import in_float32
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
+from onnx_backprop.opset.graphs.edit import assign
 
 
 def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, keep_inputs: bool) -> ModelProto:
@@ -37,7 +37,8 @@ def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, ke
     graph.outputs.clear()
     graph.outputs.extend(kept)
     _prune(graph)
-    in_float32(graph)
+    for node, value in originals(graph, ROUNDED):
+        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     infer_mode(graph)
     drop_stacks(graph)
     _prune(graph)

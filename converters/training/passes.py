@@ -13,28 +13,30 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop.converters.parameters.choice import BUFFERS, choose
 from onnx_backprop.converters.parameters.layout import Layout, layout_of
 from onnx_backprop.converters.parameters.report import warn_of
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, reads, replace_values, used_names, without_tensors
+from onnx_backprop.converters.prepare.exporters.origins import FROZEN, NAMED, origin_of
+from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
-from onnx_backprop.converters.prepare.origins import FROZEN, NAMED, origin_of
-from onnx_backprop.converters.prepare.statistics import STATISTICS
-from onnx_backprop.converters.prepare.torch_metadata import BUFFER
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
 from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
-
-_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.graphs.facts import VIEW
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.order import ancestors, positions
+from onnx_backprop.opset.graphs.walk import is_standard, reads
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ class Passes:
         types: of the outputs of the forward model, which inference may not have found.
         """
         nodes = list(self.model.graph.node)
-        maker = {name: n for n, node in enumerate(nodes) for name in node.output if name}
-        early = _leading(self.ends, nodes, maker)
-        late = _leading(list(self.gradients.values()), nodes, maker) - early
+        maker = positions(nodes)
+        early = ancestors(nodes, self.ends)
+        late = set(ancestors(nodes, self.gradients.values())).difference(early)
         read = set().union(*(reads(nodes[n]) for n in late)) | set(self.gradients.values())
         again: set[int] = set()
         waiting = [name for name in read if name in maker]
@@ -101,7 +103,7 @@ class Passes:
             if n in late or n in again:
                 continue
             node = nodes[n]
-            if node.domain in DEFAULT_DOMAINS and (node.op_type in _VIEWS or node.op_type == "Constant"):
+            if node in VIEW or is_standard(node, "Constant"):
                 again.add(n)
                 waiting += [x for x in reads(node) if x in maker]
             else:
@@ -109,7 +111,7 @@ class Passes:
         declared = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
         ends = [*self.ends, *(name for name in kept if name not in self.ends)]
         known = [declared.get(name, ValueInfoProto(name=name)) for name in ends]
-        forward = part(self.model, [nodes[n] for n in sorted(early)], [], known)
+        forward = part(self.model, [nodes[n] for n in early], [], known)
         found = types(forward)
         backward = part(
             self.model,
@@ -194,15 +196,3 @@ def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collec
     )
     model = without_tensors(finish(ir_model, found.model, DEFAULT_KERNELS, inline=False), inputs)
     return Passes(model, outputs, statistics, None if masks is None else str(masks.name), seeds, gradients)
-
-
-def _leading(names: Sequence[str], nodes: Sequence[NodeProto], maker: Mapping[str, int]) -> set[int]:
-    """The positions of the nodes that some values are computed by."""
-    found: set[int] = set()
-    waiting = [name for name in names if name in maker]
-    while waiting:
-        n = maker[waiting.pop()]
-        if n not in found:
-            found.add(n)
-            waiting += [name for name in reads(nodes[n]) if name in maker]
-    return found

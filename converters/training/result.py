@@ -14,14 +14,14 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.parameters import table
 from onnx_backprop.converters.parameters.table import FROZEN, STATISTIC, TRAINED, Row, counted
-from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import assign, replace_values, without_tensors
-from onnx_backprop.converters.prepare.origins import origin_of
+from onnx_backprop.converters.prepare.exporters.origins import origin_of
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
-from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
+from onnx_backprop.opset.graphs.lazy import ir
 
 _SHOWN = 4  # nodes that the summary lists
 _ELSEWHERE = "trainer"  # where the values of a graph without them lie
@@ -210,9 +210,9 @@ class TrainingGraph:
         expected = self.settings.get("memory")
         if not isinstance(expected, dict):
             return ""
-        from onnx_backprop.converters.recompute.memory import told  # for which onnx_ir is imported
+        from onnx_backprop.converters.recompute.memory import describe  # for which onnx_ir is imported
 
-        return told(expected)
+        return describe(expected)
 
     def __str__(self) -> str:
         """The summary."""
@@ -254,7 +254,7 @@ class TrainingGraph:
         """
         proto = load(model)
         if proto.training_info:
-            from onnx_backprop.converters.training.training_info import (
+            from onnx_backprop.converters.training.standard.training_info import (
                 from_training_info,  # which builds on this module
             )
 

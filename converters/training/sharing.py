@@ -5,13 +5,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.detached import is_stop
-from onnx_backprop.converters.prepare.graphs import unique, used_names
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.origins import inherit, module_of
 from onnx_backprop.converters.prepare.load import pick
-from onnx_backprop.converters.prepare.origins import inherit, module_of
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import unique, used_names
 
 Ties = Sequence[tuple[str, str]]
 Use = tuple[ir.Node, int]
@@ -25,7 +25,7 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
     """
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2:
-            raise InvalidArgumentError(f"tie: expected pairs of names, got {pair!r}. Write [('a', 'b')]")
+            raise InvalidArgumentError(f"expected pairs of names, got {pair!r}. Write [('a', 'b')]", "tie")
         stored = {str(v.name): v for v in graph.initializers.values()}
         a, b = pick(pair, stored, argument="tie", what="an initializer")
         first, second = (np.asarray(v.const_value.numpy()) for v in (a, b) if v.const_value is not None)
@@ -33,8 +33,9 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
         turned = first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second)
         if not same and not turned:
             raise InvalidArgumentError(
-                f"tie: {a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
-                "hold different numbers. Tie copies of one tensor, or of its transpose"
+                f"{a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
+                "hold different numbers. Tie copies of one tensor, or of its transpose",
+                "tie",
             )
         name = str(b.name)
         graph.initializers.pop(name)

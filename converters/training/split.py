@@ -1,14 +1,17 @@
 """A training graph in two: up to the gradients, and from there on, so that something can happen to them in between."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, reads, unique, used_names
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
+from onnx_backprop.opset.graphs.edit import assign, copied, without
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import ancestors, positions
+from onnx_backprop.opset.graphs.walk import all_nodes, reads
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     graph in which it does.
     """
     nodes = list(model.graph.node)
-    maker = {name: n for n, node in enumerate(nodes) for name in node.output if name}
+    maker = positions(nodes)
     candidates = {p: _sources(g, nodes, maker) for p, g in graph.parameters.items()}
     cut = {name for names in candidates.values() for name in names} | {graph.loss}
     statistics = {
@@ -44,7 +47,8 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     }
     cut |= set(statistics.values())
     ends = [*graph.updates.values(), *([graph.gradient_norms] if graph.gradient_norms else [])]
-    late, read = _before([name for name in ends if name not in cut], cut, nodes, maker)
+    late = ancestors(nodes, [name for name in ends if name not in cut], cut)
+    read = set[str]().union(*(reads(nodes[n]) for n in late))
     if stray := [name for name in graph.inputs if name in read]:
         raise UnsupportedError(
             f"the update reads {stray[0]!r} otherwise than through a gradient; expected updates that follow from the "
@@ -57,7 +61,6 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
             raise UnsupportedError(f"the update reads the gradient of {p!r} in two types. Train this graph on one rank")
         of.update(dict.fromkeys([p], used[0]) if used else {})
     first = [*dict.fromkeys(of.values()), *(name for name in (graph.loss, *statistics.values()) if name not in of)]
-    early, _ = _before(first, (), nodes, maker)
     taken = used_names(model.graph)
     passed = {name: name if name in read else unique(f"{name}.sum", taken) for name in first}
     if graph.loss in read:  # an update that reads the loss itself would need both
@@ -66,10 +69,10 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     typed = {name: _typed(name, types, graph, of) for name in first}
     whole = [name for name in passed if passed[name] != name]
     kept = [helper.make_node("Identity", [passed[name]], [name], name=f"{name}/kept") for name in whole]
-    gradients = part(model, [nodes[n] for n in sorted(early)], list(graph.inputs), typed.values())
+    gradients = part(model, [nodes[n] for n in ancestors(nodes, first)], list(graph.inputs), typed.values())
     update = part(
         model,
-        [*kept, *(nodes[n] for n in sorted(late))],
+        [*kept, *(nodes[n] for n in late)],
         [v.name for v in model.graph.input if v.name not in graph.inputs],
         [types[name] for name in dict.fromkeys([graph.loss, *ends])],
         {passed[name]: typed[name] for name in first},
@@ -85,23 +88,6 @@ def _sources(gradient: str, nodes: list[NodeProto], maker: Mapping[str, int]) ->
 
 def _is_statistic(node: NodeProto, graph: TrainingGraph, x: str) -> bool:
     return x not in graph.parameters and node.op_type == "BatchNormalization" and node.domain == ""
-
-
-def _before(
-    names: Iterable[str], stops: Collection[str], nodes: list[NodeProto], maker: Mapping[str, int]
-) -> tuple[set[int], set[str]]:
-    """The positions of the nodes that lead to some values, going no further than `stops`; all that these read."""
-    found: set[int] = set()
-    waiting, read = list(names), set[str]()
-    while waiting:
-        n = maker.get(waiting.pop())
-        if n is None or n in found:
-            continue
-        found.add(n)
-        inputs = reads(nodes[n])
-        read |= inputs
-        waiting += [name for name in inputs if name not in stops]
-    return found, read
 
 
 def _typed(
@@ -128,20 +114,13 @@ def part(
     """Some nodes of a model with all that they need; `inputs` stay, others where they are read; `more`: new ones."""
     read = set().union(*map(reads, nodes), inputs)
     made = {name for node in nodes for name in node.output}
-    result = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(result, field.name).MergeFrom(value)
-        else:
-            setattr(result, field.name, value)
+    result = without(model, "graph")
     graph = result.graph
     graph.name = model.graph.name
     graph.node.extend(nodes)
     graph.input.extend(v for v in model.graph.input if v.name in read)
     for name, value in (more or {}).items():
-        renamed = ValueInfoProto.FromString(value.SerializeToString())
+        renamed = copied(value)
         renamed.name = name
         graph.input.append(renamed)
     graph.output.extend(outputs)

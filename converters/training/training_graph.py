@@ -15,19 +15,17 @@ from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.graphs import used_names
-from onnx_backprop.converters.prepare.inline import check_inline
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.prepare.stops import prepared
+from onnx_backprop.converters.prepare.writing.inline import check_inline
 from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress, find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.training.add_loss import add_loss, typed
-from onnx_backprop.converters.training.loss_scale import renewed_scale, with_default
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import LossBuilder
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.modes import (
@@ -38,16 +36,18 @@ from onnx_backprop.converters.training.modes import (
     train,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
-from onnx_backprop.converters.training.precision import check_precision, emit_gradients
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.rewrites.precision import check_precision, emit_gradients
+from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
 from onnx_backprop.converters.training.sharing import tie as share
 from onnx_backprop.converters.training.sharing import untie as separate
-from onnx_backprop.converters.training.step import State, StepWriter, write_outputs
-from onnx_backprop.converters.training.sums import stage_sums
+from onnx_backprop.converters.training.update.loss_scale import renewed_scale, with_default
+from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import check_kernels
+from onnx_backprop.opset.graphs.names import used_names
 
 
 def training_graph(
@@ -273,8 +273,9 @@ def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) ->
     named = [name for name in listed if isinstance(name, str) and name in inputs]
     if named and (trained or len(named) < len(listed)):
         raise InvalidArgumentError(
-            f"trainable: {named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
-            "the gradient by it"
+            f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it",
+            "trainable",
         )
     return named
 
@@ -315,9 +316,9 @@ def _choose(
     chosen = [name for name in chosen if name in written or name not in frozen_names]
     for name in chosen:
         if left_out.get(name) in NEVER_TRAINED:
-            raise InvalidArgumentError(f"trainable: {name!r} is a {left_out[name]}. Leave it out of trainable")
+            raise InvalidArgumentError(f"{name!r} is a {left_out[name]}. Leave it out of trainable", "trainable")
     if not chosen:
-        raise InvalidArgumentError("trainable: frozen leaves nothing of what it chooses")
+        raise InvalidArgumentError("frozen leaves nothing of what it chooses", "trainable")
     left_out = {name: what for name, what in left_out.items() if name not in chosen}
     return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
 

@@ -12,21 +12,21 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.artifacts.module import LAZY_RESET, accumulation_names
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState
-from onnx_backprop.converters.prepare.files import check_writable, same_file, save_model, sidecars
-from onnx_backprop.converters.prepare.graphs import assign, copied
-from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import infer
+from onnx_backprop.converters.prepare.writing.files import check_writable, same_file, save_model, sidecars
+from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.losses import L1, MSE, BCEWithLogits, SoftmaxCrossEntropy
 from onnx_backprop.converters.training.losses.compose import AnyLoss
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.converters.training.optimizers import Optimizer as UpdateRule
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.converters.training.step import optimizer_graph
 from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.converters.training.update.step import optimizer_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.reading import external_files, load
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.lazy import ir
 
 _log = logging.getLogger("onnx_backprop.artifacts")
 

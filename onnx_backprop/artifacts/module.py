@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.metadata import fields
 from onnx_backprop.converters.training.names import OPTIMIZER_METADATA, STEP, state_of
 from onnx_backprop.converters.training.result import TrainingGraph

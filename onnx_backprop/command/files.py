@@ -4,16 +4,11 @@ import argparse
 import os
 from pathlib import Path
 
-from onnx_backprop.converters.prepare.files import check_writable, same_file, sidecars
+from onnx_backprop.command.parser import Argument
+from onnx_backprop.converters.prepare.writing.files import check_writable, same_file, sidecars
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
-from onnx_backprop.training.history import read_log
-
-# Arguments of any command that name files, and what a person calls them.
-_READ = {"model": "the model", "data": "--data", "evaluation": "--evaluation", "feeds": "--feeds"}
-_WRITTEN = {"output": "-o", "save_repro": "--save-repro", "log": "--log", "report": "--report", "html": "--html"}
-_FOLDERS = ("--data", "--evaluation")  # which `train` reads by rows
-_MODELS = ("output", "save_repro")
+from onnx_backprop.training.reports.history import read_log
 
 
 def checkpoint_beside(output: str | Path) -> Path:
@@ -28,11 +23,15 @@ def check_files(arguments: argparse.Namespace) -> None:
     says; for one that exists, unless --force replaces or --resume continues it; for one that cannot be written.
     """
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    read = [(what, Path(given[name])) for name, what in _READ.items() if name in given]
-    written = _written(given)
-    for what, path in read:
-        if os.path.isdir(path) and what not in _FOLDERS:
-            raise InvalidArgumentError(f"{path} is a folder. Name {'an ONNX' if what == _READ['model'] else 'a'} file")
+    named = [argument for argument in arguments.command.all_arguments() if argument.file and argument.dest in given]
+    read: list[tuple[str, Path]] = []
+    for argument in named:
+        path, is_model = Path(str(given[argument.dest])), argument.dest == "model"
+        if argument.file == "read" and os.path.isdir(path):
+            raise InvalidArgumentError(f"{path} is a folder. Name {'an ONNX' if is_model else 'a'} file")
+        if argument.file in ("read", "rows"):
+            read.append(("the model" if is_model else argument.names[0], path))
+    written = _written(given, [argument for argument in named if argument.file in ("written", "written model")])
     if any(path.exists() for _, path in written):  # else there is nothing that could be lost
         read += [("the weights of the model", path) for path in external_files(given["model"])]
     for n, (what, path) in enumerate(written):
@@ -43,18 +42,17 @@ def check_files(arguments: argparse.Namespace) -> None:
         _check_replaced(given, [path for _, path in written if path.exists()])
 
 
-def _written(given: dict[str, object]) -> list[tuple[str, Path]]:
+def _written(given: dict[str, object], outputs: list[Argument]) -> list[tuple[str, Path]]:
     """All that a command may write, by what it is; each can be written."""
     result: list[tuple[str, Path]] = []
-    for name, what in _WRITTEN.items():
-        if name in given:
-            path = str(given[name])
-            check_writable(path)
-            result.append((what, Path(path)))
-            if name in _MODELS:
-                result += [(f"large weights beside {what}", beside) for beside in sidecars(path)]
-            if "resume" in given and name == "output":
-                result.append((f"the checkpoint beside {what}", checkpoint_beside(path)))
+    for argument in outputs:
+        what, path = argument.names[0], str(given[argument.dest])
+        check_writable(path)
+        result.append((what, Path(path)))
+        if argument.file == "written model":
+            result += [(f"large weights beside {what}", beside) for beside in sidecars(path)]
+        if "resume" in given and what == "-o":
+            result.append((f"the checkpoint beside {what}", checkpoint_beside(path)))
     for _, path in result:
         check_writable(path)
     return result

@@ -3,67 +3,114 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from onnx_backprop.converters.reverse.backward import DEFAULT_KERNELS
+from onnx_backprop.command.parser import Argument, argument, flag
+from onnx_backprop.converters.check.explain import GradientExplanation
+from onnx_backprop.converters.check.report import GradientReport
+from onnx_backprop.converters.pages import write_page
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.losses import LOSSES
-from onnx_backprop.converters.training.precision import PRECISIONS
+from onnx_backprop.converters.training.optimizers import OPTIMIZERS
+from onnx_backprop.converters.training.rewrites.precision import PRECISIONS
 from onnx_backprop.opset.core.archives import NpzArrays
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, OnnxBackpropWarning
 from onnx_backprop.opset.core.limits import Limits, limits
 from onnx_backprop.opset.core.progress import watched
-from onnx_backprop.training import stored
+from onnx_backprop.training.data import stored
 
+PROGRAM = "onnx-backprop"
 NO_LOSS = "none"
-_NAMES = {"nargs": "+", "action": "extend", "metavar": "NAME"}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "--wrt": _NAMES | {"help": "inputs, initializers and values inside to differentiate by (default: every float one)"},
-    "--stop": _NAMES | {"help": "values inside the graph that no gradient passes; globs too"},
-    "--free": _NAMES | {"metavar": "INPUT:AXIS=NAME", "help": "a fixed length that becomes a symbol, as x:0=batch"},
-    "--of": _NAMES | {"help": "outputs, or values inside, to differentiate (default: every float output)"},
-    "--loss": {"choices": (*LOSSES, NO_LOSS), "help": f"the loss to add; {NO_LOSS}: the model's output is its loss"},
-    "--prediction": {"metavar": "NAME", "help": "the output that the loss reads, or a value inside"},
-    "--trainable": _NAMES | {"help": "parameters to train; globs too"},
-    "--frozen": _NAMES | {"help": "parameters to leave; globs too"},
-    "--checkpoint": {
-        "type": int,
-        "default": 0,
-        "metavar": "STEPS",
-        "help": "store the states of Loop and Scan at every so many steps, compute those between again; default: all",
-    },
-    "--straight-through": {"action": "store_true", "help": "differentiate quantisation as if it did not round"},
-    "--strict": {"action": "store_true", "help": "refuse names whose gradient is zero or that nothing depends on"},
-    "--tie": _NAMES | {"metavar": "A=B", "help": "parameters that hold the same numbers and are to stay equal"},
-    "--untie": {"action": "store_true", "help": "give every place that reads a merged bias one of its own"},
-    "--precision": {"choices": tuple(PRECISIONS), "help": "products and saved values in this type, weights in float32"},
-    "--memory": {
-        "metavar": "SIZE",
-        "help": "the most that activations may take, as 512MB, or as a share, 50%%: others are computed again",
-    },
-    "--no-frozen-statistics": {
-        "dest": "frozen_statistics",
-        "action": "store_false",
-        "help": "leave BatchNormalization in its mode where --frozen or --trainable keeps its scale and bias",
-    },
-    "--kernels": {"default": DEFAULT_KERNELS, "help": "how our operators run (%(default)s)"},
-    "--limit": {
-        "action": "append",
-        "metavar": "NAME=NUMBER",
-        "help": "another value for a limit that an error names, as npz_bytes=8000000000",
-    },
-    "--html": {"metavar": "FILE.html", "help": "write it as a page too"},
-    "--force": {"action": "store_true", "help": "replace what is there"},
-    "--quiet": {"action": "store_true", "help": "print nothing but errors"},
-}
+ROWS = 12  # tensors that are listed
+_names = partial(argument, nargs="+", action="extend")
+_SHARED = [
+    argument("model", metavar="MODEL", help="the forward ONNX model", file="read"),
+    argument("-o", "--output", metavar="OUT", required=True, help="the ONNX model to write", file="written model"),
+    argument("--data", required=True, help="arrays to train on, by the names of the inputs", file="rows"),
+    argument("--evaluation", help="arrays to measure the loss on after every epoch", file="rows"),
+    _names(
+        "--wrt",
+        also="wrt_inputs",
+        metavar="NAME",
+        help="inputs, initializers and values inside to differentiate by (default: every float one)",
+    ),
+    _names("--stop", metavar="NAME", help="values inside the graph that no gradient passes; globs too"),
+    _names("--free", metavar="INPUT:AXIS=NAME", help="a fixed length that becomes a symbol, as x:0=batch"),
+    _names("--of", metavar="NAME", help="outputs, or values inside, to differentiate (default: every float output)"),
+    argument("--loss", choices=(*LOSSES, NO_LOSS), help=f"the loss to add; {NO_LOSS}: the model's output is its loss"),
+    argument("--prediction", metavar="NAME", help="the output that the loss reads, or a value inside"),
+    _names("--trainable", metavar="NAME", help="parameters to train; globs too"),
+    _names("--frozen", metavar="NAME", help="parameters to leave; globs too"),
+    argument(
+        "--checkpoint",
+        default=0,
+        metavar="STEPS",
+        help="store the states of Loop and Scan at every so many steps, compute those between again; default: all",
+    ),
+    flag("--straight-through", help="differentiate quantisation as if it did not round"),
+    flag("--strict", help="refuse names whose gradient is zero or that nothing depends on"),
+    _names("--tie", metavar="A=B", help="parameters that hold the same numbers and are to stay equal"),
+    flag("--untie", help="give every place that reads a merged bias one of its own"),
+    argument(
+        "--precision", choices=tuple(PRECISIONS), help="products and saved values in this type, weights in float32"
+    ),
+    argument(
+        "--memory",
+        metavar="SIZE",
+        help="the most that activations may take, as 512MB, or as a share, 50%%: others are computed again",
+    ),
+    flag("--training-mode", help="Dropout and BatchNormalization in training mode"),
+    argument(
+        "--no-frozen-statistics",
+        dest="frozen_statistics",
+        action="store_false",
+        help="leave BatchNormalization in its mode where --frozen or --trainable keeps its scale and bias",
+    ),
+    argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)"),
+    argument("--batch-size", default=32, least=1, metavar="ROWS", help="rows of a step (%(default)s)"),
+    argument("--learning-rate", default=1e-3, least=0, metavar="RATE", help="the highest one (%(default)s)"),
+    argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)"),
+    argument("--seed", default=0, least=0, help="of random inputs and directions (%(default)s)"),
+    argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)"),
+    flag("--inline", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"),
+    argument(
+        "--limit",
+        action="append",
+        metavar="NAME=NUMBER",
+        help="another value for a limit that an error names, as npz_bytes=8000000000",
+    ),
+    argument("--html", metavar="FILE.html", help="write it as a page too", file="written"),
+    flag("--force", help="replace what is there"),
+    flag("--quiet", help="print nothing but errors"),
+]
+_BY_NAME = {each.names[0]: each for each in _SHARED}
+# what messages of the library advise -> what that is in the command
+_ADVICE = {f"{each.dest}=True": name for name, each in _BY_NAME.items() if each.settings.get("action") == "store_true"}
+_ADVICE |= {"clip_norm=1.0": "--clip-norm 1.0", "ob.dequantize(model)": "train --dequantize"}
 
 
-def share(parser: argparse.ArgumentParser, *options: str, **settings: Any) -> None:
-    """Give a command some of the options that several have; `settings`: what is particular to it."""
-    for option in options:
-        parser.add_argument(option, **_OPTIONS[option] | settings)
+def shared(*names: str, **settings: Any) -> list[Argument]:
+    """Arguments that several commands have; `settings`: what is particular to one."""
+    return [replace(_BY_NAME[name], settings={**_BY_NAME[name].settings, **settings}) for name in names]
+
+
+def as_options(said: OnnxBackpropError | OnnxBackpropWarning, known: Iterable[Argument]) -> str:
+    """An error or a warning of the library in the terms of a command, which has these arguments."""
+    text = str(said)
+    for each in known:
+        if said.argument in (each.dest, each.also) and said.argument and text.startswith(f"{said.argument}: "):
+            text = each.names[0] + text.removeprefix(said.argument)
+            break
+    for keyword, option in _ADVICE.items():
+        text = text.replace(keyword, option)
+    before, advised, behind = text.partition("wrt_inputs=['")
+    return f"{before}--wrt " + behind.replace("']", "", 1) if advised else text
 
 
 def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +121,7 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
     names += ("stop", "untie", "precision", "memory")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name, None) for name in names}
     given["free"] = free_of(arguments)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
@@ -108,19 +155,31 @@ def read_rows(path: str | None, option: str) -> Mapping[str, Any] | None:
 
 def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
     """A block in which the limits hold that --limit asks for."""
-    given: dict[str, int] = {}
-    for text in getattr(arguments, "limit", None) or ():
+    return limits(**numbers_of(arguments, "limit", "NAME=NUMBER, as npz_bytes=8000000000"))
+
+
+def numbers_of(arguments: argparse.Namespace, option: str, expected: str, least: int = 0) -> dict[str, int]:
+    """The numbers that an option gives by name, each as NAME=NUMBER."""
+    result: dict[str, int] = {}
+    for text in getattr(arguments, option, None) or ():
         name, _, number = text.partition("=")
-        if not number.isdecimal():
-            raise InvalidArgumentError(f"--limit: expected NAME=NUMBER, as npz_bytes=8000000000, got {text!r}")
-        given[name] = int(number)
-    return limits(**given)
+        if not name or not number.isdecimal() or int(number) < least:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
+        result[name] = int(number)
+    return result
 
 
 def say(arguments: argparse.Namespace, text: str) -> None:
     """Tell the person, unless it was to be quiet; at once, as what comes next may take long."""
     if not getattr(arguments, "quiet", False):
         print(wrapped(text), flush=True)
+
+
+def save_page(arguments: argparse.Namespace, what: str, found: GradientReport | GradientExplanation) -> None:
+    """What --html asks for."""
+    if arguments.html:
+        write_page(arguments.html, f"{what} of {Path(arguments.model).name}", found.html())
+        say(arguments, f"\nwritten: {arguments.html}")
 
 
 @contextlib.contextmanager

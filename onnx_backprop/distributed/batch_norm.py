@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 from onnx_backprop.ort_ops.numpy_route import RANKS_DOMAIN, SUM, WEIGHTED_SUM
 
 _BACKWARD = "BatchNormTrainingBackward"
@@ -34,65 +37,59 @@ def synchronise(model: ModelProto) -> int:
     writer = _Writer(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        if node.op_type == "BatchNormalization" and not node.domain and _attributes(node).get("training_mode"):
+        if is_standard(node, "BatchNormalization") and attributes_of(node).get("training_mode"):
             nodes += writer.forward(node)
         elif node.op_type == _BACKWARD and node.domain == DOMAIN:
             nodes += writer.backward(node)
         else:
             nodes.append(node)
     if writer.statistics:
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        copies = list(map(copied, nodes))
         assign(model.graph.node, copies)
         model.graph.initializer.extend(writer.constants)
-        model.opset_import.append(helper.make_opsetid(RANKS_DOMAIN, 1))
+        add_import(model, RANKS_DOMAIN)
     return len(writer.statistics)
 
 
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
-
-
-class _Writer:
+class _Writer(Emitter):
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
+        super().__init__("sync_batch_norm", used_names(graph))
         self._types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
-        self._taken = used_names(graph)
         self.constants: list[TensorProto] = []
-        self._nodes: list[NodeProto] = []
         self.statistics: dict[
             str, tuple[str, str, str, str]
         ] = {}  # of an input: μ and d in float32, r and n in float64
 
-    def _emit(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        output = unique(f"sync_batch_norm/{op_type}", self._taken)
-        self._nodes.append(helper.make_node(op_type, inputs, [output], name=output, domain=domain, **attributes))
-        return output
-
     def _constant(self, value: Any, dtype: type[np.generic] = np.int64) -> str:
-        name = unique("sync_batch_norm/constant", self._taken)
+        name = unique("sync_batch_norm/constant", self.taken)
         self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
         return name
+
+    def _summed(self, op_type: str, x: str) -> str:
+        """Over all ranks."""
+        return self.emit(op_type, [x], {"domain": RANKS_DOMAIN})[0]
 
     def _number(self, value: float) -> str:
         """As float64, of what was float32."""
         return self._constant(np.float32(value), np.float64)
 
     def _double(self, x: str) -> str:
-        return self._emit("Cast", x, to=TensorProto.DOUBLE)
+        return self.Cast(x, to=TensorProto.DOUBLE)
 
     def _single(self, x: str) -> str:
-        return self._emit("Cast", x, to=TensorProto.FLOAT)
+        return self.Cast(x, to=TensorProto.FLOAT)
 
     def _spread(self, x: str, per: str) -> str:
         """float32 numbers per channel, for arithmetic with what is normalised."""
-        return self._emit("Reshape", self._single(x), per)
+        return self.Reshape(self._single(x), per)
 
     def _done(self, results: list[str], node: NodeProto) -> list[NodeProto]:
         """What was emitted, with the outputs of a node."""
         for result, output in zip(results, node.output, strict=False):
             if output:
-                self._nodes.append(helper.make_node("Identity", [result], [output], name=f"{output}/synchronised"))
-        nodes, self._nodes = self._nodes, []
+                self.nodes.append(helper.make_node("Identity", [result], [output], name=f"{output}/synchronised"))
+        nodes, self.nodes = self.nodes, []
         return nodes
 
     def _axes(self, node: NodeProto) -> tuple[str, str]:
@@ -109,33 +106,31 @@ class _Writer:
         return self._constant([n for n in range(rank) if n != 1]), self._constant([-1] + [1] * (rank - 2))
 
     def forward(self, node: NodeProto) -> list[NodeProto]:
-        given, (x, scale, bias, *running) = _attributes(node), node.input
+        given, (x, scale, bias, *running) = attributes_of(node), node.input
         others, per = self._axes(node)
-        total = self._emit("ReduceSum", self._double(x), others, keepdims=0)
-        ratio = self._emit(
-            "Div", self._emit("Size", x), self._emit("Max", self._emit("Size", scale), self._constant(1))
-        )
-        own = self._emit("Reshape", self._double(ratio), self._constant([1]))
-        summed = self._emit(SUM, self._emit("Concat", total, own, axis=0), domain=RANKS_DOMAIN)
+        total = self.ReduceSum(self._double(x), others, keepdims=0)
+        ratio = self.Div(self.Size(x), self.Max(self.Size(scale), self._constant(1)))
+        own = self.Reshape(self._double(ratio), self._constant([1]))
+        summed = self._summed(SUM, self.Concat(total, own, axis=0))
         last = self._constant([-1])
-        count = self._emit("Gather", summed, last)
-        mean = self._emit("Div", self._emit("Slice", summed, self._constant([0]), last), count)
-        exact = self._emit("Sub", self._double(x), self._emit("Reshape", mean, per))
-        squares = self._emit("ReduceSum", self._emit("Mul", exact, exact), others, keepdims=0)
-        variance = self._emit("Div", self._emit(SUM, squares, domain=RANKS_DOMAIN), count)
+        count = self.Gather(summed, last)
+        mean = self.Div(self.Slice(summed, self._constant([0]), last), count)
+        exact = self.Sub(self._double(x), self.Reshape(mean, per))
+        squares = self.ReduceSum(self.Mul(exact, exact), others, keepdims=0)
+        variance = self.Div(self._summed(SUM, squares), count)
         epsilon = self._number(given.get("epsilon", 1e-5))
         rounded = self._double(self._single(variance))
-        rate = self._emit("Reciprocal", self._emit("Sqrt", self._emit("Add", rounded, epsilon)))
+        rate = self.Reciprocal(self.Sqrt(self.Add(rounded, epsilon)))
         near = self._single(mean)
-        deviation = self._emit("Sub", x, self._emit("Reshape", near, per))
+        deviation = self.Sub(x, self.Reshape(near, per))
         self.statistics[x] = near, deviation, rate, count
-        slope = self._emit("Mul", self._double(scale), rate)
-        scaled = self._emit("Mul", deviation, self._spread(slope, per))
-        y = self._emit("Add", scaled, self._emit("Reshape", bias, per))
+        slope = self.Mul(self._double(scale), rate)
+        scaled = self.Mul(deviation, self._spread(slope, per))
+        y = self.Add(scaled, self.Reshape(bias, per))
         momentum = np.float32(given.get("momentum", 0.9))
         kept, new = self._number(float(momentum)), self._constant(1 - np.float64(momentum), np.float64)
         renewed = [
-            self._emit("Add", self._emit("Mul", self._double(old), kept), self._emit("Mul", statistic, new))
+            self.Add(self.Mul(self._double(old), kept), self.Mul(statistic, new))
             for old, statistic in zip(running, (mean, variance), strict=True)
         ]
         return self._done([y, *map(self._single, renewed)], node)
@@ -153,21 +148,21 @@ class _Writer:
         mean, deviation, rate, count = self.statistics[x]
         others, per = self._axes(node)
         exact = self._double(dy)
-        dbeta = self._emit("ReduceSum", exact, others, keepdims=0)
-        distance = self._emit("Sub", self._double(x), self._emit("Reshape", self._double(mean), per))
-        along = self._emit("ReduceSum", self._emit("Mul", exact, distance), others, keepdims=0)
-        dgamma = self._emit("Mul", along, rate)
-        both = self._emit(WEIGHTED_SUM, self._emit("Concat", dbeta, dgamma, axis=0), domain=RANKS_DOMAIN)
-        whole, slanted = (self._emit("Div", part, count) for part in self._halves(both, dbeta))
-        slope = self._emit("Mul", self._double(gamma), rate) if gamma else rate
-        falling = self._emit("Neg", slope)
-        level = self._emit("Mul", falling, whole)
-        tilt = self._emit("Mul", self._emit("Mul", falling, rate), slanted)
-        rest = self._emit("Add", self._emit("Mul", deviation, self._spread(tilt, per)), self._spread(level, per))
-        dx = self._emit("Add", self._emit("Mul", dy, self._spread(slope, per)), rest)
+        dbeta = self.ReduceSum(exact, others, keepdims=0)
+        distance = self.Sub(self._double(x), self.Reshape(self._double(mean), per))
+        along = self.ReduceSum(self.Mul(exact, distance), others, keepdims=0)
+        dgamma = self.Mul(along, rate)
+        both = self._summed(WEIGHTED_SUM, self.Concat(dbeta, dgamma, axis=0))
+        whole, slanted = (self.Div(part, count) for part in self._halves(both, dbeta))
+        slope = self.Mul(self._double(gamma), rate) if gamma else rate
+        falling = self.Neg(slope)
+        level = self.Mul(falling, whole)
+        tilt = self.Mul(self.Mul(falling, rate), slanted)
+        rest = self.Add(self.Mul(deviation, self._spread(tilt, per)), self._spread(level, per))
+        dx = self.Add(self.Mul(dy, self._spread(slope, per)), rest)
         return self._done([dx, self._single(dgamma), self._single(dbeta)], node)
 
     def _halves(self, both: str, like: str) -> tuple[str, str]:
-        length = self._emit("Shape", like)
+        length = self.Shape(like)
         start, end = self._constant([0]), self._constant([np.iinfo(np.int64).max])
-        return self._emit("Slice", both, start, length), self._emit("Slice", both, length, end)
+        return self.Slice(both, start, length), self.Slice(both, length, end)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import assign, unique, used_names
 from onnx_backprop.converters.training.names import STAGED
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
 
 _MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
 
@@ -39,7 +40,7 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
         helper.make_node("Mul", [count, scale], [product], name=product),
         helper.make_node("CastLike", [product, divisor], [whole], name=whole),
     ]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = list(map(copied, nodes))
     copies[found[0]].input[1] = whole
     assign(nodes, [*copies[: found[0]], *added, *copies[found[0] :]])
     model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.DOUBLE, []))

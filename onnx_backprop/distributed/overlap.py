@@ -17,10 +17,12 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.graphs import unique, used_names
 from onnx_backprop.distributed.communicator import Start
 from onnx_backprop.opset.core.errors import ReplicaError
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
+from onnx_backprop.opset.graphs.edit import add_import
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import positions
 from onnx_backprop.ort_ops.layers.ready import NAME as READY
 
 OrtValue = onnxruntime.OrtValue
@@ -31,7 +33,7 @@ _abandoned: list[Overlap] = []  # MPI may write to their buckets until the proce
 
 def in_order(model: ModelProto, gradients: Collection[str]) -> list[str]:
     """Gradients, outputs of a model, in the order in which its nodes come to them, the same on every rank."""
-    made = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
+    made = positions(model.graph.node)
     return sorted(gradients, key=lambda name: (made.get(name, -1), name))
 
 
@@ -50,14 +52,13 @@ def filled(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
 def announce(model: ModelProto, buckets: Sequence[Sequence[str]]) -> list[str]:
     """Let a model say when all gradients of a bucket are there, in place; the names of the outputs that do."""
     graph, taken = model.graph, used_names(model.graph)
-    made = {name: n for n, node in enumerate(graph.node) for name in node.output}
+    made = positions(graph.node)
     outputs = [unique("bucket_ready", taken) for _ in buckets]
     places = [max(made.get(name, -1) for name in bucket) + 1 for bucket in buckets]
     for place, bucket, output in sorted(zip(places, buckets, outputs, strict=True), reverse=True):
         graph.node.insert(place, helper.make_node(READY, bucket, [output], name=output, domain=NATIVE_DOMAIN))
         graph.output.append(helper.make_tensor_value_info(output, TensorProto.INT64, [1]))
-    if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
+    add_import(model, NATIVE_DOMAIN)
     return outputs
 
 

@@ -8,19 +8,22 @@ no messages of their own, and the new values are those of an undivided update, b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TypeProto, helper
 
-from onnx_backprop.converters.prepare.graphs import assign, subgraphs, unique, used_names
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import all_graphs
 
 OrtValue = onnxruntime.OrtValue
 _ALIGNED = 64  # bytes: tensors, and parts of them but the first, begin with a cache line
@@ -52,7 +55,7 @@ class Division:
         """
         self._communicator = communicator
         types = {value.name: value.type.tensor_type for value in update.graph.input}
-        nodes = [node for owner in _graphs(update.graph) for node in owner.node]
+        nodes = [node for owner in all_graphs(update.graph) for node in owner.node]
         arguments = {p: entries for node in nodes for p, entries in _members(update, node).items()}
         renewed = [name for name in graph.parameters if name in arguments]
         if not renewed or set(renewed) != set(arguments):
@@ -93,7 +96,7 @@ class Division:
     def _rewrite(self, graph: TrainingGraph, update: ModelProto) -> None:
         """Take parts of the gradients in front of the calls; declare parts of the rest."""
         taken = used_names(update.graph)
-        for owner in reversed(list(_graphs(update.graph))):  # inner ones first, as the nodes of outer ones are copied
+        for owner in reversed(list(all_graphs(update.graph))):  # inner ones first: outer nodes are copied
             nodes: list[NodeProto] = []
             for node in owner.node:
                 for p, entries in _members(update, node).items():
@@ -103,7 +106,7 @@ class Division:
                             node.input[:] = [own if given == name else given for given in node.input]
                 nodes.append(node)
             if len(nodes) > len(owner.node):
-                assign(owner.node, [NodeProto.FromString(node.SerializeToString()) for node in nodes])
+                assign(owner.node, list(map(copied, nodes)))
             del owner.value_info[:]
             for value in owner.output:
                 if owner.name != update.graph.name:
@@ -174,13 +177,6 @@ class Division:
                 exchange(self._communicator, array, self._ends(array.dtype))
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
 def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:
     """Each parameter that the call of an update function renews, and all tensors that it does that with."""
     if call.domain != UPDATE_DOMAIN:
@@ -201,19 +197,9 @@ def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:
 
 def _slice(name: str, part: Part, nodes: list[NodeProto], taken: set[str]) -> str:
     """Elements [start, end) of a tensor, as the update takes them."""
-
-    def constant(values: list[int]) -> str:
-        output = unique(f"{name}/part", taken)
-        tensor = numpy_helper.from_array(np.array(values, np.int64))
-        nodes.append(helper.make_node("Constant", [], [output], name=output, value=tensor))
-        return output
-
-    def emit(op_type: str, *inputs: str) -> str:
-        output = unique(f"{name}/part", taken)
-        nodes.append(helper.make_node(op_type, inputs, [output], name=output))
-        return output
-
-    flat = emit("Reshape", name, constant([-1]))
-    own = emit("Slice", flat, constant([part.start]), constant([part.end]))
+    op = Emitter(f"{name}/part", taken)
+    result = op.Slice(op.Reshape(name, op.constant([-1])), op.constant([part.start]), op.constant([part.end]))
     axes = list(range(1, len(part.shape)))
-    return emit("Unsqueeze", own, constant(axes)) if axes else own
+    result = op.Unsqueeze(result, op.constant(axes)) if axes else result
+    nodes += op.nodes
+    return result

@@ -14,9 +14,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
-from onnx_backprop.converters.prepare.graphs import unique
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.facts import DRAWS
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower, translations
 from onnx_backprop.torch.modules import torch
@@ -34,7 +37,6 @@ from onnx_backprop.torch.rewriting import (
 
 # largest difference of an output, relative to its largest number, for each type
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-_RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
 
 def export(
@@ -257,15 +259,14 @@ def _refused(what: str, error: BaseException) -> UnsupportedError:
 
 def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequence[Any]) -> None:
     """Run the model and compare its outputs. Errors: UnsupportedError, with the largest difference."""
-    if any(node.op_type in _RANDOM for node in model.graph.all_nodes()):
+    if any(node.op_type in DRAWS for node in model.graph.all_nodes()):
         return
-    plain = ModelProto()
-    plain.CopyFrom(proto)
+    plain = copied(proto)
     types = {tensor.name: tensor.data_type for tensor in plain.graph.initializer}
     for node in plain.graph.node:
-        if node.op_type == "Dropout" and node.domain == "":
+        if is_standard(node, "Dropout"):
             del node.input[2:]
-        elif node.op_type == "BatchNormalization" and node.domain == "":
+        elif is_standard(node, "BatchNormalization"):
             # onnxruntime's is wrong in training mode where its optimizer takes the renewed statistics away
             outputs = zip(node.output[1:], node.input[3:], strict=False)
             plain.graph.output.extend(

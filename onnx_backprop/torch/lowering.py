@@ -13,7 +13,7 @@ from importlib import import_module
 from operator import getitem
 from typing import Any
 
-from onnx_backprop.converters.prepare.torch_metadata import STOP
+from onnx_backprop.converters.prepare.exporters.torch_metadata import STOP
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.torch.modules import torch
 

@@ -12,16 +12,17 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import unique
-from onnx_backprop.converters.prepare.origins import FROZEN, origin_of
+from onnx_backprop.converters.prepare.exporters.origins import FROZEN, origin_of
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.order import positions
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
-from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
-from onnx_backprop.ort_ops.elementwise.made_again import make_again
-from onnx_backprop.ort_ops.forward_operators import own_operators
+from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
+from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
+from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 from onnx_backprop.training.inputs import Inputs, refusals
 
 try:
@@ -239,14 +240,14 @@ class _Run:
             return session(part, kernels=kernels, session_options=own)
 
         if kernels == "native":
-            own_operators(model)
-            fuse_chains(model)
+            replace_operators(model)
+            fuse_elementwise(model)
         if not made.gradients:
             self._forward = opened(model)
             return
         if kernels == "native":
-            places = {name: n for n, node in enumerate(model.graph.node) for name in node.output}
-            make_again(model, max(self._ends, key=lambda name: places.get(name, -1)))
+            places = positions(model.graph.node)
+            rematerialize(model, max(self._ends, key=lambda name: places.get(name, -1)))
 
         def types(part: ModelProto) -> dict[str, ValueInfoProto]:
             self._forward = opened(part)

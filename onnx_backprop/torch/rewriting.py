@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.graphs import unique, used_names
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD, TIES
+from onnx_backprop.converters.prepare.exporters.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD, TIES
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.torch.modules import torch
 
 

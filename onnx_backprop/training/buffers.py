@@ -85,7 +85,7 @@ class Buffers:
         for name, value in self._results.items():
             binding.bind_ortvalue_output(name, value)
         if self.in_place:
-            from onnx_backprop.ort_ops.elementwise.updates_last import GUARD
+            from onnx_backprop.ort_ops.rewrites.in_place import GUARD
 
             binding.bind_ortvalue_input(GUARD, self._guard_value)
         return binding

@@ -12,17 +12,17 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from onnx_backprop.converters.prepare.files import check_writable
+from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.data import Batches, Shards, of_data, own_rows_of
+from onnx_backprop.training.data.batches import Batches, Shards, of_data, own_rows_of
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.inputs import Inputs
+from onnx_backprop.training.reports.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.schedules import Schedule
 
 Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step

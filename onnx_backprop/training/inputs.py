@@ -17,7 +17,7 @@ from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
-from onnx_backprop.training.data import Batches
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.divergence import BadBatchError, bad_batch
 
 OrtValue = onnxruntime.OrtValue

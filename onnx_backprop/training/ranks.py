@@ -22,10 +22,10 @@ from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import SessionOptions, run_bound, session
-from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
-from onnx_backprop.ort_ops.elementwise.made_again import make_again
-from onnx_backprop.ort_ops.forward_operators import own_operators
-from onnx_backprop.training.data import Batches
+from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
+from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
+from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
+from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
 OrtValue = onnxruntime.OrtValue
@@ -82,8 +82,8 @@ class Ranks:
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
         if self._trainer.kernels == "native":
-            own_operators(model)
-            make_again(fuse_chains(model), self._trainer.graph.loss)
+            replace_operators(model)
+            rematerialize(fuse_elementwise(model), self._trainer.graph.loss)
         return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)
 
     def start(self, state: dict[str, np.ndarray]) -> None:

@@ -13,8 +13,7 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
-from onnx_backprop.converters.prepare.files import save_model
-from onnx_backprop.converters.prepare.graphs import without_tensors
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.names import (
     GOOD_STEPS,
     LEAST_SCALE,
@@ -27,17 +26,18 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.lazy import ir
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
+from onnx_backprop.opset.graphs.edit import without_tensors
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.data import of_data
+from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.history import Losses
 from onnx_backprop.training.inputs import Inputs, refusals, rows
+from onnx_backprop.training.reports.history import Losses
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -144,16 +144,16 @@ class Trainer:
             )
             model = self._ranks.update
         if self.kernels == "native":
-            from onnx_backprop.ort_ops.elementwise.chains import fuse_chains
-            from onnx_backprop.ort_ops.elementwise.made_again import make_again
-            from onnx_backprop.ort_ops.elementwise.updates import fuse_updates
-            from onnx_backprop.ort_ops.elementwise.updates_last import update_last
-            from onnx_backprop.ort_ops.forward_operators import own_operators
+            from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
+            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
+            from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
+            from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
+            from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 
-            own_operators(model)
-            make_again(fuse_chains(model), self.graph.loss)
+            replace_operators(model)
+            rematerialize(fuse_elementwise(model), self.graph.loss)
             if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
-                in_place = update_last(fuse_updates(model), self.graph.loss, self.graph.updates)
+                in_place = update_in_place(fuse_updates(model), self.graph.loss, self.graph.updates)
         self._session = session(model, kernels=self.kernels, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(self.graph, self._session, in_place, self._division)

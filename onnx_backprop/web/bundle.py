@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign, without_tensors
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.graphs.edit import assign, without_tensors
 from onnx_backprop.training.inputs import Inputs
 
 FORMAT = 1

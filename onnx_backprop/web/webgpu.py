@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import assign
-from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import infer
+from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.types import shapes_of
 from onnx_backprop.opset.maths import pooling
 from onnx_backprop.opset.operators.max_pool_backward import OP as MAX_POOL_BACKWARD
 from onnx_backprop.web.bundle import bundle
@@ -34,8 +36,7 @@ _SWITCH = 0.5
 
 def fix_lengths(model: ModelProto, lengths: Mapping[str, Sequence[int]]) -> ModelProto:
     """A copy of a forward model whose inputs have these lengths."""
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     for value in result.graph.input:
         if value.name in lengths:
             for dim, length in zip(value.type.tensor_type.shape.dim, lengths[value.name], strict=True):
@@ -62,30 +63,19 @@ def webgpu_step(graph: TrainingGraph) -> ModelProto:
     return infer(result)
 
 
-class _Writer:
-    """Emits nodes and constants under names of its own."""
+class _Writer(Emitter):
+    """Emits nodes and float32 constants under names of its own."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.nodes, self._count = name, list[NodeProto](), 0
+        super().__init__(name, set())
 
-    def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        self._count += 1
-        output = f"{self.name}/{self._count}"
-        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
-        return output
-
-    def constant(self, value: Any, dtype: type = np.float32) -> str:
-        return self("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
+    def constant(self, value: Any, dtype: type[np.generic] | None = np.float32) -> str:
+        return super().constant(value, dtype)
 
 
 def _shapes(graph: GraphProto) -> dict[str, list[int]]:
     """The shapes of the tensors whose lengths are all known."""
-    found: dict[str, list[int]] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        shape = value.type.tensor_type.shape
-        if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in shape.dim):
-            found[value.name] = [d.dim_value for d in shape.dim]
-    return found
+    return {name: [*dims] for name, dims in shapes_of(graph).items() if all(isinstance(d, int) for d in dims)}
 
 
 def _spread_pools(model: ModelProto) -> None:
@@ -127,14 +117,14 @@ def _max_pool_backward(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> 
     after = [max(0, r - b - axis.length) for axis, r, b in zip(axes, reach, before, strict=True)]
     total = [b + axis.length + a for axis, b, a in zip(axes, before, after, strict=True)]
     pads = [0, 0, *before, 0, 0, *after]
-    padded = op("Pad", source, op.constant(pads, np.int64)) if any(pads) else source
+    padded = op.Pad(source, op.constant(pads, np.int64)) if any(pads) else source
     taps = list(np.ndindex(*(axis.kernel for axis in axes)))
     starts = {tap: [k * axis.dilation for k, axis in zip(tap, axes, strict=True)] for tap in taps}
 
     def part(tap: tuple[int, ...]) -> str:
         ends = [s + (axis.out - 1) * axis.stride + 1 for s, axis in zip(starts[tap], axes, strict=True)]
         steps = [axis.stride for axis in axes]
-        return op("Slice", padded, *(op.constant(list(v), np.int64) for v in (starts[tap], ends, spatial, steps)))
+        return op.Slice(padded, *(op.constant(list(v), np.int64) for v in (starts[tap], ends, spatial, steps)))
 
     reached = np.zeros([axis.out for axis in axes], bool)
     best, taken = "", dict[tuple[int, ...], str]()
@@ -144,28 +134,26 @@ def _max_pool_backward(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> 
             continue
         first = op.constant((inside & ~reached)[None, None].astype(np.float32))
         if not best:
-            taken[tap] = op("Expand", first, op.constant(shapes[gradient], np.int64))
+            taken[tap] = op.Expand(first, op.constant(shapes[gradient], np.int64))
         else:
-            later = op("Cast", op("Greater", value, best), to=TensorProto.FLOAT)
+            later = op.Cast(op.Greater(value, best), to=TensorProto.FLOAT)
             if not (inside & reached).all():
                 # where nothing was reached before, `best` is padding: the comparison does not count there
-                later = op(
-                    "Max", op("Mul", later, op.constant((inside & reached)[None, None].astype(np.float32))), first
-                )
+                later = op.Max(op.Mul(later, op.constant((inside & reached)[None, None].astype(np.float32))), first)
             taken[tap] = later
-        best = op("Where", op("Greater", taken[tap], op.constant(0.5)), value, best) if best else value
+        best = op.Where(op.Greater(taken[tap], op.constant(0.5)), value, best) if best else value
         reached |= inside
     result = ""
     rest = gradient  # of dy, what no later tap has won
     for tap in reversed(taken):
-        won = op("Mul", rest, taken[tap])
-        rest = op("Sub", rest, won)
+        won = op.Mul(rest, taken[tap])
+        rest = op.Sub(rest, won)
         put = _put_back(op, won, shapes[gradient], axes, starts[tap], total)
-        result = op("Add", result, put) if result else put
+        result = op.Add(result, put) if result else put
     if any(pads):
         ends = [b + axis.length for b, axis in zip(before, axes, strict=True)]
-        result = op("Slice", result, *(op.constant(list(v), np.int64) for v in (before, ends, spatial)))
-    op.nodes.append(helper.make_node("Identity", [result], [node.output[0]], name=f"{op.name}/dx"))
+        result = op.Slice(result, *(op.constant(list(v), np.int64) for v in (before, ends, spatial)))
+    op.nodes.append(helper.make_node("Identity", [result], [node.output[0]], name=f"{op.prefix}/dx"))
     return op.nodes
 
 
@@ -192,18 +180,18 @@ def _put_back(
     if any(step > 1 for step in steps):
         spaced = [n for axis in zip(lengths, [1] * len(axes), strict=True) for n in axis]
         gaps = [n for step in steps for n in (0, step - 1)]
-        value = op("Reshape", value, op.constant([*shape[:2], *spaced], np.int64))
-        value = op("Pad", value, op.constant([0, 0, *[0] * len(gaps), 0, 0, *gaps], np.int64))
+        value = op.Reshape(value, op.constant([*shape[:2], *spaced], np.int64))
+        value = op.Pad(value, op.constant([0, 0, *[0] * len(gaps), 0, 0, *gaps], np.int64))
         lengths = [n * step for n, step in zip(lengths, steps, strict=True)]
-        value = op("Reshape", value, op.constant([*shape[:2], *lengths], np.int64))
+        value = op.Reshape(value, op.constant([*shape[:2], *lengths], np.int64))
     # a last gap may reach beyond the end, which a negative pad cuts
     ends = [t - s - n for t, s, n in zip(total, start, lengths, strict=True)]
-    return op("Pad", value, op.constant([0, 0, *start, 0, 0, *ends], np.int64))
+    return op.Pad(value, op.constant([0, 0, *start, 0, 0, *ends], np.int64))
 
 
 def _write_attributes(graph: GraphProto) -> None:
     """Strides, dilations and padding of Conv and ConvTranspose that are left to their defaults."""
-    shapes = _shapes(graph) | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    shapes = _shapes(graph)
     for node in graph.node:
         if node.op_type in ("Conv", "ConvTranspose"):
             given = {a.name for a in node.attribute}
@@ -279,13 +267,13 @@ def _one_less_power(node: NodeProto, base: float, exponent: str) -> list[NodePro
     if base == 0:
         op.nodes.append(helper.make_node("Identity", [op.constant(1)], [node.output[0]]))
         return op.nodes
-    u = op("Mul", exponent, op.constant(-math.log(base)))
+    u = op.Mul(exponent, op.constant(-math.log(base)))
     one = op.constant(1)
     series = one
     for n in range(_SERIES, 1, -1):
-        series = op("Sub", one, op("Mul", op("Mul", u, op.constant(1 / n)), series))
-    series = op("Mul", u, series)
-    whole = op("Sub", one, op("Exp", op("Neg", u)))
-    small = op("Less", u, op.constant(_SWITCH))
-    op.nodes.append(helper.make_node("Where", [small, series, whole], [node.output[0]], name=f"{op.name}/1-power"))
+        series = op.Sub(one, op.Mul(op.Mul(u, op.constant(1 / n)), series))
+    series = op.Mul(u, series)
+    whole = op.Sub(one, op.Exp(op.Neg(u)))
+    small = op.Less(u, op.constant(_SWITCH))
+    op.nodes.append(helper.make_node("Where", [small, series, whole], [node.output[0]], name=f"{op.prefix}/1-power"))
     return op.nodes

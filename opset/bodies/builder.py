@@ -7,14 +7,17 @@ is cast once on the way in and once on the way out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from numpy.typing import ArrayLike
+from onnx import GraphProto, NodeProto, helper
 
 from onnx_backprop.opset.core.shapes import Dim, Dims
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.order import ancestors
 
 if TYPE_CHECKING:
     from onnx_backprop.opset.bodies.expressions import Vector
@@ -44,7 +47,7 @@ class Tensor:
 Operand = Tensor | str | None
 
 
-class Body:
+class Body(Emitter):
     """Collects the nodes of one function body. Every method returns the name of a tensor.
 
     A keyword that is None is left out; an input that is None is an absent optional one; a keyword `name` names the
@@ -52,27 +55,21 @@ class Body:
     """
 
     def __init__(self, op: str) -> None:
+        super().__init__("", set())
         self.op = op
-        self.nodes: list[NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._counts: dict[str, int] = {}
         self._made = 0  # tensors
 
-    def __getattr__(self, op_type: str) -> Callable[..., str]:
-        if not op_type[0].isupper():
-            raise AttributeError(op_type)
-        return lambda *inputs, **attributes: self.emit(op_type, inputs, attributes)[0]
+    def operand(self, value: Operand, _operands: Sequence[Operand]) -> str:
+        """The name of an operand."""
+        return value.name if isinstance(value, Tensor) else value or ""
 
-    def emit(
-        self, op_type: str, inputs: Sequence[Operand], attributes: dict[str, Any], *, outputs: int = 1
-    ) -> list[str]:
-        """Append a node with any number of outputs."""
-        given = {k: v for k, v in attributes.items() if v is not None}
+    def names_of(self, op_type: str, name: str | None, outputs: int) -> tuple[str, list[str]]:  # noqa: ARG002
+        """Numbers, but for a node that is named."""
         results = [f"_{self._made + n}" for n in range(1, outputs + 1)]
         self._made += outputs
-        name = self._unique(given.pop("name")) if "name" in given else results[0]
-        self.nodes.append(helper.make_node(op_type, [_name(i) for i in inputs], results, name=name, **given))
-        return results
+        return (self._unique(name) if name else results[0]), results
 
     def _unique(self, name: str) -> str:
         count = self._counts[name] = self._counts.get(name, 0) + 1
@@ -80,21 +77,17 @@ class Body:
 
     def needed(self, *outputs: str) -> list[NodeProto]:
         """The nodes that outputs depend on, in order."""
-        wanted, result = set(outputs), []
-        for node in reversed(self.nodes):
-            if not wanted.isdisjoint(node.output):
-                result.append(node)
-                wanted.update(_reads(node))
-        return result[::-1]
+        return [self.nodes[n] for n in ancestors(self.nodes, outputs)]
 
-    def constant(self, array: np.ndarray) -> str:
+    def constant(self, value: ArrayLike, dtype: type[np.generic] | None = None) -> str:
         """A constant tensor; equal ones share a node."""
+        array = np.asarray(value, dtype)
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
             if array.dtype == np.int64 and array.ndim == 1 and array.size:  # half the bytes of a tensor, and legible
                 self._constants[key] = self.Constant(value_ints=array.tolist())
             else:
-                self._constants[key] = self.Constant(value=numpy_helper.from_array(array))
+                self._constants[key] = super().constant(array)
         return self._constants[key]
 
     def ints(self, values: Sequence[int]) -> str:
@@ -159,21 +152,6 @@ class Body:
         self.nodes, self._constants = outside
         output = helper.make_tensor_value_info(result, FLOAT, None)
         return helper.make_graph(nodes, "branch", [], [output])
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """The names that a node and the graphs inside it read."""
-    yield from node.input
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            for inner in attribute.g.node:
-                yield from _reads(inner)
-
-
-def _name(operand: Operand) -> str:
-    if operand is None:
-        return ""
-    return operand.name if isinstance(operand, Tensor) else operand
 
 
 def known(dims: Sequence[Dim]) -> tuple[int, ...] | None:

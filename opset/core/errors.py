@@ -12,7 +12,8 @@
     ├─ ReplicaError(RuntimeError)            ranks of one training do not have the same
     └─ RegistrationError(RuntimeError)       developer's: a rule or operator registered twice
 
-A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``. Names come from files: what a
+A message reads ``{operator} '{node}': {what was expected}, got {value}. {what to do}``, or begins with the name of the
+argument that is wrong, ``{argument}: ``, which the error carries too. Names come from files: what a
 terminal would obey is escaped in it and what would fill the screen is cut, see `printable`.
 """
 
@@ -40,16 +41,21 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length // 2]}…{text[-length // 4 :]}"
 
 
-class OnnxBackpropError(Exception):
-    """Base of all errors raised on purpose; `op_type` and `node` name the culprit where there is one."""
+def _about(argument: str, message: str) -> str:
+    return f"{argument}: {message}" if argument else message
 
-    def __init__(self, message: str, *, op_type: str = "", node: str = "") -> None:
-        message, op_type = printable(message, lines=True), printable(op_type)
+
+class OnnxBackpropError(Exception):
+    """Base of all errors raised on purpose; `op_type` and `node`, or `argument`, name the culprit if there is one."""
+
+    def __init__(self, message: str, argument: str = "", *, op_type: str = "", node: str = "") -> None:
+        message, op_type = printable(_about(argument, message), lines=True), printable(op_type)
         subject = " ".join(filter(None, (op_type, f"'{printable(node)}'" if node else "")))
         super().__init__(f"{subject}: {message}" if subject else message)
         self.message = message
         self.op_type = op_type
         self.node = node
+        self.argument = argument
 
 
 class InvalidArgumentError(OnnxBackpropError, ValueError):
@@ -93,7 +99,8 @@ class RegistrationError(OnnxBackpropError, RuntimeError):
 
 
 class OnnxBackpropWarning(UserWarning):
-    """Something that is done all the same, and may not be what was meant."""
+    """Something that is done all the same, and may not be what was meant; `argument` names the culprit."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message, lines=True))
+    def __init__(self, message: str, argument: str = "") -> None:
+        super().__init__(printable(_about(argument, message), lines=True))
+        self.argument = argument

@@ -12,8 +12,8 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.hints import near_file
-from onnx_backprop.opset.core.lazy import ir, is_ir_model
 from onnx_backprop.opset.core.sound import sound, tensors
+from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 
 def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:

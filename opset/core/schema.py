@@ -23,6 +23,7 @@ from onnx_backprop.opset.core.op import (
     Op,
 )
 from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.graphs.types import shape_dims, type_dims
 
 _SINGLE, _OPTIONAL = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
 
@@ -112,16 +113,7 @@ def _arg(context: Any, n: int, spec: Input) -> Arg | None:
         return Arg.of_array(spec, dims, numpy_helper.to_array(data))
     whole = proto is not None and proto.tensor_type.elem_type in (TensorProto.INT32, TensorProto.INT64)
     symbolic = context.get_symbolic_input(n) if whole else None  # onnx joins floats into shapes of unknown lengths
-    return Arg(dims, None if symbolic is None else _dims(symbolic))
-
-
-def type_dims(proto: TypeProto) -> Dims | None:
-    """Dimensions of a tensor type as ints, symbol names or None."""
-    return _dims(proto.tensor_type.shape) if proto.tensor_type.HasField("shape") else None
-
-
-def _dims(shape: TensorShapeProto) -> Dims:
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in shape.dim)
+    return Arg(dims, None if symbolic is None else shape_dims(symbolic))
 
 
 def _shape_proto(dims: Dims) -> TensorShapeProto:

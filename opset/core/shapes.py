@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from math import prod
 
 from onnx_backprop.opset.core.errors import ShapeError
-
-Dim = int | str | None
-Dims = tuple[Dim, ...]
+from onnx_backprop.opset.graphs.types import Dim as Dim
+from onnx_backprop.opset.graphs.types import Dims as Dims
 
 
 def merge(a: Dim, b: Dim, *, op: str, what: str) -> Dim:

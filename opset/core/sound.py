@@ -15,6 +15,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, is_standard, subgraphs
 
 DEPTH = 24  # graphs inside each other, three messages each: protobuf reads 100
 _VALUES = frozenset(
@@ -23,8 +25,8 @@ _VALUES = frozenset(
         *("value_string", "value_strings"),
     }
 )
-_STANDARD = ("", "ai.onnx")
-_TEXTUAL = (*_STANDARD, "ai.onnx.preview.training", "ai.onnx.training")  # none has binary strings among its attributes
+# none has binary strings among its attributes
+_TEXTUAL = (*DEFAULT_DOMAINS, "ai.onnx.preview.training", "ai.onnx.training")
 _FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
 _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
 # of windows: what they are, whatever the operator; as attributes of any other they are none of ONNX
@@ -84,11 +86,7 @@ def _graphs(outer: Iterable[GraphProto | FunctionProto]) -> Iterator[GraphProto 
         if depth > DEPTH:
             raise UnsupportedError(f"sub-graphs stand inside each other more than {DEPTH} deep. Flatten the model")
         yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    waiting.append((attribute.g, depth + 1))
-                waiting += [(inner, depth + 1) for inner in attribute.graphs]
+        waiting += [(inner, depth + 1) for node in graph.node for inner in subgraphs(node)]
 
 
 def _nodes(outer: Iterable[GraphProto | FunctionProto]) -> Iterator[NodeProto]:
@@ -100,8 +98,7 @@ def _repaired(proto: ModelProto) -> ModelProto:
     decoded = all(isinstance(text, str) for text in _texts(proto))
     if decoded and not any(map(_has_empty_end, _nodes((proto.graph, *proto.functions)))):
         return proto
-    result = ModelProto()
-    result.CopyFrom(proto)
+    result = copied(proto)
     if not decoded:
         _decode(result)
     for node in filter(_has_empty_end, _nodes((result.graph, *result.functions))):
@@ -111,7 +108,7 @@ def _repaired(proto: ModelProto) -> ModelProto:
 
 
 def _has_empty_end(node: NodeProto) -> bool:
-    return bool(node.domain in _STANDARD and node.input and not node.input[-1])
+    return bool(is_standard(node) and node.input and not node.input[-1])
 
 
 def _texts(message: Any) -> Iterator[str | bytes]:
@@ -136,9 +133,7 @@ def _decode(message: Message) -> None:
             for inner in value if field.is_repeated else (value,):
                 _decode(inner)
         elif field.type == field.TYPE_STRING and field.is_repeated:
-            decoded = [_text(one) for one in value]
-            del value[:]
-            value.extend(decoded)
+            assign(value, map(_text, value))
         elif field.type == field.TYPE_STRING:
             setattr(message, field.name, _text(value))
 
@@ -270,7 +265,7 @@ class _Functions:
                 if key in self._functions:
                     size, below = self._called(key, node, callers)
                     nodes, deepest = nodes + size, max(deepest, depth + below - 1)
-                waiting += [(g, depth + 1) for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+                waiting += [(g, depth + 1) for g in subgraphs(node)]
         return nodes, deepest
 
     def _called(self, key: _Key, node: NodeProto, callers: tuple[_Key, ...]) -> tuple[int, int]:

@@ -9,39 +9,30 @@ from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
-Lengths = tuple[object, ...]
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.types import Dims, shapes_of
+from onnx_backprop.opset.graphs.walk import is_standard
 
 
 def misread(graph: GraphProto) -> set[int]:
     """All Einsum nodes of a graph, by position, where one of them is misread: others may read what that one makes."""
-    nodes = {
-        n: node for n, node in enumerate(graph.node) if node.op_type == "Einsum" and node.domain in ("", "ai.onnx")
-    }
+    nodes = {n: node for n, node in enumerate(graph.node) if is_standard(node, "Einsum")}
     if not nodes:
         return set()
-    known = {value.name: _lengths(value) for value in (*graph.input, *graph.value_info, *graph.output)}
-    known |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    known = shapes_of(graph)
     return set(nodes) if any(_is_misread(node, known) for node in nodes.values()) else set()
 
 
 def without_guesses(value: ValueInfoProto) -> ValueInfoProto:
     """The shape of an Einsum's output as far as it is certain: lengths that no operand can stretch."""
-    result = ValueInfoProto()
-    result.CopyFrom(value)
+    result = copied(value)
     for dim in result.type.tensor_type.shape.dim:
         if dim.HasField("dim_param") or dim.dim_value == 1:
             dim.Clear()
     return result
 
 
-def _lengths(value: ValueInfoProto) -> Lengths | None:
-    shape = value.type.tensor_type.shape
-    if not value.type.tensor_type.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
-
-
-def _is_misread(node: NodeProto, known: Mapping[str, Lengths | None]) -> bool:
+def _is_misread(node: NodeProto, known: Mapping[str, Dims]) -> bool:
     equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "")
     found: defaultdict[object, set[object]] = defaultdict(set)
     for name, term in zip(node.input, equation.replace(" ", "").partition("->")[0].split(","), strict=False):

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
 from onnx_backprop.opset.functions.einsum_shapes import misread, without_guesses
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.hide import hide, show
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_graphs, is_standard, subgraphs
 
 LONG = 1024  # elements; no tensor has that many axes
 _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
-_FOLLOWED = frozenset(
-    {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze"}
-)
-_AS_DIV = frozenset({"Add", "Mul", "Sub"})  # inferred as Div, alike but for numbers, which are not followed there
-_STANDARD = ("", "ai.onnx")
+_AS_DIV = ("Add", "Mul", "Sub")  # inferred as Div, alike but for numbers, which are not followed there
 _HIDDEN = "onnx_backprop.hidden"
 NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
@@ -29,24 +28,22 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     first = shape_inference.infer_shapes(proto, check_type=check_type, data_prop=False)
     graph = first.graph
     long, too_long = set(_long(graph, LONG)), set(_long(graph, _TOO_LONG))
-    opset = max((o.version for o in proto.opset_import if o.domain in _STANDARD), default=1)
+    opset = max((o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), default=1)
     hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, too_long, opset)} if long else set()
     guessed = misread(graph)
     hidden |= guessed
     if not hidden:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
-    work = ModelProto()
-    work.CopyFrom(proto)
-    work.opset_import.add(domain=_HIDDEN, version=1)
+    work = copied(proto)
     stated = {value.name for value in (*work.graph.value_info, *work.graph.output)}
-    replaced = {n for n in hidden if graph.node[n].op_type in _AS_DIV and graph.node[n].domain in _STANDARD}
+    replaced = {n for n in hidden if is_standard(graph.node[n], *_AS_DIV)}
     for n in replaced:
         work.graph.node[n].op_type = "Div"
     ends = {value.name: value for value in work.graph.output}
+    hide(work, (work.graph.node[n] for n in hidden - replaced), _HIDDEN)
     for n in hidden - replaced:
         node = work.graph.node[n]
-        node.domain = _HIDDEN
         certain = without_guesses if n in guessed else _without_names
         for name in node.output:
             if name in known and name not in stated:
@@ -56,43 +53,37 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     result = shape_inference.infer_shapes(work, check_type=check_type, data_prop=True)
     for n in hidden:
         result.graph.node[n].CopyFrom(graph.node[n])  # with the types that the first inference found in sub-graphs
-    kept = [o for o in result.opset_import if o.domain != _HIDDEN]
-    del result.opset_import[:]
-    result.opset_import.extend(kept)
+    show(result, _HIDDEN)
     return result
 
 
 def _long(graph: GraphProto, least: int) -> Iterator[str]:
     """The names of vectors of a graph and those inside it that are longer than this."""
-    yield from (tensor.name for tensor in graph.initializer if len(tensor.dims) == 1 and tensor.dims[0] > least)
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info) if is_long(value, least))
-    for node in graph.node:
-        for inner in _inside(node):
-            yield from _long(inner, least)
-
-
-def _inside(node: NodeProto) -> list[GraphProto]:
-    return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+    for one in all_graphs(graph):
+        yield from (tensor.name for tensor in one.initializer if len(tensor.dims) == 1 and tensor.dims[0] > least)
+        yield from (value.name for value in (*one.input, *one.output, *one.value_info) if is_long(value, least))
 
 
 def _follows(node: NodeProto, long: set[str], too_long: set[str], opset: int) -> bool:
     """Whether inference would follow the numbers of a long vector in a node."""
-    inside = _inside(node)
+    inside = subgraphs(node)
     if inside:
         return any(_follows(inner, long, too_long, opset) for graph in inside for inner in graph.node)
-    if node.domain not in _STANDARD:
+    if not is_standard(node):
         return not too_long.isdisjoint((*node.input, *node.output))
     if long.isdisjoint((*node.input, *node.output)):
         return False
-    return node.op_type in _FOLLOWED or _has_body(node.op_type, opset)
+    return _has_rule_for_numbers(node.op_type, opset)
 
 
-def _has_body(op_type: str, opset: int) -> bool:
+def _has_rule_for_numbers(op_type: str, opset: int) -> bool:
+    """Whether onnx computes the numbers of an operator's result, or those of operators that it is made of."""
     try:
         schema = defs.get_schema(op_type, opset, "")
     except defs.SchemaError:
         return False
-    return any(getattr(schema, name) for name in ("has_function", "has_context_dependent_function"))
+    kinds = ("function", "context_dependent_function", "data_propagation_function")
+    return any(getattr(schema, f"has_{kind}") for kind in kinds)
 
 
 def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
@@ -103,8 +94,7 @@ def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
 
 def _without_names(value: ValueInfoProto) -> ValueInfoProto:
     """A copy without the names that the first inference gave to lengths: the second gives names anew."""
-    result = ValueInfoProto()
-    result.CopyFrom(value)
+    result = copied(value)
     for dim in result.type.tensor_type.shape.dim:
         if dim.dim_param.startswith(NAMELESS):
             dim.Clear()

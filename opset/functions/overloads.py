@@ -7,12 +7,11 @@ look at it, for no node calls it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
 from onnx import FunctionProto, ModelProto, helper
 
 from onnx_backprop.opset.core.op import DOMAIN
+from onnx_backprop.opset.graphs.edit import add_import, assign, without_imports
 
 LEAST_ONNXRUNTIME = "1.27"  # that tells overloads apart
 REQUIREMENT = (
@@ -33,11 +32,11 @@ def refuse_older_runtimes(model: ModelProto) -> None:
     for function in functions:
         bodies[function.domain, function.name].append(function)
     several = [same for same in bodies.values() if len(same) > 1]
-    _replace(model.functions, [*functions, *map(_refusal, several)])
-    _replace(model.opset_import, [o for o in model.opset_import if o.domain != NEEDS_DOMAIN])
-    _replace(model.metadata_props, [entry for entry in model.metadata_props if entry.key != REQUIREMENT])
+    assign(model.functions, [*functions, *map(_refusal, several)])
+    without_imports(model, NEEDS_DOMAIN)
+    assign(model.metadata_props, [entry for entry in model.metadata_props if entry.key != REQUIREMENT])
     if several:
-        model.opset_import.append(helper.make_opsetid(NEEDS_DOMAIN, 1))
+        add_import(model, NEEDS_DOMAIN)
         model.metadata_props.add(key=REQUIREMENT, value=f">={LEAST_ONNXRUNTIME}")
 
 
@@ -57,9 +56,3 @@ def _refusal(bodies: list[FunctionProto]) -> FunctionProto:
         attribute_protos=list(widest.attribute_proto),
         overload=REFUSAL,
     )
-
-
-def _replace(field: Any, values: Iterable[Any]) -> None:
-    new = list(values)
-    del field[:]
-    field.extend(new)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
-from onnx_backprop.opset.core.lazy import ir
-from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Attributes, Op
+from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Arg, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
 from onnx_backprop.opset.functions.native import native_body
@@ -23,7 +22,11 @@ from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, pyth
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
-from onnx_backprop.opset.functions.scope import Scope, domain_nodes, infer_missing
+from onnx_backprop.opset.functions.scope import domain_nodes, infer_missing
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 KERNELS = ("onnx", "numpy", "native", "numba")  # routes
@@ -43,8 +46,7 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """
-    result = ModelProto()
-    result.CopyFrom(load(model))
+    result = copied(load(model))
     attach_kernels(result, kernels)
     return result
 
@@ -52,9 +54,7 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
 def attach_kernels(result: ModelProto, kernels: str) -> None:
     """`use_kernels` of a model that is sound, in place."""
     check_kernels(kernels)
-    kept = [f for f in result.functions if f.domain != DOMAIN]
-    del result.functions[:]
-    result.functions.extend(kept)
+    assign(result.functions, [f for f in result.functions if f.domain != DOMAIN])
     for node, _ in domain_nodes(result):
         node.overload = ""
     if kernels == "onnx":
@@ -72,10 +72,10 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
         _require_opset(result)
         for function in result.functions:
             if any(n.domain == DOMAIN for n in function.node):
-                _import(function, DOMAIN, OPSET_VERSION)
+                add_import(function, DOMAIN, OPSET_VERSION)
         result.functions.extend(bodies.functions)
         result.ir_version = max(result.ir_version, MIN_IR_VERSION)
-        _import(result, DOMAIN, OPSET_VERSION)
+        add_import(result, DOMAIN, OPSET_VERSION)
     refuse_older_runtimes(result)
 
 
@@ -83,9 +83,7 @@ def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -
     """Take out of interfaces the optional attributes that no node states: bodies in standard operators ask for none."""
     stated = {(node.op_type, a.name) for node, _ in domain_nodes(model) for a in node.attribute}
     for function in functions:
-        kept = [a for a in function.attribute_proto if (function.name, a.name) in stated]
-        del function.attribute_proto[:]
-        function.attribute_proto.extend(kept)
+        assign(function.attribute_proto, [a for a in function.attribute_proto if (function.name, a.name) in stated])
 
 
 class _Bodies:
@@ -119,7 +117,16 @@ def _standard(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProt
     tensors = [name for i, name in zip(op.inputs, node.input, strict=False) if name and i.type_name == "T1"]
     single = all(scope.element_type(name) == TensorProto.FLOAT for name in tensors)
     attributes = Attributes(op, attributes_of(node))
-    return standard_body(op, attributes, scope.args(op, node), opset, named_outputs(op, node), single=single)
+    return standard_body(op, attributes, _args(op, node, scope), opset, named_outputs(op, node), single=single)
+
+
+def _args(op: Op, node: NodeProto, scope: Scope) -> list[Arg | None]:
+    """What is known about each input of an operator's node; None for an absent one."""
+    names = [*node.input, *[""] * (len(op.inputs) - len(node.input))]
+    return [
+        Arg.of_array(spec, scope.dims(name), None if spec.tensor else scope.constant(name)) if name else None
+        for spec, name in zip(op.inputs, names, strict=True)
+    ]
 
 
 def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
@@ -138,7 +145,7 @@ _BUILDERS = {
 def check_kernels(kernels: str) -> None:
     """Raise unless `kernels` names a route that this version has."""
     if kernels not in KERNELS:
-        raise InvalidArgumentError(f"kernels: expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}")
+        raise InvalidArgumentError(f"expected one of {', '.join(map(repr, KERNELS))}, got {kernels!r}", "kernels")
 
 
 def check_node(node: NodeProto) -> Op:
@@ -156,20 +163,15 @@ def check_node(node: NodeProto) -> Op:
     return op
 
 
-def _import(target: ModelProto | FunctionProto, domain: str, version: int) -> None:
-    if all(o.domain != domain for o in target.opset_import):
-        target.opset_import.append(helper.make_opsetid(domain, version))
-
-
 def _default_opset(model: ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    return next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 0)
 
 
 def _require_opset(model: ModelProto) -> None:
     """Onnxruntime inlines a body under the model's own opset, whatever the function imports."""
     version = _default_opset(model)
     if not version:
-        _import(model, "", MIN_BODY_OPSET)
+        add_import(model, "", MIN_BODY_OPSET)
     elif version < MIN_BODY_OPSET:
         raise InvalidModelError(
             f"kernel bodies need opset {MIN_BODY_OPSET} or later, got a model of opset {version}. "

@@ -15,18 +15,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import ModelProto
 
 from onnx_backprop.opset.core import progress
 from onnx_backprop.opset.core.files import remove_rest
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
+from onnx_backprop.opset.graphs.facts import DRAWS
+from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
@@ -39,7 +41,7 @@ WORKER = "onnx_backprop.ort_ops.workers"
 Worker = subprocess.Popen[str]
 _MANY = 3  # functions that another process is started for
 # Parts of the names of operators with a state of their own, or that may not end; and domains that have no others.
-_TWICE = ("Bernoulli", "Dropout", "Loop", "Multinomial", "Random")
+_TWICE = ("Dropout", "Loop", *DRAWS)
 _KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
@@ -111,22 +113,13 @@ def repeatable(model: object) -> bool:
     """Whether a run of a model may take place twice, and ends whatever its kernels answer; not known of a file."""
     if not isinstance(model, ModelProto):
         return False
-
-    def nodes(owner: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-        for node in owner.node:
-            yield node
-            for attribute in node.attribute:
-                for inside in (attribute.g, *attribute.graphs):
-                    yield from nodes(inside)
-
     functions = {(function.domain, function.name) for function in model.functions}
     return all(
         not any(word in node.op_type for word in _TWICE)
         and (
             node.domain in _KNOWN or (node.domain, node.op_type) in functions or node.op_type.startswith(NATIVE_PREFIX)
         )
-        for owner in (model.graph, *model.functions)
-        for node in nodes(owner)
+        for node in all_nodes(model)
     )
 
 

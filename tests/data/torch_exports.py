@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.opset.graphs.edit import assign
 from tests.field.torch_sources import torchvision
 
 FOLDER = Path(__file__).parent / "exports"

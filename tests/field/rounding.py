@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, subgraphs
 from onnx_backprop.converters.quantized.dequantize import walked
 from onnx_backprop.converters.quantized.records import array_of, range_of
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 _PRODUCTS = {"Conv", "MatMul", "LSTM", "Gemm", "Attention"}
 _BY_RUNS = ("DynamicQuantize", "MatMulInteger", "ConvInteger")

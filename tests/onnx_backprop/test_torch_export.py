@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto, NodeProto, numpy_helper
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, KIND, REQUIRES_GRAD, STOP, signature
+from onnx_backprop.converters.prepare.exporters.torch_metadata import ALIASES, KIND, REQUIRES_GRAD, STOP, signature
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto, helper, numpy_hel
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import reads
+from onnx_backprop.opset.graphs.walk import reads
 
 MODELS, CORRUPTIONS = 50, 40
 WEIGHTS = {"w": (4, 4, 3, 3), "gain": (4,), "bias": (4, 1, 1)}

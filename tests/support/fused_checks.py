@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.float_types import with_float_type
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
-from onnx_backprop.converters.prepare.graphs import all_nodes
 from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.opset.graphs.walk import all_nodes
 from tests.support.adjoint import forward_session, run
 from tests.support.rule_checks import COARSE, EXACT, symbolic
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import onnx_backprop as ob
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.history import Record
+from onnx_backprop.training.reports.history import Record
 from onnx_backprop.training.schedules import OneCycle
 from tests.support.training_models import data, training
 

@@ -10,8 +10,8 @@ import onnx
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import assign
-from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE
+from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE
+from onnx_backprop.opset.graphs.edit import assign
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"

@@ -7,14 +7,17 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.fused.known import Known
-from onnx_backprop.converters.prepare.graphs import DEFINES, attributes_of, called, rename, unique
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import attributes_of, called
 
+DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 Operand = str | float | Sequence[int] | np.ndarray | None
 
 
-class Composer:
+class Composer(Emitter):
     """Emits the nodes that stand for one, `op.Mul(a, b)` a node of type Mul; values go by their names.
 
     Operands may be numbers, which get the type of the first named operand, lists of int64, and arrays. Each node is
@@ -22,46 +25,30 @@ class Composer:
     """
 
     def __init__(self, node: NodeProto, known: Known, taken: set[str], read: set[str]) -> None:
+        super().__init__(called(node), taken)
         self.node = node
         self.known = known
-        self.nodes: list[NodeProto] = []
         self.parameters: list[TensorProto] = []
-        self._taken = taken
         self._read = read
         self._attributes = attributes_of(node)
         self._unasked = set(self._attributes)
         self._inputs_asked: set[int] = set()
 
-    def __getattr__(self, op_type: str) -> Callable[..., str]:
-        if not op_type[:1].isupper():
-            raise AttributeError(op_type)
-
-        def emit(*operands: Operand, **attributes: Any) -> str:
-            return self.several(op_type, 1, *operands, **attributes)[0]
-
-        return emit
+    def emit(
+        self, op_type: str, operands: Sequence[Operand], attributes: Mapping[str, Any], *, outputs: int = 1
+    ) -> list[str]:
+        """Append a node and note what is known of its outputs."""
+        results = super().emit(op_type, operands, attributes, outputs=outputs)
+        self.known.learn(self.nodes[-1])
+        return results
 
     def several(self, op_type: str, outputs: int, *operands: Operand, **attributes: Any) -> list[str]:
         """Emit a node with several outputs."""
-        like = next((o for o in operands if isinstance(o, str) and o), None)
-        inputs = [self._named(o, like) for o in operands]
-        while inputs and not inputs[-1]:
-            inputs.pop()
-        given = {name: value for name, value in attributes.items() if value is not None}
-        label = unique(f"{called(self.node)}/{op_type}", self._taken)
-        names = [label, *(unique(f"{label}/{n}", self._taken) for n in range(1, outputs))]
-        node = helper.make_node(op_type, inputs, names, name=label, **given)
-        self.nodes.append(node)
-        self.known.learn(node)
-        return names
+        return self.emit(op_type, operands, attributes, outputs=outputs)
 
     def fresh(self, name: str) -> str:
         """A name that nothing has, for a value of a sub-graph."""
-        return unique(f"{called(self.node)}/{name}", self._taken)
-
-    def constant(self, array: np.ndarray) -> str:
-        """The name of an array."""
-        return self.Constant(value=numpy_helper.from_array(np.asarray(array, order="C")))
+        return unique(f"{self.prefix}/{name}", self.taken)
 
     def defined_by(self, result: str, index: int, what: str) -> str:
         """`result`, the node that makes it saying that its input at `index` is no parameter to train, but `what`."""
@@ -71,7 +58,7 @@ class Composer:
 
     def parameter(self, attribute: str, array: np.ndarray) -> str:
         """The name of an initializer `<node>/<attribute>`: numbers that were learned, and can be again."""
-        name = unique(f"{called(self.node)}/{attribute}", self._taken)
+        name = unique(f"{self.prefix}/{attribute}", self.taken)
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
         self.parameters.append(tensor)
         self.known.learn_tensor(name, tensor)
@@ -145,23 +132,11 @@ class Composer:
         domain = f"{self.node.domain}::" if self.node.domain else ""
         return UnsupportedError(sentence, op_type=f"{domain}{self.node.op_type}", node=called(self.node))
 
-    def finish(self, results: Sequence[str | None]) -> list[NodeProto]:
+    def replace(self, results: Sequence[str | None]) -> list[NodeProto]:
         """The nodes, the results under the names that the node gave its outputs."""
         self._check_all_asked(len(results))
-        made = {name for node in self.nodes for name in node.output}
-        names: dict[str, str] = {}
-        copies: list[tuple[str, str]] = []
-        for result, output in zip(results, self.node.output, strict=False):
-            if not result or not output:
-                continue
-            if result in made and result not in names:
-                names[result] = output
-            else:
-                copies.append((result, output))
-        for result, output in copies:
-            names[self.Identity(result)] = output
-        for node in self.nodes:
-            rename(node, names)
+        pairs = zip(self.node.output, results, strict=False)
+        for node in self.finish({output: result for output, result in pairs if result and output}):
             self.known.learn(node)
         return self.nodes
 
@@ -177,14 +152,14 @@ class Composer:
             if self.wants(index):
                 raise self.refuse(f"output {index}, {self.node.output[index]!r}, is not handled. Read another value")
 
-    def _named(self, operand: Operand, like: str | None) -> str:
-        if operand is None or isinstance(operand, str):
-            return operand or ""
-        if isinstance(operand, np.ndarray):
-            return self.constant(operand)
-        if isinstance(operand, int | float) and like is not None:
-            return self.number(operand, like)
-        return self.constant(np.array(operand, np.int64))
+    def operand(self, value: Operand, operands: Sequence[Operand]) -> str:
+        """The name of an operand; numbers get the type of the first that is named."""
+        if value is None or isinstance(value, str):
+            return value or ""
+        like = next((o for o in operands if isinstance(o, str) and o), None)
+        if isinstance(value, int | float) and like is not None:
+            return self.number(value, like)
+        return self.constant(value, None if isinstance(value, np.ndarray) else np.int64)
 
 
 Expansion = Callable[[Composer], str | Sequence[str | None]]

@@ -5,9 +5,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 from onnx_backprop.converters.prepare.fused.composer import Composer
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, reason_against
-from onnx_backprop.converters.prepare.graphs import all_nodes, assign, reads, subgraphs, used_names, without_imports
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, reads, subgraphs
 
 REFUSED = "onnx_backprop.refused"  # the metadata that says why a node stays as it is
 
@@ -22,7 +24,7 @@ def expand_fused(proto: ModelProto, declared: dict[str, TypeProto]) -> None:
     domains = {domain for domain, _ in EXPANSIONS}
     if not any(_concerned(node) for node in all_nodes(proto.graph)):
         return
-    read = {value.name for graph in _graphs(proto.graph) for value in graph.output}
+    read = {value.name for graph in all_graphs(proto.graph) for value in graph.output}
     read = read.union(*map(reads, proto.graph.node))
     _Expander(proto, declared, used_names(proto.graph), read).graph(proto.graph, None)
     for domain in domains - {node.domain for node in all_nodes(proto)}:
@@ -46,7 +48,7 @@ class _Expander:
             if stands_for is None:
                 nodes.append(node)
                 known.learn(node)
-                if node.op_type == "If" and not node.domain:
+                if is_standard(node, "If"):
                     known.learn_branches(node, branches)
             else:
                 nodes += stands_for
@@ -63,7 +65,7 @@ class _Expander:
         composer = Composer(node, known, self.taken, self.read)
         try:
             results = expansion(composer)
-            nodes = composer.finish([results] if isinstance(results, str) else results)
+            nodes = composer.replace([results] if isinstance(results, str) else results)
         except UnsupportedError as e:
             self._leave(node, e.message, known)
             return None
@@ -82,7 +84,3 @@ class _Expander:
 
 def _concerned(node: NodeProto) -> bool:
     return (node.domain, node.op_type) in EXPANSIONS or bool(reason_against(node))
-
-
-def _graphs(graph: GraphProto) -> list[GraphProto]:
-    return [graph, *(inner for node in all_nodes(graph) for inner in subgraphs(node))]

@@ -18,7 +18,7 @@ from onnx import (
     shape_inference,
 )
 
-from onnx_backprop.converters.prepare.graphs import DEFAULT_DOMAINS, constant_tensor, subgraphs
+from onnx_backprop.opset.graphs.walk import constant_tensor, is_standard, subgraphs
 
 _SHORT = 64  # elements of a constant whose numbers are remembered
 
@@ -109,7 +109,7 @@ class Known:
             found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=list(self.opsets))
         except Exception:  # noqa: BLE001 - onnx raises of several kinds; the whole model is inferred and judged later
             return {}
-        if node.op_type in ("Reshape", "Expand") and node.domain in DEFAULT_DOMAINS:
+        if is_standard(node, "Reshape", "Expand"):
             self._rank_from_length(node, found[node.output[0]])
         return found
 

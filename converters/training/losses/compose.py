@@ -22,8 +22,9 @@ from onnx_backprop.converters.training.losses.base import (
 )
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.graphs.facts import VIEW
+from onnx_backprop.opset.graphs.walk import is_standard
 
-_PASSING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _SQUASHING = ("Sigmoid", "Softmax")
 
 
@@ -113,7 +114,7 @@ def emit_loss(
 def _warn_of_squashed(loss: Loss, y: ir.Value) -> None:
     """Say that a loss of logits reads what a softmax or a sigmoid has given already."""
     node = y.producer()
-    while node is not None and node.domain == "" and node.op_type in _PASSING:
+    while node is not None and (node in VIEW or is_standard(node, "Cast", "Transpose")):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     if node is None or node.domain or node.op_type not in _SQUASHING or node.inputs[0] is None:
         return

@@ -14,7 +14,7 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 
 MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh what they save
 # Below so many tiles, times the geometric mean of the channels, sums over taps are faster: transformed weights and rows
-# of tiles that do not fill registers cost more than is saved (docs/performance.md).
+# of tiles that do not fill registers cost more than is saved (docs/notes/large_weights.md).
 MIN_WORK = 14_000
 # A batch of so many images, to the last but one, counts as one of TYPICAL: then what is computed of an image has the
 # same bits in all of them, as where ranks divide a batch.

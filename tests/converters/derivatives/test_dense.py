@@ -7,7 +7,7 @@ import pytest
 from onnx import parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import all_nodes, reads
+from onnx_backprop.opset.graphs.walk import all_nodes, reads
 from tests.converters.derivatives.test_products import answers, dims, drawn, network
 
 KNOWN = """<ir_version: 10, opset_import: ["": 21]> net (float[2, 4] x, float[5] c) => (float[2, 3] y, float[2, 5] t)

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.origins import module_of, origin_of
+from onnx_backprop.converters.prepare.exporters.origins import module_of, origin_of
 from tests.support.torch_files import FOLDED, KIND, SCOPES, W, X, exported, names_of, with_operations
 
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import assign
+from onnx_backprop.opset.graphs.edit import assign
 from tests.support.torch_files import W, scripted
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.files import ALIGNMENT, save_model
+from onnx_backprop.converters.prepare.writing.files import ALIGNMENT, save_model
 
 LIMIT = 20_000  # bytes, in place of protobuf's 2 GB
 

@@ -13,11 +13,11 @@ from onnx import ModelProto, checker, defs, helper, numpy_helper, parser
 import onnx_backprop as ob
 from models import super_resolution, unet_resize
 from onnx_backprop import artifacts
-from onnx_backprop.converters.prepare.graphs import all_nodes
-from onnx_backprop.converters.prepare.inline import inlined
 from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.converters.prepare.writing.inline import inlined
 from onnx_backprop.converters.training.optimizers import AdamW, Group
 from onnx_backprop.opset.functions.overloads import NEEDED, NEEDS_DOMAIN, REFUSAL, REQUIREMENT
+from onnx_backprop.opset.graphs.walk import all_nodes
 from tests.converters.training import classifier
 from tests.support.gradient_checks import session_run
 

@@ -7,9 +7,10 @@ import pytest
 from onnx import ModelProto, checker, helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import all_nodes, used_names
-from onnx_backprop.converters.reverse import backward as reverse
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.models import backward as reverse
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import all_nodes
 from tests.support.adjoint import run
 
 # its values have names that would be given

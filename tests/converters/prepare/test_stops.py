@@ -11,7 +11,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 from onnxruntime import InferenceSession
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.detached import STOP, is_stop
+from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
 
 RNG = np.random.default_rng(3)
 X, W = (RNG.standard_normal(shape).astype(np.float32) for shape in ((2, 3), (3, 4)))

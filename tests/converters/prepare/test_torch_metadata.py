@@ -5,10 +5,17 @@ import pytest
 from onnx import ModelProto, StringStringEntryProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.converters.prepare.exporters.origins import MISSING, restored
+from onnx_backprop.converters.prepare.exporters.torch_metadata import (
+    ALIASES,
+    SIGNATURE,
+    TIES,
+    Entry,
+    signature,
+    tied_names,
+)
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.load import prepare
-from onnx_backprop.converters.prepare.origins import MISSING, restored
-from onnx_backprop.converters.prepare.torch_metadata import ALIASES, SIGNATURE, TIES, Entry, signature, tied_names
 
 TEXT = """
 # inputs

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.declared import LIKE_INPUT
+from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT
 from onnx_backprop.converters.reverse import registry
 from tests.support.numeric import central_differences
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, StringStringEntryProto, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.torch_metadata import SIGNATURE
+from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((6, 3, 4)).astype(np.float32)

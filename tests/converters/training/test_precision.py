@@ -11,8 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, numpy_helper, pars
 
 import onnx_backprop as ob
 from models import resnet, transformer, unet_resize
-from onnx_backprop.converters.training.loss_scale import INITIAL
-from onnx_backprop.converters.training.precision import PRECISIONS
+from onnx_backprop.converters.training.rewrites.precision import PRECISIONS
+from onnx_backprop.converters.training.update.loss_scale import INITIAL
 from tests.support.training_models import classifier
 
 EPSILON = {"bf16": 2.0**-8, "fp16": 2.0**-11}

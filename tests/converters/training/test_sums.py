@@ -10,11 +10,11 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import used_names
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.training.names import STAGED
-from onnx_backprop.converters.training.sums import stage_sums
+from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.graphs.names import used_names
 from tests.support.numeric import outputs
 
 losses = ob.losses

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.files import save_model
+from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.optimizers import SGD, Adagrad
 from tests.support.training_models import classifier, data, training
 

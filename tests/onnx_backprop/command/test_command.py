@@ -16,8 +16,9 @@ from onnx import ModelProto, parser
 
 import onnx_backprop as ob
 from models import unet_resize
+from onnx_backprop.command import commands, options
 from onnx_backprop.command import main as command
-from onnx_backprop.command import options
+from onnx_backprop.command.commands import convert, demo
 from onnx_backprop.opset import OPS
 from onnx_backprop.ort_ops.runtime import ahead
 from tests.support.command import MODEL, files, run
@@ -125,7 +126,7 @@ def test_verbose_shows_what_the_converters_report(
         logging.getLogger("onnx_backprop.converters.rules.resize").info("Resize 'up': by InterpolateBackward")
         return parser.parse_model(MODEL)
 
-    monkeypatch.setattr(command, "differentiated", report)
+    monkeypatch.setattr(convert, "differentiated", report)
     for option, shown in (("--verbose", "Resize 'up': by InterpolateBackward\n"), ("--force", "")):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--force", option]) == 0
         assert capsys.readouterr().err == shown
@@ -203,7 +204,7 @@ def test_demo_runs_the_script_with_its_arguments(tmp_path: Path, monkeypatch: py
     (tmp_path / "models" / "super_resolution.py").write_text(
         "import sys\nopen(sys.argv[1], 'w').write(' '.join(sys.argv[2:]))\nsys.exit(7)\n"
     )
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "onnx_backprop" / "command" / "main.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "onnx_backprop" / "command" / "commands" / "demo.py"))
     assert command.main(["demo", str(tmp_path / "said"), "--steps", "3", "-h"]) == 7
     assert (tmp_path / "said").read_text() == "--steps 3 -h"
 
@@ -211,12 +212,43 @@ def test_demo_runs_the_script_with_its_arguments(tmp_path: Path, monkeypatch: py
 def test_demo_without_the_source_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "onnx_backprop" / "command" / "main.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "onnx_backprop" / "command" / "commands" / "demo.py"))
     assert command.main(["demo"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "models/super_resolution.py" in err
     assert "make demo" in err
+
+
+A_COMMAND = """
+from onnx_backprop.command.parser import Command, argument
+
+COMMAND = Command(
+    "rows",
+    help="print a number",
+    run=lambda arguments: print(arguments.count) or 0,
+    arguments=[argument("--count", default=3, least=1, help="of rows (%(default)s)")],
+)
+"""
+
+
+def test_a_command_is_one_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.py").write_text(A_COMMAND)
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{commands.__name__}.rows", raising=False)
+    assert command.main(["rows", "--count", "4"]) == 0
+    assert command.main(["rows", "--count", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "4\n"
+    assert err == "onnx-backprop: error: --count: expected 1 or more, got 0\n"
+
+
+def test_every_command_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert [record.name for record in commands.commands() if f"{record.name} {record.help}" not in said] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from onnx_backprop.__main__ import main
-from onnx_backprop.command import train as command
+from onnx_backprop.command.commands import train as command
 from tests.support.training_models import classifier, data
 
 TRAIN = "train model.onnx --data data.npz --loss softmax_cross_entropy --epochs 1 --batch-size 20 --quiet -o out.onnx"

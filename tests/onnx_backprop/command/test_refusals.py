@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.command import main as command
+from onnx_backprop.command.commands import convert, demo
 from onnx_backprop.converters.reverse import registry
 from tests.support.command import files, run
 
@@ -123,7 +124,7 @@ def test_bad_input_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str], 
 
 
 def test_the_demo_says_what_it_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "skimage" else name)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "skimage" else name)
     assert command.main(["demo"]) == 2
     assert "the demo needs skimage. Run `make demo`, or" in capsys.readouterr().err
 
@@ -140,7 +141,7 @@ def test_an_unusable_output_is_refused_before_the_work(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     Path("folder").mkdir()
-    monkeypatch.setattr(command, "load", lambda _: pytest.fail("the model is read"))
+    monkeypatch.setattr(convert, "load", lambda _: pytest.fail("the model is read"))
     assert command.main(["convert", "small.onnx", "-o", output]) == 2
     assert capsys.readouterr().err.startswith("onnx-backprop: error: ")
 
@@ -185,7 +186,7 @@ def test_interruption(
         raise KeyboardInterrupt
 
     if step == "convert":
-        monkeypatch.setattr(command, "differentiated", interrupt)
+        monkeypatch.setattr(convert, "differentiated", interrupt)
     else:
         monkeypatch.setattr(os, "fsync", interrupt)
     assert command.main(["convert", "small.onnx", "-o", "out.onnx"]) == 130
@@ -208,7 +209,7 @@ sys.exit(onnx_backprop_command.main())
 """
 
 
-@pytest.mark.parametrize("module", ["onnx_backprop", "numpy", "onnx_backprop.command.train"])
+@pytest.mark.parametrize("module", ["onnx_backprop", "numpy", "onnx_backprop.command.commands.train"])
 def test_interruption_of_the_imports(module: str) -> None:
     script = f"MODULE = {module!r}{STARTS}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

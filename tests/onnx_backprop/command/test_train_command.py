@@ -24,7 +24,7 @@ from models import unet_resize
 from onnx_backprop import Trainer
 from onnx_backprop.__main__ import main
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.history import read_log
+from onnx_backprop.training.reports.history import read_log
 from tests.support.training_models import classifier, data
 
 

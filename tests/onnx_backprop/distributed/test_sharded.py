@@ -12,7 +12,7 @@ import pytest
 import onnx_backprop as ob
 from models import resnet, unet_conv_transpose, unet_resize
 from onnx_backprop.training.checkpoint import read_checkpoint
-from onnx_backprop.training.profiling import profile
+from onnx_backprop.training.reports.profiling import profile
 from tests.onnx_backprop.distributed.test_equality import Feeds, images, labelled
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 

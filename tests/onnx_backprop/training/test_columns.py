@@ -14,8 +14,8 @@ import pytest
 import onnx_backprop as ob
 from models import unet_resize
 from onnx_backprop.training import columns, order
-from onnx_backprop.training.order import BlockOrder
-from onnx_backprop.training.stored import read_rows
+from onnx_backprop.training.data.order import BlockOrder
+from onnx_backprop.training.data.stored import read_rows
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 
 pa, feather, parquet = map(import_module, ("pyarrow", "pyarrow.feather", "pyarrow.parquet"))

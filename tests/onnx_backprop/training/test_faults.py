@@ -16,7 +16,7 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.training.checkpoint import held, read_checkpoint
-from onnx_backprop.training.history import Record, read_log
+from onnx_backprop.training.reports.history import Record, read_log
 from tests.onnx_backprop.command.test_train_command import folder as folder
 from tests.support.training_models import data, training
 

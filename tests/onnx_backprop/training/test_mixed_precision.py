@@ -13,10 +13,10 @@ from onnx import ModelProto, numpy_helper, parser, save_model
 import onnx_backprop as ob
 from models import unet_resize
 from onnx_backprop.command.main import main
-from onnx_backprop.converters.training.loss_scale import INITIAL, INTERVAL, LARGEST
 from onnx_backprop.converters.training.names import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
-from onnx_backprop.training.history import read_log
+from onnx_backprop.converters.training.update.loss_scale import INITIAL, INTERVAL, LARGEST
+from onnx_backprop.training.reports.history import read_log
 from tests.support.training_models import classifier, data, training
 
 ROUTES = ["native", None]

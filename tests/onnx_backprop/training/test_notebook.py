@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from onnx_backprop.training.history import Losses, Record, Records
-from onnx_backprop.training.profiling import profile
+from onnx_backprop.training.reports.history import Losses, Record, Records
+from onnx_backprop.training.reports.profiling import profile
 from tests.support.training_models import data, training
 
 

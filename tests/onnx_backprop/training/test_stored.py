@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from onnx_backprop.training.stored import read_folder
+from onnx_backprop.training.data.stored import read_folder
 
 
 def arrays(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:

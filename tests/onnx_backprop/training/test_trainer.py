@@ -19,14 +19,14 @@ from onnx import ModelProto, parser
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
 from models import fsrcnn, unet_conv_transpose
-from onnx_backprop.converters.prepare.graphs import without_tensors
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.ort_ops import native_route, sessions
-from onnx_backprop.ort_ops.forward_operators import own_operators
+from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 from onnx_backprop.training.buffers import Buffers
-from onnx_backprop.training.history import Record, read_log
-from onnx_backprop.training.profiling import profile
+from onnx_backprop.training.reports.history import Record, read_log
+from onnx_backprop.training.reports.profiling import profile
 from onnx_backprop.training.schedules import Cosine, Step, Warmup
 from tests.support.training_models import classifier, data, training
 
@@ -41,7 +41,7 @@ def test_steps_are_those_of_the_graph() -> None:
     trainer = ob.Trainer(graph, learning_rate=0.02, seed=5)
     values = graph.initial_state()
     values["random_state"][0] = 5
-    session = ob.session(own_operators(ModelProto.FromString(graph.model.SerializeToString())), kernels="native")
+    session = ob.session(replace_operators(ModelProto.FromString(graph.model.SerializeToString())), kernels="native")
     names = [graph.loss, *graph.updates.values()]
     for batch in batches():
         expected, *new = session.run(names, batch | values | {"learning_rate": np.array(0.02, np.float32)})

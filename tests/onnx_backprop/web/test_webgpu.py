@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
-from onnx_backprop.converters.prepare.graphs import all_nodes
+from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.web.webgpu import fix_lengths, webgpu_step
 from tests.onnx_backprop.web.javascript import CASES, Arrays
 

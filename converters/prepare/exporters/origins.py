@@ -1,0 +1,276 @@
+"""Where each tensor of a file comes from: a parameter, a buffer or a constant of a module, and its name there.
+
+`torch.onnx.export(dynamo=True)` says it in metadata. TorchScript files say a part of it in names: what keeps a name of
+the module is a parameter or a buffer, a Constant is a constant, and the rest was computed by the exporter. Other files
+say nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from onnx_backprop.converters.prepare.exporters.torch_metadata import (
+    BUFFER,
+    CONSTANT,
+    KIND,
+    PARAMETER,
+    REQUIRES_GRAD,
+    signature,
+)
+from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.walk import is_standard
+
+FROZEN = "FROZEN"  # a parameter that does not require a gradient
+NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is
+FOLDED = "FOLDED"  # computed by the exporter, of parameters, buffers or constants
+_ORIGIN, _MODULE, _PARTS = (
+    "onnx_backprop.kind",
+    "onnx_backprop.module",
+    "onnx_backprop.folded_from",
+)  # a tensor's metadata
+MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
+DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
+SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
+FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
+_ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
+_OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
+_SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
+_LITERAL = re.compile(r"(.*/)?Constant(_\d+)?(_output_\d+)?")
+_COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
+# what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
+_REARRANGED = re.compile(
+    r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
+    r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
+)
+_EMBEDDING = re.compile(r"embedding(_\d+)*")
+_POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
+_INDEX = re.compile(
+    r"(ids|index|indices|idx)$"
+)  # names of buffers of integers: what is taken by them is no other number
+NOTHING: Mapping[str, Sequence[Any]] = {}
+_OUTPUT = re.compile(r"/.*_output_\d+")
+_LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
+
+
+class Origin(NamedTuple):
+    """What a file says of a tensor.
+
+    kind: PARAMETER, BUFFER, CONSTANT_TENSOR, FROZEN, NAMED, FOLDED, or "" if it says nothing.
+    name: in the module's `state_dict()`; "" if it is unknown.
+    parts: the parameters and buffers that the exporter computed it from, if it is no parameter as it stands.
+    """
+
+    kind: str = ""
+    name: str = ""
+    parts: tuple[str, ...] = ()
+    moved: bool = False  # whether the exporter has moved numbers alone; not written down
+
+
+def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Origin]:
+    """What a model says of the initializers and the Constants of its main graph, by their names.
+
+    large: initializers that are set aside.
+    """
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
+    names = list(tensors)
+    constants = [node.output[0] for node in proto.graph.node if node.op_type == "Constant" and node.output]
+    known = {name: origin for name, tensor in tensors.items() if (origin := origin_of(tensor)).kind}
+    stated = _exported(proto, names)
+    if stated:
+        return {name: Origin(CONSTANT) for name in constants} | stated | known
+    if proto.producer_name != "pytorch":
+        return known
+    # another tool may have written what it computed of a node as a Constant, under the name of the node's output
+    literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
+    scripted = literal | {name: _by_name(name) for name in names}
+    return scripted | _names_of_folded(proto, scripted) | known
+
+
+def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str, Sequence[Any]] = NOTHING) -> None:
+    """Write what is known of initializers into their metadata, and what was restored into the graph's."""
+    for key, entries in changes.items():
+        if entries or key == MISSING:
+            assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
+        if entries:
+            proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
+    exported = bool(signature(proto))  # whose parameters and buffers are all named
+    for tensor in proto.graph.initializer:
+        origin = found.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
+        if origin is None and not origin_of(tensor).kind:
+            continue
+        said = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
+        before = {entry.key: entry.value for entry in tensor.metadata_props}  # once each
+        assign(tensor.metadata_props, ())
+        for key, value in (before | said).items():
+            if value:
+                tensor.metadata_props.add(key=key, value=value)
+
+
+def origin_of(tensor: TensorProto | ir.Value) -> Origin:
+    """What the metadata of an initializer says."""
+    if isinstance(tensor, TensorProto):
+        said: Mapping[str, str] = {entry.key: entry.value for entry in reversed(tensor.metadata_props)}
+    else:
+        said = {} if tensor.const_value is None else tensor.const_value.metadata_props
+    return Origin(said.get(_ORIGIN, ""), said.get(_MODULE, ""), tuple(filter(None, said.get(_PARTS, "").split("\n"))))
+
+
+def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
+    """Let a copy of a tensor be what that is, under another name in the module."""
+    new.metadata_props.update(old.metadata_props)
+    if old.metadata_props.get(_MODULE):
+        new.metadata_props[_MODULE] = name
+
+
+def restored(graph: ir.Graph, key: str) -> list[Any]:
+    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED, pairs of names."""
+    try:
+        entries = json.loads(graph.metadata_props.get(key, "[]"))
+    except ValueError:
+        return []
+    return entries if isinstance(entries, list) else []
+
+
+def module_of(node: NodeProto | ir.Node) -> str:
+    """The module of PyTorch that a node comes from, as `encoder.layer.0`; "" for the outermost one, or if unknown."""
+    if isinstance(node, NodeProto):
+        text = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    else:
+        text = node.metadata_props.get(_SCOPES, "")
+    if text:
+        scopes = _listed(text)
+        return scopes[-2] if len(scopes) > 1 else ""
+    path = ""
+    for part in (node.name or "").split("/")[1:-1]:  # TorchScript: /layer1/layer1.0/conv1/Conv
+        last = path.rpartition(".")[2] if path else ""
+        whole = next((end for end in (path, last) if end and part.startswith(f"{end}.")), None)
+        path = f"{path.removesuffix(whole)}{part}" if whole else f"{path}.{part}" if path else part
+    return path
+
+
+def arguments_of(node: NodeProto) -> list[str]:
+    """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
+    match = _ARGUMENTS.search(_called(node))
+    return _VALUES.findall(match[1]) if match else []
+
+
+def operation_of(node: NodeProto) -> str:
+    """The operation of torch that a node comes from, as `torch.ops.aten.group_norm.default`; "" if unknown."""
+    match = _OPERATION.search(_called(node))
+    return match[1] if match else ""
+
+
+def _called(node: NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+
+
+def is_rearranged(name: str) -> bool:
+    """Whether torch's optimizer has moved the numbers of a tensor alone, by the name that it has given it."""
+    return _REARRANGED.fullmatch(name) is not None
+
+
+def owner(name: str) -> str:
+    """The module that has a parameter, from the parameter's name."""
+    return name.rpartition(".")[0]
+
+
+def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
+    """What metadata of `torch.export` says; nothing for a file without it."""
+    targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
+    infos = (*proto.graph.input, *proto.graph.value_info)
+    values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
+    if not any(KIND in said for said in values.values()):  # another tool has dropped them, or there were none
+        if not targets:
+            return {}
+        values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
+    return {name: _stated(name, values.get(name, {}), targets) for name in names}
+
+
+def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
+    """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
+    kind = said.get(KIND, "")
+    if kind == PARAMETER:
+        return Origin(FROZEN if said.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
+    if kind:
+        return Origin(kind if kind == BUFFER else CONSTANT, name)
+    before = next((source for source in (name, name.removesuffix("_bias")) if source in targets), "")
+    if before:  # the optimizer has put another tensor in its place, as of a convolution and a BatchNormalization
+        return Origin(PARAMETER if targets[before] == PARAMETER else BUFFER, name, (before,))
+    computed_from = _listed(said.get(_FOLDED_FROM, ""))
+    sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
+    parameters = [target for target, kind in sources.items() if kind == PARAMETER]
+    if parameters:
+        if name.partition("_")[0] == "detach":
+            return Origin(CONSTANT)
+        steps = [step for step in computed_from if step not in targets]
+        if _EMBEDDING.fullmatch(name) and any(step.partition("_")[0] == "arange" for step in steps):
+            steps = [step for step in steps if not _POSITIONS.fullmatch(step)]
+        moved = all(map(is_rearranged, (name, *steps)))
+        only = len(computed_from) == 1 and moved
+        whole = parameters[0] if len(parameters) == 1 else ""
+        return Origin(PARAMETER, whole, () if only else tuple(sources), moved)
+    buffers = [target for target, kind in sources.items() if kind == BUFFER]
+    return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
+
+
+def _by_name(name: str) -> Origin:
+    """What a name in a file of TorchScript says."""
+    if _LITERAL.fullmatch(name):
+        return Origin(CONSTANT)
+    return Origin(FOLDED) if _COMPUTED.fullmatch(name) else Origin(NAMED, name)
+
+
+def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:
+    """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
+    readers: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+    for node in sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"):  # which reads for another
+        for index, name in enumerate(node.input):
+            readers[name].append((node, index))
+    taken = {origin.name for origin in scripted.values()}
+    found: dict[str, Origin] = {}
+    for name, origin in scripted.items():
+        if origin.kind != FOLDED or not readers[name]:
+            continue
+        node, index = readers[name][0]
+        module = module_of(node)
+        leaf = {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+        bias = _bias_behind(node, readers, scripted) if node.op_type == "MatMul" else ""
+        guess = bias[: -len("bias")] + "weight" if owner(bias) and bias.endswith("bias") else f"{module}.{leaf}"
+        if guess.startswith("."):
+            continue
+        if guess in taken:
+            guess = f"{module}.{name}"
+        taken.add(guess)
+        found[name] = Origin(FOLDED, guess)
+    return found
+
+
+def _bias_behind(
+    node: NodeProto, readers: Mapping[str, list[tuple[NodeProto, int]]], scripted: Mapping[str, Origin]
+) -> str:
+    """The name of what alone is added to a product, where that has a name of the module."""
+    after = readers[node.output[0]]
+    if len(after) != 1 or not is_standard(after[0][0], "Add"):
+        return ""
+    add, index = after[0]
+    other = scripted.get(add.input[1 - index], Origin())
+    fits = owner(other.name) == module_of(node) or not module_of(node)
+    return other.name if other.kind == NAMED and fits else ""
+
+
+def _listed(text: str) -> list[str]:
+    """The strings of a list that is written as Python writes one."""
+    try:
+        entries = ast.literal_eval(text) if text else []
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    return [str(entry) for entry in entries] if isinstance(entries, list) else []

@@ -1,0 +1,62 @@
+"""Running statistics that an exporter merged with weights, or with those of other nodes, as tensors of their own."""
+
+from collections import defaultdict
+
+from onnx import ModelProto, NodeProto
+
+from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
+
+STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
+_Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it
+
+
+def split_statistics(proto: ModelProto) -> None:
+    """Give BatchNormalization statistics of their own where an exporter found them equal to weights, or to each other.
+
+    Fresh ones are all zeros and ones, as biases and scales are, and exporters keep one tensor of equal numbers, perhaps
+    behind Identity nodes: a derivative by the bias would be one by the mean too, and a step would write the renewed
+    mean over it. Nodes with one scale and one bias are one module, and share their statistics.
+    """
+    graph = proto.graph
+    identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+
+    def source(name: str) -> str:
+        while name in identities:
+            name = identities[name].input[0]
+        return name
+
+    readers: defaultdict[str, set[_Reader | None]] = defaultdict(set)  # None: anything but a statistic
+    others = {value.name for value in graph.output}  # values that something else reads
+    places: list[tuple[NodeProto, int, _Reader]] = []
+    for node in graph.node:
+        statistics = STATISTICS if is_standard(node, "BatchNormalization") else ()
+        for n in (n for n in statistics if n < len(node.input)):
+            reader = (n, source(node.input[1]), source(node.input[2]))
+            readers[source(node.input[n])].add(reader)
+            places.append((node, n, reader))
+        inner = [name for graph in subgraphs(node) for other in all_nodes(graph) for name in other.input]
+        if not is_standard(node, "Identity"):
+            others.update(inner, (name for n, name in enumerate(node.input) if n not in statistics))
+    for name in others:
+        readers[source(name)].add(None)
+    taken = used_names(graph)
+    copies: dict[tuple[str, _Reader], str] = {}
+    for node, n, reader in places:
+        name = node.input[n]
+        tensor = stored.get(source(name))
+        if tensor is None or (name in stored and readers[name] == {reader}):
+            continue
+        if (name, reader) not in copies:
+            free = name in identities and name not in others
+            new = copied(tensor)
+            assign(new.metadata_props, ())  # which say what the weight is
+            new.name = name if free else unique(f"{name}/statistic", taken)
+            if free:
+                graph.node.remove(identities.pop(name))
+            graph.initializer.append(new)
+            stored[new.name] = new
+            copies[name, reader] = new.name
+        node.input[n] = copies[name, reader]

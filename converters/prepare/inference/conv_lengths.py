@@ -1,0 +1,112 @@
+"""ConvTranspose nodes whose output length onnx's shape inference gets wrong, rewritten so that it gets it right.
+
+With auto_pad SAME_* onnx's inference adds output_padding to the length and onnxruntime to the padding; with an
+output_shape below the input's length inference gives up half-way and states a wrong rank. The same node with explicit
+pads and output_padding says to both what onnxruntime runs. Where the numbers for that are not all known, the input's
+shape is hidden from inference. What the node computes does not change.
+"""
+
+from collections.abc import Iterable
+
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
+from onnx_backprop.converters.prepare.inference.driver import Correct
+from onnx_backprop.opset.graphs.edit import assign, insert
+from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.order import descendants
+from onnx_backprop.opset.graphs.scope import Scope
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
+
+
+def explicit_pads(_: ModelProto) -> Correct:
+    """The ConvTranspose nodes of the main graph that inference misreads are rewritten."""
+    return _corrected
+
+
+def _corrected(inferred: ModelProto) -> ModelProto | None:
+    """One node is rewritten: what follows may depend on the corrected length."""
+    misread = list(filter(_may_be_misread, inferred.graph.node))
+    scope = Scope(inferred.graph if misread else None)
+    for node in misread:
+        axes = _explicit(node, scope)
+        if axes is not None:
+            _rewrite(node, axes)
+        elif _gives_up(node, scope):
+            _hide_input(inferred.graph, node)
+        else:
+            continue
+        forget_shapes(inferred.graph, node.output)
+        return inferred
+    return None
+
+
+def _may_be_misread(node: NodeProto) -> bool:
+    """Whether onnx's inference may give the node's output another length than onnxruntime."""
+    if not is_standard(node, "ConvTranspose"):
+        return False
+    attributes = attributes_of(node)
+    same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
+    return "output_shape" in attributes or (same and any(attributes.get("output_padding", ())))
+
+
+def _gives_up(node: NodeProto, scope: Scope) -> bool:
+    """Whether inference stops at an output_shape below a known length of X."""
+    wanted = attributes_of(node).get("output_shape", [])
+    known = (scope.dims(node.input[0]) or ())[2:]
+    return any(isinstance(length, int) and out < length for length, out in zip(known, wanted, strict=False))
+
+
+def _explicit(node: NodeProto, scope: Scope) -> list[AxisPads] | None:
+    """The pads and output_padding that a node means, per axis.
+
+    None when lengths are missing, the attributes contradict each other, or inference reads them right.
+    """
+    attributes = attributes_of(node)
+    stated = attributes.get("kernel_shape") or (scope.dims(node.input[1]) or ())[2:]
+    kernel = [k for k in stated if isinstance(k, int)]
+    count = len(stated)
+    if not count or len(kernel) < count:
+        return None
+    strides = attributes.get("strides", [1] * count)
+    dilations = attributes.get("dilations", [1] * count)
+    extra = attributes.get("output_padding", [0] * count)
+    wanted = attributes.get("output_shape")
+    if any(len(values) != count for values in (strides, dilations, extra)) or min(*strides, *dilations) < 1:
+        return None
+    upper = attributes.get("auto_pad") == b"SAME_UPPER"
+    extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
+    if wanted is None:
+        return axis_pads(extents, strides, extra, upper=upper)
+    lengths = [d for d in (scope.dims(node.input[0]) or ())[2:] if isinstance(d, int)]
+    if not len(lengths) == len(wanted) == count or not _gives_up(node, scope):
+        return None
+    axes = axis_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
+    return axes if all(0 <= axis.beyond < s for axis, s in zip(axes, strides, strict=True)) else None
+
+
+def _rewrite(node: NodeProto, axes: list[AxisPads]) -> None:
+    replaced = ("auto_pad", "output_shape", "pads", "output_padding")
+    assign(node.attribute, [a for a in node.attribute if a.name not in replaced])
+    begins, ends, extra = (list(values) for values in zip(*axes, strict=True))
+    node.attribute.append(helper.make_attribute("pads", begins + ends))
+    node.attribute.append(helper.make_attribute("output_padding", extra))
+
+
+def _hide_input(graph: GraphProto, node: NodeProto) -> None:
+    """X through a Reshape to its own shape, which inference cannot follow; it costs the run nothing."""
+    op = Emitter(f"{node.output[0]}_input", used_names(graph))
+    position = list(graph.node).index(node)
+    hidden = op.Reshape(node.input[0], op.Abs(op.Shape(node.input[0])))
+    insert(graph, position, op.nodes)
+    graph.node[position + len(op.nodes)].input[0] = hidden
+
+
+def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:
+    """Drop the stated lengths of some values and of all that depends on them: inference would not correct them."""
+    stale = set(names)
+    stale.update(name for node in descendants(graph.node, names) for name in node.output)
+    for value in (*graph.value_info, *graph.output):
+        if value.name in stale and value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")

@@ -1,0 +1,155 @@
+"""Writing models: the file is complete or it is not there."""
+
+import contextlib
+import glob
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import EncodeError
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.files import remove_unused, replacing
+from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.graphs.edit import without_tensors
+
+ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
+_HASH = "[0-9a-f]" * 16
+SMALL = 1024  # bytes; smaller tensors stay in the model file
+_ADDED = 48  # characters of the longest name that is made of a file's, by `replacing` and for a checkpoint
+
+
+def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
+    """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
+
+    A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
+    `<name>.<16 digits>.data`, the digits being a hash of what is in it: whoever reads while others write, or after one
+    was killed, finds a model with its own tensors. Such files of earlier models of that name are removed. The format is
+    protobuf whatever the name's suffix.
+
+    Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
+    the system refuses to write.
+    """
+    target = Path(os.path.realpath(path))
+    check_writable(path)
+    try:
+        earlier = {path: path.stat().st_ino for path in sidecars(path)}
+        whole = _serialized(model, limit)
+        if whole is not None:
+            with replacing(target) as (file,):
+                file.write(whole)
+        else:
+            data = _write_two(model, target)
+            earlier.pop(data, None)
+        # what somebody else has put there meanwhile belongs to the model that has the name now
+        remove_unused(path for path, number in earlier.items() if path.exists() and path.stat().st_ino == number)
+    except OSError as e:
+        raise InvalidArgumentError(f"cannot write {path}: {e.strerror or e}") from e
+
+
+def _write_two(model: ModelProto, target: Path) -> Path:
+    """Write a model and its tensors; the path of these."""
+    small, tensors = _split(model)
+    digest = hashlib.blake2b(digest_size=8)
+    for offset, tensor in tensors:
+        digest.update(f"{offset}:".encode() + _raw(tensor))
+    data = target.with_name(f"{target.name}.{digest.hexdigest()}.data")
+    for tensor in small.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.external_data.add(key="location", value=data.name)
+    try:
+        head = small.SerializeToString()
+    except EncodeError as e:
+        raise InvalidArgumentError(
+            f"cannot write {target}: the model holds more than 2 GB outside its initializers"
+        ) from e
+    with replacing(data, target) as (file, head_file):
+        _write_tensors(file, tensors)
+        head_file.write(head)
+    return data
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise InvalidArgumentError when a file cannot be written there for a reason that shows beforehand."""
+    try:
+        target = Path(os.path.realpath(path))
+        reason = _unwritable(target)
+    except (OSError, ValueError) as e:  # no name at all, or a longer one than the system takes
+        raise InvalidArgumentError(f"cannot write {str(path)!r}: {getattr(e, 'strerror', None) or e}") from e
+    if reason:
+        raise InvalidArgumentError(f"cannot write {path}: {reason}")
+
+
+def _unwritable(target: Path) -> str | None:
+    if target.is_dir():
+        return "it is a folder. Name a file"
+    if target.exists() and not target.is_file():
+        return "it exists and is not a regular file"
+    if not target.parent.is_dir():
+        return f"there is no folder {target.parent}. Make it first"
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(f"{target}{'.' * _ADDED}")
+    return None
+
+
+def same_file(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to one file, by links of any kind, or will when it is written."""
+    with contextlib.suppress(OSError, ValueError):  # a file that is missing, or no name at all
+        return os.path.realpath(one) == os.path.realpath(other) or os.path.samefile(one, other)
+    return False
+
+
+def sidecars(path: str | Path) -> list[Path]:
+    """The files beside a model that `save_model` removes: the tensors of earlier ones of that name."""
+    target = Path(os.path.realpath(path))
+    return list(target.parent.glob(f"{glob.escape(target.name)}.{_HASH}.data"))
+
+
+def _serialized(model: ModelProto, limit: int) -> bytes | None:
+    """The bytes of a model, or None when they are more than `limit`."""
+    if sum(len(t.raw_data) for t in model.graph.initializer) > limit:
+        return None
+    try:
+        result = model.SerializeToString()
+    except EncodeError:  # protobuf's own limit
+        return None
+    return result if len(result) <= limit else None
+
+
+def _split(model: ModelProto) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
+    """The model with its large initializers referring to a file that is not named yet, and those with their offsets."""
+    small = without_tensors(model, {tensor.name for tensor in model.graph.initializer})
+    tensors: list[tuple[int, TensorProto]] = []
+    offset = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.STRING or len(_raw(tensor)) < SMALL:
+            small.graph.initializer.append(tensor)
+            continue
+        length = len(_raw(tensor))
+        tensors.append((offset, tensor))
+        reference = small.graph.initializer.add(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
+            doc_string=tensor.doc_string,
+            data_location=TensorProto.EXTERNAL,
+        )
+        for key, text in (("offset", str(offset)), ("length", str(length))):
+            reference.external_data.add(key=key, value=text)
+        offset += -(-length // ALIGNMENT) * ALIGNMENT
+    return small, tensors
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    """The little-endian bytes of a tensor, wherever its proto keeps them."""
+    if tensor.HasField("raw_data"):
+        return tensor.raw_data
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def _write_tensors(file: BinaryIO, tensors: list[tuple[int, TensorProto]]) -> None:
+    for offset, tensor in tensors:
+        file.seek(offset)
+        file.write(_raw(tensor))

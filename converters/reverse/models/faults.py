@@ -1,0 +1,113 @@
+"""What onnxruntime's optimisers break, in forms that they leave alone. What is computed stays the same.
+
+MatmulTransposeFusion (from 1.24 on) moves a Cast in front of a Transpose, then declines to fuse a Transpose that moves
+the first axis behind the batch into a MatMul of operands of unlike ranks, and leaves the graph torn: the process ends
+when it loads the model. Every float16 MatMul has such Casts on a processor.
+
+    MatMul(Transpose(x), w) -> Transpose(MatMul(x, w))          or, where that is another product,
+    MatMul(Transpose(x), w) -> Cast(MatMul(Transpose(Cast(x)), Cast(w)))
+
+The transpose optimiser moves a Transpose through a cubic Resize to cancel another one; no kernel takes what results. A
+Reshape to the same shape behind the Resize, which costs nothing, keeps it from doing so.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.stops import put_identity
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import is_standard
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def avoid_faults(model: ir.Model) -> None:
+    """Rewrite what onnxruntime breaks, in place."""
+    graphs = [model.graph, *model.graph.subgraphs()]
+    nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
+    transposes = any(node.op_type == "Transpose" for _, node in nodes)
+    products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
+    resizes = [one for one in nodes if transposes and _is_moved_through(one[1])]
+    if not products and not resizes:
+        return
+    names = used_names(model.graph)
+    for graph, node in products:
+        _rewrite_product(graph, node, Builder(names), names)
+    for graph, node in resizes:
+        op = Builder(names)
+        shape = op.ints([0] * len(dims(node.outputs[0]) or ()))
+        graph.insert_before(node, op.nodes)
+        behind = _behind(graph, node.outputs[0], names, "Reshape")
+        behind.resize_inputs(2)
+        behind.replace_input_with(1, shape)
+
+
+def _is_moved_through(node: ir.Node) -> bool:
+    """Whether a node is a Resize that the transpose optimiser moves a Transpose through in vain."""
+    mode, smooth = node.attributes.get("mode"), node.attributes.get("antialias")
+    cubic = node.op_type == "Resize" and mode is not None and mode.as_string() == "cubic"
+    return cubic and not (smooth and smooth.as_int()) and dims(node.outputs[0]) is not None
+
+
+def _is_torn(node: ir.Node) -> bool:
+    """Whether MatmulTransposeFusion moves a Cast of an operand and then declines."""
+    a, b = node.inputs
+    moved = [_batch_transpose(x) for x in (a, b) if x is not None]
+    ranks = [None if x is None or x.shape is None else x.shape.rank() for x in (a, b)]
+    return any(moved) and node.outputs[0].dtype is not None and (None in ranks or ranks[0] != ranks[1])
+
+
+def _batch_transpose(value: ir.Value) -> tuple[ir.Value, list[int]] | None:
+    """What a Transpose before a Cast, or before a float16 product, moves the first axis of; and its perm."""
+    node = value.producer()
+    if node is not None and is_standard(node, "Cast") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    elif value.dtype not in _HALF:
+        return None
+    if node is None or not is_standard(node, "Transpose") or node.inputs[0] is None:
+        return None
+    given = node.attributes.get("perm")
+    perm = [] if given is None else list(given.as_ints())  # none reverses the axes
+    last = len(perm) - 1
+    return (node.inputs[0], perm) if last > 1 and perm[0] == 1 and last in perm[-2:] else None
+
+
+def _rewrite_product(graph: ir.Graph, node: ir.Node, op: Builder, names: set[str]) -> None:
+    a, b = node.inputs
+    y = node.outputs[0]
+    assert a is not None
+    assert b is not None
+    moved, half = _batch_transpose(a), y.dtype in _HALF
+    if half and moved is not None and moved[0].dtype == y.dtype and moved[1][-1] == len(moved[1]) - 1 and _rank(b) == 2:
+        node.replace_input_with(0, moved[0])
+        behind = _behind(graph, y, names, "Transpose")
+        behind.attributes["perm"] = ir.AttrInt64s("perm", moved[1])
+        y.shape = None
+        return
+    wide = ir.DataType.FLOAT if half else y.dtype
+    for n, value in enumerate((a, b)):
+        found = _batch_transpose(value)
+        if found is not None:
+            node.replace_input_with(n, op.Transpose(op.Cast(found[0], to=wide), perm=found[1]))
+        elif value.dtype != wide:
+            node.replace_input_with(n, op.Cast(value, to=wide))
+    graph.insert_before(node, op.nodes)
+    if half:
+        behind = _behind(graph, y, names, "Cast")
+        behind.attributes["to"] = ir.AttrInt64("to", int(y.dtype or wide))
+        y.type = ir.TensorType(wide)
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else value.shape.rank()
+
+
+def _behind(graph: ir.Graph, value: ir.Value, names: set[str], op_type: str) -> ir.Node:
+    """A new node between a value and all that reads it, whose other inputs and attributes the caller adds."""
+    node = put_identity(graph, value, names).producer()
+    assert node is not None
+    node.op_type = op_type
+    return node

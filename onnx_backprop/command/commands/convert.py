@@ -1,0 +1,197 @@
+"""`onnx-backprop convert`: a model with derivatives, by the names of the library's functions, or a training graph."""
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from onnx import ModelProto, ValueInfoProto
+
+from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
+from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.converters.derivatives.dense import hessian, jacobian
+from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
+from onnx_backprop.converters.prepare.writing.files import save_model
+from onnx_backprop.converters.reverse.models.backward import backward
+from onnx_backprop.converters.reverse.models.derivatives import derivatives
+from onnx_backprop.converters.training.losses import LOSSES
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients, has_training_nodes
+from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.reading import load
+
+MODES: dict[str, Callable[..., ModelProto]] = {
+    "backward": backward,
+    "value_and_grad": scalar_gradient,
+    "vjp": vjp,
+    "jvp": jvp,
+    "hvp": hvp,
+    "jacobian": jacobian,
+    "hessian": hessian,
+}
+BATCHED = ("vjp", "jvp", "hvp")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the converted model."""
+    _check_options(arguments)
+    with _logging(verbose=arguments.verbose):
+        model = load(arguments.model)
+        expanded = has_training_nodes(model)
+        if expanded:
+            model = expand_gradients(model, kernels=arguments.kernels, inline=arguments.inline)
+        if arguments.loss is None and expanded and not (arguments.wrt or arguments.of or arguments.mode):
+            result = model
+            lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
+        elif arguments.loss is None:
+            result = differentiated(arguments, model)
+            lines = [("inputs", _required(result)), (arguments.mode or "gradients", results(result))]
+        else:
+            graph = training_graph(
+                model,
+                kernels=arguments.kernels,
+                inline=arguments.inline,
+                lengths=numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=8", least=1),
+                wrt_inputs=arguments.wrt or (),
+                **training_options(arguments),
+            )
+            result = graph.model
+            say(arguments, graph.summary(most=None if arguments.verbose else ROWS))
+            lines = _training_lines(graph)
+    save_model(result, arguments.output)
+    _print_summary(arguments, result, lines)
+    return 0
+
+
+def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
+    """What the function of a mode makes of a model."""
+    mode = arguments.mode or "backward"
+    if arguments.batched and mode not in BATCHED:
+        raise InvalidArgumentError(f"--batched: goes with --mode {', '.join(BATCHED)}, got {mode}")
+    more = {"batched": True} if arguments.batched else {}
+    return MODES[mode](
+        model,
+        wrt=arguments.wrt,
+        of=arguments.of,
+        stop=arguments.stop,
+        free=free_of(arguments),
+        kernels=arguments.kernels,
+        inline=arguments.inline,
+        straight_through=arguments.straight_through,
+        strict=arguments.strict,
+        checkpoint=arguments.checkpoint,
+        **more,
+    )
+
+
+def results(model: ModelProto) -> list[str]:
+    """The outputs that the newest derivative of a model has added."""
+    return [name for one in derivatives(model)[-1:] for name in _leaves(one.results)]
+
+
+def _leaves(tree: dict[str, Any]) -> list[str]:
+    return [name for entry in tree.values() for name in (_leaves(entry) if isinstance(entry, dict) else [entry])]
+
+
+def _names(values: Iterable[ValueInfoProto]) -> list[str]:
+    return [value.name for value in values]
+
+
+def _required(model: ModelProto) -> list[str]:
+    """The inputs that a run must be fed."""
+    optional = {tensor.name for tensor in model.graph.initializer}
+    return [name for name in _names(model.graph.input) if name not in optional]
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
+    without_loss = ("of", "mode", "batched")
+    if arguments.loss is None:
+        stray = [name for name in with_loss if getattr(arguments, name)]
+        hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
+    else:
+        stray = [name for name in without_loss if getattr(arguments, name)]
+        hint = "do not go with --loss; use --trainable, --frozen and --prediction"
+    if stray:
+        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: {hint}")
+    if arguments.verbose and arguments.quiet:
+        raise InvalidArgumentError("--verbose and --quiet exclude each other")
+
+
+@contextlib.contextmanager
+def _logging(*, verbose: bool) -> Iterator[None]:
+    """What the converters report, on stderr."""
+    logger = logging.getLogger("onnx_backprop")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = logger.level
+    if verbose:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
+    return [
+        ("inputs", list(graph.inputs)),
+        ("loss", [graph.loss]),
+        ("gradients", [*graph.input_gradients.values(), *graph.parameters.values()]),
+    ]
+
+
+def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequence[tuple[str, list[str]]]) -> None:
+    ops = Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+    used = [f"{name} × {count}" for name, count in sorted(ops.items())]
+    for title, names in [*lines, (f"operators of {DOMAIN}", used)]:
+        shown = names if arguments.verbose else names[:8]
+        more = f", … ({len(names)} in all; --verbose lists them)" if len(names) > len(shown) else ""
+        say(arguments, f"{title}: {printable(', '.join(shown)) or 'none'}{more}")
+    inlined = ", inlined" if arguments.inline else ""
+    say(arguments, f"written: {arguments.output} (kernels {arguments.kernels!r}{inlined})")
+
+
+COMMAND = Command(
+    "convert",
+    help="write a model that computes gradients as well",
+    usage="%(prog)s IN -o OUT [options]",
+    description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
+    "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
+    "of ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
+    run=run,
+    arguments=[
+        *shared("model", metavar="IN", help="the ONNX model to read"),
+        *shared("-o"),
+        *shared(
+            "--wrt",
+            help="inputs, initializers and values inside to differentiate by (default: every float initializer); with "
+            "--loss: inputs, beside the parameters",
+        ),
+        argument(
+            "--mode",
+            choices=tuple(MODES),
+            help="which derivative, by the name of the function that makes it (default: backward)",
+        ),
+        flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
+        *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
+        *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
+        *shared("--limit", "--force", "--quiet"),
+        argument(
+            "--lengths",
+            nargs="+",
+            action="extend",
+            metavar="NAME=N",
+            help="of symbolic dimensions, as batch=8, which --memory counts with",
+        ),
+        *shared("--inline"),
+        flag("--verbose", help="tell how nodes are converted"),
+    ],
+)

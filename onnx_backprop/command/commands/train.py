@@ -1,0 +1,340 @@
+"""The command `onnx-backprop train`: a model and data in, the trained model out."""
+
+import argparse
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop import __version__
+from onnx_backprop.command.files import checkpoint_beside
+from onnx_backprop.command.options import ROWS, compilation_shown, read_rows, say, shared, training_options
+from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.command.supervise import supervise
+from onnx_backprop.converters.prepare.writing.files import save_model
+from onnx_backprop.converters.quantized.dequantize import dequantize
+from onnx_backprop.converters.tables import sparkline
+from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.distributed.communicator import Communicator, anywhere
+from onnx_backprop.distributed.failures import ending_all
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.progress import hidden, note
+from onnx_backprop.opset.core.reading import load
+from onnx_backprop.training.checkpoint import held
+from onnx_backprop.training.data.batches import Batches
+from onnx_backprop.training.inputs import Inputs, rows
+from onnx_backprop.training.reports.history import Record, read_log
+from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
+
+CALIBRATION = 32  # batches that say how large the values of a quantised model are
+SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; returns the exit code."""
+    target = Path(arguments.output)
+    checkpoint = checkpoint_beside(target)
+    _check(arguments)
+    if arguments.launch or arguments.restarts:
+        return supervise(arguments, checkpoint)
+    from onnx_backprop.distributed.mpi import world  # not before: it asks what is known of the machine
+
+    communicator = world()
+    arguments.quiet |= communicator.rank > 0
+    with ending_all(communicator), hidden(really=arguments.quiet), ExitStack() as stack:
+        if communicator.rank == 0:
+            stack.enter_context(held(checkpoint))  # what is resumed from is nobody else's
+        return _train(arguments, target, checkpoint, communicator)
+
+
+def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, communicator: Communicator) -> int:
+    from onnx_backprop import Trainer  # not before: the other commands need no runtime
+
+    data, evaluation = (read_rows(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    assert data is not None
+    note(f"making a training graph of {arguments.model}")
+    graph = training_graph(
+        dequantize(arguments.model) if arguments.dequantize else arguments.model,
+        gradient_norms=arguments.report is not None,
+        lengths={} if arguments.memory is None else _lengths(arguments, data),
+        **step_options(arguments),
+    )
+    loader, measured = loaders_of(graph, data, evaluation, arguments)
+    schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
+    plan = _plan(arguments, loader, measured)
+    say(arguments, "\n".join((graph.summary(most=ROWS), *_lines(plan))))
+    note("opening it in onnxruntime")
+    trainer = Trainer(
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        communicator=communicator,
+        sync_batch_norm=arguments.sync_batch_norm,
+        shard_update=arguments.shard_update,
+    )
+    if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
+        trainer.load(checkpoint)
+        say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
+    norms: dict[str, list[tuple[float, float]]] = {name: [] for name in graph.parameters}
+
+    def keep_norms(_: Trainer, record: Record) -> None:
+        for name, value in trainer.gradient_norms.items():
+            norms[name].append((float(record.step), value))
+
+    start = time.perf_counter()
+    try:
+        with compilation_shown(quiet=arguments.quiet):
+            records = trainer.fit(
+                loader,
+                arguments.epochs,
+                schedule=schedule,
+                callbacks=[keep_norms] if arguments.report else [],
+                evaluation=measured,
+                ema=measured is not None and arguments.ema is not None,
+                checkpoint=checkpoint,
+                every=arguments.every,
+                log=arguments.log,
+            )
+        seconds = time.perf_counter() - start
+        note(f"writing {target}")
+        trainer.export(target, ema=arguments.ema is not None)
+        if arguments.dequantize and not arguments.floats and communicator.rank == 0:
+            _requantize(arguments, target, loader)
+    except FloatingPointError as e:
+        raise InvalidArgumentError(f"the training has failed: {e}") from e
+    except KeyboardInterrupt as e:
+        if trainer.kept:
+            raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
+        raise
+    means = " of the running means" if arguments.ema is not None else ""
+    outcome = _outcome(records, seconds, trainer.steps, means)
+    if arguments.report and communicator.rank == 0:
+        note("timing some steps for the report")
+        _report(arguments, trainer, loader, plan | outcome | _program(arguments, trainer), records, norms)
+    curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
+    say(arguments, "\n".join(_lines(outcome | curve)))
+    say(
+        arguments,
+        f"written: {target}{means and f' ({means[4:]} of the weights)'}, {checkpoint}"
+        + (f", {arguments.report}" if arguments.report else ""),
+    )
+    return 0
+
+
+def _requantize(arguments: argparse.Namespace, target: Path, loader: Batches) -> None:
+    """Put integers in the place of the floats that were written."""
+    from onnx_backprop.quantization import requantize  # not before: it needs a runtime
+
+    note(f"rounding {target} to integers")
+    save_model(requantize(target, arguments.model, calibration=islice(loader, CALIBRATION)), target)
+    say(arguments, "the losses are those of the floats; the file that is written rounds")
+
+
+def _lines(facts: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}: {value}" for name, value in facts.items())
+
+
+def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | None) -> dict[str, str]:
+    """What is about to be done."""
+    plan = {"data": repr(loader)[len("<Batches of ") : -1]}
+    if measured is not None:
+        plan["evaluation"] = f"{measured.rows:,} rows, after every epoch"
+    epochs = "1 epoch" if arguments.epochs == 1 else f"{arguments.epochs} epochs"
+    plan["training"] = (
+        f"{arguments.optimizer}, {arguments.loss}, {epochs}, {len(loader) * arguments.epochs:,} steps, "
+        f"learning rate {arguments.learning_rate:g} ({arguments.schedule})"
+    )
+    return plan
+
+
+def _program(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
+    """What the training can be done again with."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnx", "numpy"))
+    return {
+        "command": shlex.join(["onnx-backprop", *arguments.argv]),
+        "program": f"onnx-backprop {__version__} (kernels {trainer.kernels!r}), {versions}",
+    }
+
+
+def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
+    """The lengths of the model's symbolic dimensions in a step."""
+    found: dict[str, int] = {}
+    for value in load(arguments.model).graph.input:
+        shape = np.shape(data[value.name]) if value.name in data else ()
+        shape = (min(arguments.batch_size, *shape[:1]), *shape[1:]) if shape else shape
+        for dim, length in zip(value.type.tensor_type.shape.dim, shape, strict=False):
+            if dim.dim_param:
+                found[dim.dim_param] = length
+    return found
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Before any long work."""
+    if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
+        raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
+    if arguments.floats and not arguments.dequantize:
+        raise InvalidArgumentError("--floats: goes with --dequantize")
+
+
+def loaders_of(
+    graph: TrainingGraph, data: Mapping[str, Any], evaluation: Mapping[str, Any] | None, arguments: argparse.Namespace
+) -> tuple[Batches, Batches | None]:
+    """Batches of the arrays that the graph's inputs are fed, checked, to train on and to evaluate on."""
+    loader = _loader(graph, data, arguments, "--data")
+    return loader, None if evaluation is None else _loader(graph, evaluation, arguments, "--evaluation")
+
+
+def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse.Namespace, option: str) -> Batches:
+    missing = [name for name in graph.inputs if name not in arrays]
+    if missing:
+        raise InvalidArgumentError(
+            f"{option}: expected arrays {', '.join(graph.inputs)}; {', '.join(map(repr, missing))} missing, "
+            f"there are {', '.join(arrays) or 'none'}"
+        )
+    chosen = {name: arrays[name] for name in graph.inputs}
+    size = min(arguments.batch_size, max(map(rows, chosen.values()), default=1))
+    try:
+        loader = Batches(chosen, size, seed=arguments.seed)
+        Inputs(graph).check_loader(loader)
+    except InvalidArgumentError as e:
+        raise InvalidArgumentError(f"{option}: {e}") from e
+    return loader
+
+
+def step_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What train and web hand on to `training_graph`."""
+    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
+    return training_options(arguments) | modes | {"optimizer": _optimizer(arguments)}
+
+
+def _optimizer(arguments: argparse.Namespace) -> Optimizer:
+    """What --optimizer and its numbers ask for."""
+    given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
+    if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
+        raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
+    return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
+
+
+def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
+    rate = arguments.learning_rate
+    schedule: Schedule = {
+        "constant": lambda: Constant(rate),
+        "linear": lambda: Linear(rate, steps=steps),
+        "cosine": lambda: Cosine(rate, steps=steps),
+        "step": lambda: Step(rate, every=max(1, steps // 3)),
+        "one_cycle": lambda: OneCycle(rate, steps=steps),
+    }[arguments.schedule]()
+    return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
+
+
+def _outcome(records: list[Record], seconds: float, steps: int, means: str) -> dict[str, str]:
+    """What came out. means: what the evaluation is of, if that is not the weights themselves."""
+    if not records:
+        return {"steps": f"{steps}, all of them before"}
+    ends = max(1, min(len(records) // 10, 100))
+    first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
+    before = f" ({steps} in all)" if steps > len(records) else ""
+    facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each{before}"}
+    if records[-1].skipped is not None:
+        facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
+    facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"
+    measured = [r.evaluation for r in records if r.evaluation is not None]
+    if measured:
+        facts[f"evaluation loss{means}"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
+    return facts
+
+
+def _report(
+    arguments: argparse.Namespace,
+    trainer: Any,
+    loader: Batches,
+    facts: dict[str, str],
+    records: list[Record],
+    norms: dict[str, list[tuple[float, float]]],
+) -> None:
+    from onnx_backprop.training.reports.profiling import profile
+    from onnx_backprop.training.reports.report import write_report
+
+    write_report(
+        arguments.report,
+        title=f"Training of {Path(arguments.model).name}",
+        facts=facts,
+        records=read_log(arguments.log) if arguments.log else records,
+        norms=norms if records else {},
+        profile=profile(trainer, next(iter(loader))),
+        graph=trainer.graph,
+    )
+
+
+COMMAND = Command(
+    "train",
+    help="train a model on arrays in files",
+    usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
+    description="DATA is an .npz file that holds an array for every input of the model and for the target: "
+    "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
+    "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
+    "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
+    run=run,
+    arguments=[
+        *shared("model"),
+        *shared("-o", help="the trained model to write"),
+        *shared("--data", metavar="DATA"),
+        *shared("--loss", required=True),
+        *shared("--evaluation", metavar="DATA"),
+        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
+        argument(
+            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
+        ),
+        *shared("--force", "--quiet", "--limit"),
+    ],
+    groups={
+        "what is trained": [
+            *shared("--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie"),
+            flag(
+                "--dequantize",
+                help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of "
+                "MODEL's",
+            ),
+            flag("--floats", help="with --dequantize: write OUT with floats"),
+            *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
+        ],
+        "steps and updates": [
+            argument("--epochs", default=10, least=1, metavar="N", help="times through the data (%(default)s)"),
+            *shared("--batch-size", "--optimizer", "--learning-rate"),
+            argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
+            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
+            *shared("--weight-decay"),
+            argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
+            argument("--accumulate", default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+            argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
+            *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
+        ],
+        "memory and precision": shared("--memory", "--precision", "--checkpoint"),
+        "going on, and several ranks": [
+            flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
+            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+            argument(
+                "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
+            ),
+            argument(
+                "--restarts",
+                default=0,
+                least=0,
+                metavar="TIMES",
+                help="start it again from the checkpoint, this often at most, where it was killed or has crashed "
+                "(%(default)s)",
+            ),
+            flag("--sync-batch-norm", help="BatchNormalization by the statistics of all ranks' rows"),
+            flag("--shard-update", help="each rank updates a part of the weights and keeps its moments"),
+        ],
+    },
+)

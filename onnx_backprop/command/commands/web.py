@@ -1,0 +1,111 @@
+"""`onnx-backprop web`: a page that trains a model in the browser."""
+
+import argparse
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.command.commands.train import loaders_of, step_options
+from onnx_backprop.command.options import read_arrays, shared
+from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.converters.prepare.writing.files import same_file
+from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the site."""
+    # not before: it checks with onnxruntime
+    from onnx_backprop.web.site import held_out, title_of, write_site
+    from onnx_backprop.web.webgpu import fix_lengths
+
+    folder = Path(arguments.site)
+    _check(arguments, folder)
+    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    assert data is not None
+    convert = partial(training_graph, **step_options(arguments))
+    graph = convert(arguments.model, inline=True)
+    loader, measured = loaders_of(graph, data, evaluation, arguments)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
+    arrays, train = held_out(
+        _typed(loader.arrays, kinds), None if measured is None else _typed(measured.arrays, kinds), arguments.seed
+    )
+    fixed = None
+    if arguments.webgpu:
+        lengths = {name: (loader.size, *array.shape[1:]) for name, array in arrays.items()}
+        fixed = convert(fix_lengths(load(arguments.model), lengths))
+    sizes = write_site(
+        folder,
+        graph,
+        arrays,
+        train=train,
+        title=title_of(arguments.model),
+        batch=loader.size,
+        learning_rate=arguments.learning_rate,
+        fixed=fixed,
+        runtime=None if arguments.runtime is None else Path(arguments.runtime),
+    )
+    if not arguments.quiet:
+        parts = {"graphs and weights": "model/", "data": "data.bin", "runtime": "runtime/"}
+        told = {what: sum(n for name, n in sizes.items() if name.startswith(start)) for what, start in parts.items()}
+        told["page"] = sum(sizes.values()) - sum(told.values())
+        print(", ".join(f"{what}: {size / 1000:,.0f} KB" for what, size in told.items() if size))
+        print(f"rows: {train:,} to train on, {len(next(iter(arrays.values()))) - train:,} held out")
+        print(f"written: {folder}. Look at it with `onnx-backprop serve {folder}`")
+    return 0
+
+
+def _typed(arrays: Mapping[str, Any], kinds: dict[str, int]) -> dict[str, np.ndarray]:
+    """In the element types of the inputs."""
+    from onnx import helper
+
+    return {n: a.astype(helper.tensor_dtype_to_np_dtype(kinds[n]), copy=False) for n, a in arrays.items()}
+
+
+def _check(arguments: argparse.Namespace, folder: Path) -> None:
+    """Before any long work."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgumentError(f"-o: {folder} is a file. Name a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        is_site = (folder / "site.json").is_file()
+        if not (is_site and arguments.force):
+            also = ", or --force to replace the site in it" if is_site else ""
+            raise InvalidArgumentError(f"-o: {folder} is not empty. Name another folder{also}")
+    for what in ("model", "data", "evaluation"):
+        path = getattr(arguments, what)
+        if path is not None and any(same_file(path, file) for file in folder.rglob("*")):
+            raise InvalidArgumentError(f"{path} lies in {folder}, which is written. Name another folder")
+
+
+COMMAND = Command(
+    "web",
+    help="write a page that trains a model in the browser",
+    description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
+    "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
+    run=run,
+    arguments=[
+        *shared("model"),
+        argument("-o", "--output", dest="site", metavar="SITE", required=True, help="the folder to write"),
+        *shared("--data", metavar="DATA.npz"),
+        *shared("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)"),
+        *shared("--loss", required=True),
+        *shared("--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict"),
+        *shared("--checkpoint", "--stop", "--free", "--limit", "--force", "--quiet"),
+        *shared("--optimizer", help="(%(default)s)"),
+        *shared("--batch-size", metavar=None),
+        *shared("--learning-rate", metavar=None, help="to start with (%(default)s)"),
+        *shared("--weight-decay", metavar=None),
+        *shared("--training-mode", "--no-frozen-statistics"),
+        *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
+        argument(
+            "--runtime",
+            metavar="FOLDER",
+            help="the folder `dist` of onnxruntime-web, to be copied into SITE (default: the page loads it from a CDN)",
+        ),
+        flag("--webgpu", help="train on the graphics processor, with batches of one size, in float32 alone"),
+    ],
+)

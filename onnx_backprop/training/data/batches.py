@@ -1,0 +1,162 @@
+"""Batches of arrays that lie in memory or in files, in an order that is a function of a seed and the epoch."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.converters.pages import fragment, table
+from onnx_backprop.converters.tables import told_bytes
+from onnx_backprop.distributed import Communicator
+from onnx_backprop.distributed.shards import Shard, bounds
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.data.order import BlockOrder, lanes, row_order
+from onnx_backprop.training.data.rows import StoredRows
+from onnx_backprop.training.divergence import BadBatchError
+
+
+class Batches:
+    """Batches of rows: `for feeds in Batches({"x": x, "target": t}, size=32)`.
+
+    Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
+    an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `whole` leaves it out.
+    Rows of Parquet and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray | StoredRows],
+        size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        whole: bool = False,
+    ) -> None:
+        """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
+        if not isinstance(arrays, Mapping):
+            raise InvalidArgumentError(
+                f"arrays: expected arrays by the names of the inputs, as {{'x': x, 'target': target}}, "
+                f"got {type(arrays).__name__}"
+            )
+        self.arrays = {
+            name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
+        }
+        lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
+        if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+            said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
+            raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {said}")
+        self.rows = next(iter(lengths.values()))
+        if size < 1 or (whole and size > self.rows):
+            raise InvalidArgumentError(f"size: expected 1 … {self.rows}, got {size}")
+        self.size, self.seed, self.shuffle, self.whole = size, seed, shuffle, whole
+        self._epoch = 0
+        self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
+
+    def __repr__(self) -> str:
+        """Arrays and batches, in one line."""
+        arrays = ", ".join(f"{name} {kind} {shape}" for name, kind, shape, _ in self._described())
+        return f"<Batches of {arrays}: {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [(name, kind, shape, told_bytes(size)) for name, kind, shape, size in self._described()]
+        told = f"<p>{self._told()}</p>"
+        return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), told)
+
+    def _described(self) -> list[tuple[str, str, str, int]]:
+        return [
+            (name, str(a.dtype), "×".join(map(str, a.shape)), math.prod(a.shape) * a.dtype.itemsize)
+            for name, a in self.arrays.items()
+        ]
+
+    def _told(self) -> str:
+        order = f"shuffled, seed {self.seed}" if self.shuffle else "in order"
+        return f"{self.rows:,} rows, {len(self):,} batches of {self.size:,}, {order}"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation that the next iteration goes through."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self.rows // self.size if self.whole else -(-self.rows // self.size)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of one epoch."""
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of one epoch from one on; those before are not read."""
+        return map(self._take, self._chosen(batch))
+
+    def shards(self, rank: int, size: int) -> "Shards":
+        """The same batches, of which this rank's rows alone are read."""
+        return Shards(self, rank, size)
+
+    def every(self, rank: int, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Batches rank, rank + size, … of an epoch; the others are not read."""
+        return map(self._take, self._chosen(rank, size))
+
+    def _chosen(self, first: int = 0, step: int = 1) -> Iterator[np.ndarray]:
+        """The numbers of the rows of batches first, first + step, …"""
+        numbers = range(first, len(self), step)
+        if self.shuffle and self._blocks:
+            starts, mixed = self._blocks[0].starts, lanes(self._blocks, self.size)
+            assert starts is not None
+            return map(BlockOrder(starts, self.size, mixed, self.seed, self._epoch).batch, numbers)
+        parts = (slice(n * self.size, (n + 1) * self.size) for n in numbers)
+        if not self.shuffle:
+            return (np.arange(*part.indices(self.rows)) for part in parts)
+        order = row_order(self.rows, self.seed, self._epoch)
+        return (order[part] for part in parts)
+
+    def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[rows] for name, array in self.arrays.items()}
+
+    def numbers(self, batch: int) -> np.ndarray:
+        """The numbers of the rows of a batch of this epoch."""
+        return next(self._chosen(batch))
+
+    def samples(self) -> Iterator[dict[str, np.ndarray]]:
+        """A batch of every size that there is, of the first rows."""
+        rest = 0 if self.whole else self.rows % self.size
+        for size in dict.fromkeys((self.size, rest or self.size)):
+            yield {name: array[:size] for name, array in self.arrays.items()}
+
+
+def of_data(error: BadBatchError, loader: Iterable[Any], batch: int, where: str) -> BadBatchError:
+    """The error about a batch, with the number of its row among all rows where the loader knows it."""
+    if error.row is None or not isinstance(loader, Batches):
+        return error
+    return error.of_row(int(loader.numbers(batch)[error.row]), where)
+
+
+class Shards:
+    """One rank's rows of each of some `Batches`."""
+
+    def __init__(self, batches: Batches, rank: int, size: int) -> None:
+        self._batches, self._rank, self._size = batches, rank, size
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Batches.set_epoch`."""
+        self._batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return self.since(0)
+
+    def since(self, batch: int) -> Iterator[Shard]:
+        """See `Batches.since`."""
+        for rows in self._batches._chosen(batch):
+            start, end = bounds(len(rows), self._rank, self._size)
+            yield Shard(self._batches._take(rows[start:end]))
+
+
+def own_rows_of(loader: Iterable[Any], communicator: Communicator) -> Iterable[Any]:
+    """A loader of which this rank's rows alone are read, where that can be."""
+    if communicator.size == 1 or not isinstance(loader, Batches):
+        return loader
+    return loader.shards(communicator.rank, communicator.size)

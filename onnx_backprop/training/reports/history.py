@@ -1,0 +1,215 @@
+"""What a training has been like: a record for every step, as a table in a file and as a plot."""
+
+import csv
+import io
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from onnx_backprop.converters.pages import chart, fragment
+from onnx_backprop.converters.pages import text as escaped
+from onnx_backprop.converters.prepare.writing.files import check_writable
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.files import replacing
+
+_POINTS = 1024  # even; of a curve that grows with every step
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. evaluation: the loss of the evaluation data, where it was measured behind this step.
+
+    skipped: how many steps up to this one have left out their update; None where the loss is not scaled.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    evaluation: float | None = None
+    skipped: int | None = None
+
+    def known(self) -> dict[str, int | float]:
+        """What there is of it by name, without what is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Records(list[Record]):
+    """The records of a training, one for every step; a notebook shows the curve of their losses."""
+
+    def __repr__(self) -> str:
+        """How many there are, and what the loss was in the first and in the last."""
+        if not self:
+            return "<Records: no steps>"
+        first, last = self[0], self[-1]
+        return f"<Records: steps {first.step} … {last.step}, loss {first.loss:.4g} -> {last.loss:.4g}>"
+
+    def chart(self) -> str:
+        """Losses over steps, as a part of a page."""
+        curves = {"loss": [(r.step, r.loss) for r in self]}
+        measured = [(r.step, r.evaluation) for r in self if r.evaluation is not None]
+        return chart(curves | ({"evaluation": measured} if measured else {}), "step", "loss")
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return fragment(f"<p>{escaped(repr(self)[1:-1])}</p>", self.chart())
+
+
+class Losses:
+    """The losses of all steps so far in a bounded number of points: means of runs of 1, 2, 4, … steps."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self.last = math.nan
+        self._each, self._run = 1, array("d")
+
+    def add(self, step: int, loss: float) -> None:
+        """The loss of a step behind all those that came before."""
+        self.last = loss
+        self._run.append(loss)
+        if len(self._run) == self._each:
+            self.points.append((step - (self._each - 1) / 2, sum(self._run) / self._each))
+            del self._run[:]
+            if len(self.points) == _POINTS:
+                pairs = zip(self.points[::2], self.points[1::2], strict=True)
+                self.points = [((a + b) / 2, (x + y) / 2) for (a, x), (b, y) in pairs]
+                self._each *= 2
+
+
+COLUMNS = tuple(field.name for field in fields(Record))
+
+
+class Log:
+    """A file that gets a line for every record: CSV, or JSON lines where the name ends in .jsonl.
+
+    A file that is there already keeps the records of the steps before `start` and loses the others, which a training
+    resumed from an earlier checkpoint goes through once more.
+    """
+
+    def __init__(self, path: str | Path, *, start: int) -> None:
+        """Errors: InvalidArgumentError for another suffix, or a file that cannot be written or is no log."""
+        self.path = Path(path)
+        if self.path.suffix not in (".csv", ".jsonl"):
+            raise InvalidArgumentError(f"log: expected a name that ends in .csv or .jsonl, got {self.path.name}")
+        check_writable(path)
+        try:
+            kept = [r for r in read_log(self.path) if r.step < start] if self.path.is_file() and start else []
+            text = ("" if self._json else ",".join(COLUMNS) + "\n") + "".join(map(self._line, kept))
+            with replacing(self.path) as (file,):
+                file.write(text.encode())
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as e:
+            raise InvalidArgumentError(f"cannot write the log {path}: {e.strerror or e}") from e
+
+    @property
+    def _json(self) -> bool:
+        return self.path.suffix == ".jsonl"
+
+    def _line(self, record: Record) -> str:
+        if self._json:
+            return json.dumps(record.known()) + "\n"
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerow(
+            ["" if v is None else repr(v) for v in asdict(record).values()]
+        )
+        return buffer.getvalue()
+
+    def write(self, record: Record) -> None:
+        """Append a record; the line is with the system when this returns, or InvalidArgumentError says why not."""
+        with self._told():
+            self._file.write(self._line(record))
+            self._file.flush()
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        with self._told(), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            raise InvalidArgumentError(f"cannot write the log {self.path}: {e.strerror or e}") from e
+
+
+def read_log(path: str | Path) -> list[Record]:
+    """The records of a log; a last line that a killed process has left unfinished is passed over."""
+    lines_of_json = Path(path).suffix == ".jsonl"
+    start = "{" if lines_of_json else ",".join(COLUMNS) + "\n"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        lines = text.split("\n")[:-1]
+        if lines_of_json:
+            records = [Record(**json.loads(line)) for line in lines]
+        else:
+            records = [_parsed(row) for row in list(csv.reader(lines))[1:]]
+    except (ValueError, TypeError, csv.Error) as e:
+        raise InvalidArgumentError(f"{path} is no log: {e}") from e
+    if text and not text.startswith(start):
+        raise InvalidArgumentError(f"{path} is no log: expected it to start with {start.strip()}")
+    return records
+
+
+def _parsed(row: list[str]) -> Record:
+    step, epoch, loss, rate, seconds, evaluation, skipped = row
+    measured, left_out = float(evaluation) if evaluation else None, int(skipped) if skipped else None
+    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured, left_out)
+
+
+def check_plot(path: str | Path) -> None:
+    """Before there is anything to draw.
+
+    Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.
+    """
+    check_writable(path)
+    formats = _figure().canvas.get_supported_filetypes()
+    if _format(path) not in formats:
+        raise InvalidArgumentError(f"plot: expected a name that ends in .{', .'.join(sorted(formats))}, got {path}")
+
+
+def _format(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower() or "png"
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise KernelError(f"the plot needs matplotlib: {e}. Install it with `pip install matplotlib`") from e
+    return Figure(figsize=(8, 4.5), layout="constrained")
+
+
+def draw(records: list[Record], path: str | Path) -> None:
+    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
+
+    Errors: those of `check_plot`.
+    """
+    figure = _figure()
+    axes: Any = figure.add_subplot()
+    steps = [r.step for r in records]
+    axes.plot(steps, [r.loss for r in records], linewidth=0.8, label="loss")
+    measured = [r for r in records if r.evaluation is not None]
+    if measured:
+        axes.plot([r.step for r in measured], [r.evaluation for r in measured], "o-", markersize=3, label="evaluation")
+    if records and min(r.loss for r in records) > 0:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    rates: Any = axes.twinx()
+    rates.plot(steps, [r.learning_rate for r in records], color="grey", linewidth=0.8, linestyle="--")
+    rates.set_ylabel("learning rate")
+    axes.legend(loc="upper right")
+    try:
+        with replacing(path) as (file,):
+            figure.savefig(file, format=_format(path))
+    except (OSError, ValueError) as e:
+        raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e

@@ -1,0 +1,71 @@
+"""What comes before what: the nodes that make values, those that values are computed by, and those that follow them.
+
+Nodes are those of onnx, whose values are names, or those of onnx_ir.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from graphlib import TopologicalSorter
+from typing import Any
+
+from onnx import NodeProto
+
+from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.walk import reads, values_read
+
+
+def producers(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
+    """The node that makes each value."""
+    return {name: node for node in nodes for name in node.output if name}
+
+
+def positions(nodes: Iterable[NodeProto] | Iterable[ir.Node]) -> dict[Any, int]:
+    """The position of the node that makes each value."""
+    return {value: n for n, node in enumerate(nodes) for value in _made(node) if value}
+
+
+def ancestors(nodes: Iterable[Any], values: Iterable[Any], stops: Collection[Any] = ()) -> list[int]:
+    """The positions of the nodes that values are computed by, going no further than `stops`, in order."""
+    nodes = list(nodes)
+    maker = positions(nodes)
+    found: set[int] = set()
+    waiting = list(values)
+    while waiting:
+        n = maker.get(waiting.pop())
+        if n is not None and n not in found:
+            found.add(n)
+            waiting += [value for value in read_by(nodes[n]) if value not in stops]
+    return sorted(found)
+
+
+def dependencies(nodes: Iterable[Any], values: Iterable[Any]) -> set[Any]:
+    """The values, and all that the nodes they are computed by read."""
+    nodes, values = list(nodes), set(values)
+    return values.union(*(read_by(nodes[n]) for n in ancestors(nodes, values)))
+
+
+def descendants(nodes: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """The nodes that compute something from values, in order, which is that of the nodes."""
+    reached, found = set(values), []
+    for node in nodes:
+        if not reached.isdisjoint(read_by(node)):
+            found.append(node)
+            reached.update(_made(node))
+    return found
+
+
+def topological(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes, each behind those that make what it reads; CycleError of graphlib where there is no such order."""
+    maker = positions(nodes)
+    before = {n: sorted({maker[name] for name in reads(node) & maker.keys()}) for n, node in enumerate(nodes)}
+    return [nodes[n] for n in TopologicalSorter(before).static_order()]
+
+
+def read_by(node: NodeProto | ir.Node) -> set[Any]:
+    """What a node reads: `reads` or `values_read`."""
+    return reads(node) if isinstance(node, NodeProto) else values_read(node)
+
+
+def _made(node: NodeProto | ir.Node) -> Sequence[Any]:
+    return node.output if isinstance(node, NodeProto) else node.outputs

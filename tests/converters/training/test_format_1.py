@@ -1,0 +1,86 @@
+"""Files that version 1 of the format has written: they load, go on as they would have, and export.
+
+Written by the code before FORMAT 2: a classifier with all kinds of state, half a one whose own tensors have the names
+of the state, each with a checkpoint of three steps, and artifacts with a checkpoint of three updates.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop import artifacts
+from onnx_backprop.converters.training.metadata import FORMAT
+from tests.support.training_models import data
+
+FOLDER = Path(__file__).parents[2] / "data" / "format1"
+ROWS = data(48)
+BATCHES = [(ROWS["x"][n : n + 8], ROWS["labels"][n : n + 8]) for n in range(0, 48, 8)]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+def of(expected: dict[str, np.ndarray], start: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(start): value for name, value in expected.items() if name.startswith(start)}
+
+
+@pytest.mark.parametrize("name", ["everything", "half"])
+@pytest.mark.parametrize("written_again", [False, True])
+def test_a_training_goes_on(name: str, written_again: bool, expected: dict[str, np.ndarray], tmp_path: Path) -> None:
+    graph = ob.TrainingGraph.load(FOLDER / f"{name}.onnx")
+    if written_again:
+        graph.describe()
+        graph.save(tmp_path / "again.onnx")
+        text = (tmp_path / "again.onnx").read_bytes()
+        assert f'"format": {FORMAT}'.encode() in text
+        graph = ob.TrainingGraph.load(tmp_path / "again.onnx")
+    trainer = ob.Trainer(graph, kernels="onnx", seed=7).load(FOLDER / f"{name}.safetensors")
+    losses = [trainer.step(*batch) for batch in BATCHES[3:]]
+    np.testing.assert_allclose(losses, expected[f"{name}/losses"], **TOLERANCE)
+    state, wanted = trainer.state(), of(expected, f"{name}/state/")
+    assert state.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_allclose(state[key], value, err_msg=key, **TOLERANCE)
+    assert [trainer.steps, trainer.updates, trainer.skipped_steps] == expected[f"{name}/counts"].tolist()
+    predicted = expected[f"{name}/predicted"]
+    np.testing.assert_allclose(trainer.predict(*BATCHES[0])["y"], predicted, **TOLERANCE)
+    trainer.export(tmp_path / "trained.onnx")
+    exported = ob.session(onnx.load(tmp_path / "trained.onnx")).run(["y"], {"x": BATCHES[0][0]})[0]
+    np.testing.assert_allclose(exported, predicted, **TOLERANCE)
+    other = ob.TrainingGraph.load(ob.to_training_info(graph))
+    assert (other.updates, other.fill, other.copies) == (graph.updates, graph.fill, graph.copies)
+
+
+def test_the_seed_is_that_of_the_random_numbers() -> None:
+    graph = ob.TrainingGraph.load(FOLDER / "half.onnx")
+    first = ob.Trainer(graph, kernels="onnx", seed=7).state()
+    assert first["random_state_2"].tolist() == [7, 0]
+    assert first["random_state"].dtype == np.float32
+
+
+def test_artifacts_go_on(expected: dict[str, np.ndarray], tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER / "artifacts", tmp_path / "artifacts")
+    state = artifacts.CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = artifacts.Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    optimizer = artifacts.Optimizer(folder / "optimizer_model.onnx", module)
+    losses = []
+    for batch in BATCHES[3:]:
+        losses.append(float(module(*batch)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    np.testing.assert_allclose(losses, expected["artifacts/losses"], **TOLERANCE)
+    assert optimizer.steps == int(expected["artifacts/steps"])
+    for key, value in of(expected, "artifacts/state/").items():
+        np.testing.assert_allclose(state.parameters[key].data, value, err_msg=key, **TOLERANCE)
+    module.export_model_for_inferencing(folder / "trained.onnx", ["y"])
+    assert ob.session(folder / "trained.onnx").run(None, {"x": BATCHES[0][0]})[0].shape == (8, 3)
