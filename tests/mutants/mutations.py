@@ -174,6 +174,13 @@ class _Finder(ast.NodeVisitor):
                 left_alone = len(elements) == 2 and n == 1 and isinstance(node, ast.Tuple)
                 self.add("entry", first, span, "," if left_alone else "", f"without {first.value!r}", frozenset(names))
 
+    def words(self, node: ast.Constant, text: str) -> None:
+        """Each word left out of a table that is written as a text."""
+        names = text.split()
+        for n, name in enumerate(names):
+            rest = " ".join([*names[:n], *names[n + 1 :]])
+            self.add("entry", node, self.span(node), f'"{rest}"', f"without {name!r}", frozenset(names))
+
     def visit_Set(self, node: ast.Set) -> None:
         self.entries(node, node.elts, node.elts)
         self.generic_visit(node)
@@ -254,6 +261,13 @@ class _Finder(ast.NodeVisitor):
             self.add("extreme", node, span, _EXTREME[name], f"{name} -> {_EXTREME[name]}")
         elif name == "Neg":
             self.add("sign", node, span, "Identity", "Neg -> Identity")
+        elif (
+            name == "Fact"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        ):
+            self.words(node.args[0], node.args[0].value)
         elif name == "require":
             self.add("refusal", node, self.span(node), "None", "nothing required")
         self.visit(called)

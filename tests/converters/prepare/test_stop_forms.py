@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.prepare.detached import is_stop, mark_detached
+from onnx_backprop.converters.prepare.exporters.detached import is_stop, mark_detached
 
 NODES = [
     ("org.chainer", "detach", ""),

@@ -7,7 +7,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from onnx_backprop.training import profiling
+from onnx_backprop.training.reports import profiling
 
 
 class OpenedError(Exception):
