@@ -112,7 +112,7 @@ def main() -> None:
     if not arguments.again:
         kept.unlink(missing_ok=True)
     tested(trees, left, contexts, kernels, arguments.limit, kept)
-    known = json.loads(kept.read_text())
+    known = json.loads(kept.read_text()) if kept.is_file() else {}
     results = [(m, Verdict(**known[m.key])) for m in mutations]
     dead = sum(verdict.killed for _, verdict in results)
     minutes = sum(verdict.seconds for _, verdict in results) / 60 / len(trees)

@@ -26,5 +26,7 @@ def test_which_gradients(auto_pad: str, dilations: list[int], strides: list[int]
         g (float[1,2,9,9] x) => (float[?,?,?,?] y)
         {{ y = MaxPool<kernel_shape = [2, 3], auto_pad = "{auto_pad}", dilations = {dilations}, strides = {strides}>(x) }}
     """)
-    used = {node.op_type for node in ob.backward(model, wrt=["x"], kernels="native").graph.node if node.domain == ob.DOMAIN}
+    used = {
+        node.op_type for node in ob.backward(model, wrt=["x"], kernels="native").graph.node if node.domain == ob.DOMAIN
+    }
     assert ("MaxPoolBackward" in used) == expected
