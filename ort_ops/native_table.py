@@ -1,27 +1,30 @@
-"""The operators that have compiled kernels."""
+"""The operators that have compiled kernels.
 
+A family of several operators has a module `kernels`; of the other families, each module that is named after an
+operator has its `KERNEL`.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from onnx_backprop.opset.operators.registry import BY_STEM
+from onnx_backprop.ort_ops import layers, normalization
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
-from onnx_backprop.ort_ops.layers import bias_add_backward, max_pool_backward, ready, relu_backward
-from onnx_backprop.ort_ops.normalization import (
-    batch_norm_forward_training,
-    batch_norm_training_backward,
-    layer_norm_backward,
-    soft_max_backward,
-)
+from onnx_backprop.ort_ops.layers import ready
+from onnx_backprop.ort_ops.runtime.bridge import NativeKernel
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
-KERNELS = (
+KERNELS: tuple[NativeKernel, ...] = (
     *convolution.KERNELS,
     *interpolation.KERNELS,
-    bias_add_backward.KERNEL,
-    max_pool_backward.KERNEL,
-    relu_backward.KERNEL,
-    soft_max_backward.KERNEL,
-    batch_norm_forward_training.KERNEL,
-    batch_norm_training_backward.KERNEL,
-    layer_norm_backward.KERNEL,
+    *(
+        import_module(f"{family.__name__}.{found.name}").KERNEL
+        for family in (layers, normalization)
+        for found in iter_modules(family.__path__)
+        if found.name in BY_STEM
+    ),
 )
 
 

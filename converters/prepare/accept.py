@@ -37,7 +37,7 @@ def put_in_order(proto: ModelProto) -> None:
     Raises: InvalidModelError for what neither of them takes.
     """
     initializers_are_constants(proto)
-    for graph in all_graphs(proto.graph):
+    for graph in all_graphs(proto):
         for dim in chain.from_iterable(v.type.tensor_type.shape.dim for v in (*graph.input, *graph.output)):
             if dim.dim_value < 0 or (dim.dim_param and _names_nothing(dim.dim_param)):
                 dim.Clear()
@@ -53,14 +53,14 @@ def put_in_order(proto: ModelProto) -> None:
     if not opset:
         proto.opset_import.add(domain="", version=LEAST_OPSET)  # a model of other domains alone
     mark_detached(proto)
-    for graph in all_graphs(proto.graph):
+    for graph in all_graphs(proto):
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for name in [*sparse, *(called(node) for node in graph.node if _is_sparse(node))]:
             raise UnsupportedError(f"{name!r} is a sparse tensor. Store it as a dense one")
     complaint = _complaint(proto)
     if complaint is None:
         return
-    for graph in all_graphs(proto.graph):
+    for graph in all_graphs(proto):
         _merge(graph)
         with suppress(CycleError):  # which the checker finds
             assign(graph.node, topological(graph.node))
@@ -88,7 +88,7 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
     if proto.ByteSize() > checker.MAXIMUM_PROTOBUF:
         return None  # the checker cannot read a model of this size from memory
     checked = copied(proto)
-    for value in (v for graph in all_graphs(checked.graph) for v in (*graph.input, *graph.output)):
+    for value in (v for graph in all_graphs(checked) for v in (*graph.input, *graph.output)):
         if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT

@@ -1,7 +1,7 @@
 """The same model in another float type, for a forward that is computed more exactly than the model's own."""
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.opset.graphs.edit import copied, replace_values
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
@@ -25,8 +25,6 @@ def with_float_type(model: ModelProto, element: int) -> ModelProto:
     """
     result = copied(model)
     for graph in all_graphs(result):
-        if not isinstance(graph, GraphProto):
-            continue
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
             if value.type.tensor_type.elem_type in FLOATS:

@@ -17,7 +17,7 @@ from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.names import rename
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
-from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is_standard
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, attributes_of, called, is_standard
 
 MIN_OPSET = MIN_BODY_OPSET
 _MODES = ("nearest", "linear", "cubic")
@@ -27,7 +27,7 @@ _MARKED = "onnx_backprop.marked/"  # begins the name of a node while a converter
 
 def default_opset(proto: ModelProto) -> int:
     """The version of the default domain that a model imports."""
-    version = next((o.version for o in proto.opset_import if is_standard(o)), None)
+    version = next((o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), None)
     if version is None:
         raise InvalidModelError("the model imports no opset of the default domain")
     return version

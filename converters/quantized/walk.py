@@ -79,7 +79,7 @@ class Walk:
         for node in all_nodes(model):
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.outputs = {v.name for graph in all_graphs(model.graph) for v in graph.output}
+        self.outputs = {v.name for graph in all_graphs(model) for v in graph.output}
         self.floats = copied(model)
         self._graph(self.floats.graph, model.graph)
         _drop_unread(self.floats, model, {tensor.name for tensor in self.added})
@@ -369,7 +369,7 @@ def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> N
     dropped = True
     while dropped:
         dropped = False
-        graphs = list(all_graphs(floats.graph))
+        graphs = list(all_graphs(floats))
         read = {name for node in all_nodes(floats) for name in node.input}
         read |= {value.name for graph in graphs for value in graph.output}
         for graph in reversed(graphs):  # inner ones first: of these, copies take the place
@@ -379,7 +379,7 @@ def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> N
                 assign(graph.node, kept)
     before = {name for node in all_nodes(model) for name in node.input}
     stored = {t.name for t in model.graph.initializer}
-    graphs = list(all_graphs(floats.graph))
+    graphs = list(all_graphs(floats))
     for graph in graphs:
         kept = [t for t in graph.initializer if (t.name in read or t.name not in before) and t.name not in replaced]
         assign(graph.initializer, kept)

@@ -4,9 +4,10 @@ from math import pi, sqrt
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import DOMAIN_TYPES, cast, widen, work_type
+from onnx_backprop.opset.core.shapes import Dims
 
 GELU_CUBIC = 0.044715  # of the tanh approximation, from the operator's definition
 SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # the operator's defaults
@@ -30,12 +31,31 @@ def leaky_relu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def prelu(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x where x > 0, else s · x  =>  dx = dy where x > 0, else s · dy; ds = Σ x · dy where x <= 0.
 
-    Shapes: the slope s broadcasts to x; ds is summed over the axes it was broadcast along.
+    Shapes: the slope s broadcasts to x; ds is summed over the axes it was broadcast along. Both are PReLUBackward's
+    where it takes such a slope.
     """
     x, slope = node.input(0), node.input(1)
+    layout = _slope_layout(dims(x), dims(slope))
+    if layout and x.dtype in DOMAIN_TYPES and node.wants(1):
+        entries = slope if layout == "each" else op.Reshape(slope, [-1])
+        attributes = {} if layout == "each" else {"data_format": layout}
+        dx, dslope = op.domain.emit("PReLUBackward", [x, entries, dy], attributes, outputs=2)
+        return dx, dslope if entries is slope else op.Reshape(dslope, op.shape(slope), allowzero=1)
     positive = op.Greater(x, 0)
     dslope = op.unbroadcast(op.Where(positive, 0, op.Mul(dy, x)), slope, node.output())
     return op.Where(positive, dy, op.Mul(dy, slope)), dslope
+
+
+def _slope_layout(x: Dims | None, slope: Dims | None) -> str | None:
+    """NCX, NXC: a slope along axis 1, or along the last one, or of one entry; each: one of x without its first axis."""
+    if x is None or slope is None or len(x) < 2:
+        return None
+    if len(slope) > 1 and slope == x[1:] and None not in slope:
+        return "each"
+    axes = [axis for axis, length in enumerate(slope, len(x) - len(slope)) if length != 1]
+    if axes in ([], [len(x) - 1]):
+        return "NXC"
+    return "NCX" if axes == [1] else None
 
 
 @gradient("Elu", versions=(6, 22))

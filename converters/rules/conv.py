@@ -10,12 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.inference.conv_transpose_pads import axis_pads, extent
 from onnx_backprop.converters.reverse.known import dims, known_lengths
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import padded
 from onnx_backprop.opset.core.shapes import Dims
-from onnx_backprop.opset.maths.convolution import MAX_RANK
+from onnx_backprop.opset.maths.convolution import MAX_RANK, extent, onnx_conv_transpose_pads
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 Pads = tuple[list[int], list[int]]  # at the beginning and at the end of each spatial axis
@@ -194,7 +193,9 @@ def _conv_transpose_pads(node: Forward, attributes: ConvAttributes) -> Pads | No
     known = [length for length in lengths if isinstance(length, int)]
     if wanted is not None and len(known) < axes:
         return None
-    found = axis_pads(extents, attributes.strides, extra, upper=attributes.upper, lengths=known, wanted=wanted or ())
+    found = onnx_conv_transpose_pads(
+        extents, attributes.strides, extra, upper=attributes.upper, lengths=known, wanted=wanted or ()
+    )
     for axis, (one, stride) in enumerate(zip(found, attributes.strides, strict=True)):
         if wanted is not None and not 0 <= one.beyond < stride:
             natural = wanted[axis] - one.beyond

@@ -75,7 +75,9 @@ class _Writer(Emitter):
 
 def _shapes(graph: GraphProto) -> dict[str, list[int]]:
     """The shapes of the tensors whose lengths are all known."""
-    return {name: [*dims] for name, dims in shapes_of(graph).items() if all(isinstance(d, int) for d in dims)}
+    shapes = shapes_of(graph)
+    known = {name: [d for d in dims if isinstance(d, int)] for name, dims in shapes.items()}
+    return {name: lengths for name, lengths in known.items() if len(lengths) == len(shapes[name])}
 
 
 def _spread_pools(model: ModelProto) -> None:

@@ -18,6 +18,7 @@ from onnx_backprop.opset.bodies.builder import INT64, Body, Tensor, known
 from onnx_backprop.opset.bodies.expressions import Vector, join, shape
 from onnx_backprop.opset.core.layout import data_to_ncx, inverse
 from onnx_backprop.opset.core.op import Attributes
+from onnx_backprop.opset.maths import convolution as maths
 
 END = 2**63 - 1
 # Of more kernel positions one tensor each is too many
@@ -77,7 +78,7 @@ def correlation(
     `pads`: those before and behind, where the attributes do not say them.
     """
     lengths, kernel, strides = source[2:], weights[2:], Vector(b, attrs["strides"])
-    extent: Vector = (kernel - 1) * Vector(b, attrs["dilations"]) + 1
+    extent: Vector = maths.extent(kernel, Vector(b, attrs["dilations"]))
     if pads is None and transposed:
         pads = conv_transpose_pads(b, attrs, lengths, extent, short)
     elif pads is None:
@@ -102,9 +103,7 @@ def _out(source: Vector, pads: Vector, extents: Vector, strides: Vector) -> Vect
 
 def conv_pads(b: Body, attrs: Attributes, source: Vector, extents: Vector) -> tuple[Vector, Vector]:
     """The pads of a convolution, as `maths.convolution.conv_same_pads` finds them."""
-    if not attrs["auto_pad"].startswith("SAME"):
-        return _stated_pads(b, attrs)
-    return _split(attrs, _conv_total(b, attrs, source, extents))
+    return _stated_pads(b, attrs) or _split(attrs, _conv_total(b, attrs, source, extents))
 
 
 def conv_transpose_pads(
@@ -114,8 +113,9 @@ def conv_transpose_pads(
 
     `source` are the lengths of its output, `short` those of its input where something states them.
     """
-    if not attrs["auto_pad"].startswith("SAME"):
-        return _stated_pads(b, attrs)
+    stated = _stated_pads(b, attrs)
+    if stated is not None:
+        return stated
     strides = Vector(b, attrs["strides"])
     forward_rule = (extents - strides).at_least(0)
     if attrs["output_padding"] is not None:
@@ -127,22 +127,18 @@ def conv_transpose_pads(
     return _split(attrs, leads_there.where(forward_rule, conv_rule))
 
 
-def _stated_pads(b: Body, attrs: Attributes) -> tuple[Vector, Vector]:
-    zeros = [0] * len(attrs["strides"])
-    if attrs["auto_pad"] == "VALID":
-        return Vector(b, zeros), Vector(b, zeros)
-    return Vector(b, attrs["pads_begin"] or zeros), Vector(b, attrs["pads_end"] or zeros)
+def _stated_pads(b: Body, attrs: Attributes) -> tuple[Vector, Vector] | None:
+    stated = [maths.stated_pads(attrs, axis) for axis in range(len(attrs["strides"]))]
+    pairs = [pads for pads in stated if pads is not None]
+    return (Vector(b, [p for p, _ in pairs]), Vector(b, [p for _, p in pairs])) if pairs else None
 
 
 def _conv_total(b: Body, attrs: Attributes, source: Vector, extents: Vector) -> Vector:
-    strides = Vector(b, attrs["strides"])
-    tail = source % strides
-    return (extents - tail.equal(0).where(strides, tail)).at_least(0)
+    return maths.same_excess(source, extents, Vector(b, attrs["strides"])).at_least(0)
 
 
 def _split(attrs: Attributes, total: Vector) -> tuple[Vector, Vector]:
-    small = total // 2
-    return (small, total - small) if attrs["auto_pad"] == "SAME_UPPER" else (total - small, small)
+    return maths.split_pads(total, upper=attrs["auto_pad"] == "SAME_UPPER")
 
 
 def ncx(b: Body, attrs: Attributes, x: Tensor) -> Tensor:

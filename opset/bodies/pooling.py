@@ -5,6 +5,7 @@ from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.bodies.expressions import Vector
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths import pooling
+from onnx_backprop.opset.maths.convolution import extent
 
 
 def conditions(b: Body, attrs: Attributes, shape: Vector, windows: Vector) -> Vector:
@@ -21,7 +22,7 @@ def conditions(b: Body, attrs: Attributes, shape: Vector, windows: Vector) -> Ve
 
 def extents(attrs: Attributes) -> list[int]:
     """From the first to the last pixel of a window, along every spatial axis."""
-    return [(k - 1) * d + 1 for k, d in zip(attrs["kernel"], pooling.dilations(attrs), strict=True)]
+    return [extent(k, d) for k, d in zip(attrs["kernel"], pooling.dilations(attrs), strict=True)]
 
 
 def pads(b: Body, attrs: Attributes, lengths: Vector) -> tuple[Vector, Vector]:

@@ -1,1 +1,4 @@
-"""Models as graphs, for all rooms: walking them, their names, their order, changing them. It needs onnx alone."""
+"""Models as graphs, for all rooms: walks, names, scopes, searches, changes, emitted nodes, facts of operators.
+
+It imports onnx, onnx_ir and NumPy alone.
+"""

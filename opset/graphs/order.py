@@ -35,21 +35,21 @@ def ancestors(nodes: Iterable[Any], values: Iterable[Any], stops: Collection[Any
         n = maker.get(waiting.pop())
         if n is not None and n not in found:
             found.add(n)
-            waiting += [value for value in read_by(nodes[n]) if value not in stops]
+            waiting += [value for value in _read(nodes[n]) if value not in stops]
     return sorted(found)
 
 
 def dependencies(nodes: Iterable[Any], values: Iterable[Any]) -> set[Any]:
     """The values, and all that the nodes they are computed by read."""
     nodes, values = list(nodes), set(values)
-    return values.union(*(read_by(nodes[n]) for n in ancestors(nodes, values)))
+    return values.union(*(_read(nodes[n]) for n in ancestors(nodes, values)))
 
 
 def descendants(nodes: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """The nodes that compute something from values, in order, which is that of the nodes."""
     reached, found = set(values), []
     for node in nodes:
-        if not reached.isdisjoint(read_by(node)):
+        if not reached.isdisjoint(_read(node)):
             found.append(node)
             reached.update(_made(node))
     return found
@@ -62,7 +62,7 @@ def topological(nodes: Sequence[NodeProto]) -> list[NodeProto]:
     return [nodes[n] for n in TopologicalSorter(before).static_order()]
 
 
-def read_by(node: NodeProto | ir.Node) -> set[Any]:
+def _read(node: NodeProto | ir.Node) -> set[Any]:
     """What a node reads: `reads` or `values_read`."""
     return reads(node) if isinstance(node, NodeProto) else values_read(node)
 

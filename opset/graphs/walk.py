@@ -50,8 +50,8 @@ def all_nodes(nodes: Any) -> Iterator[Any]:
 
 def all_graphs(
     owner: GraphProto | FunctionProto | ModelProto, enters: Callable[[NodeProto], bool] = lambda _: True
-) -> Iterator[Any]:
-    """A graph and those inside it, the outer before the inner; of a model, its functions and what is in them too.
+) -> Iterator[GraphProto]:
+    """A graph and those inside it, the outer before the inner; of a model, those inside its functions too.
 
     enters: whether to go into the graphs of a node.
     """
@@ -59,7 +59,8 @@ def all_graphs(
         for container in (owner.graph, *owner.functions):
             yield from all_graphs(container, enters)
         return
-    yield owner
+    if isinstance(owner, GraphProto):
+        yield owner
     for node in filter(enters, owner.node):
         for graph in subgraphs(node):
             yield from all_graphs(graph, enters)

@@ -19,6 +19,7 @@ destination channels. All arrays here are NCX and (D, S/g, k…); a transposed c
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,17 +60,32 @@ def geometry(attrs: Attributes, resolved: Resolved) -> Geometry:
     return Geometry(attrs["strides"], attrs["dilations"], tuple(begin for begin, _ in pads), attrs["groups"])
 
 
+def extent(kernel: Any, dilation: Any) -> Any:
+    """EK = (K-1)·D + 1, the pixels that a kernel covers; of numbers, or of a function body's vectors of them."""
+    return (kernel - 1) * dilation + 1
+
+
+def same_excess(length: Any, extent: Any, stride: Any) -> Any:
+    """Where above 0, the total padding with which out = ceil(length / stride); of numbers or vectors."""
+    return extent - 1 - (length - 1) % stride
+
+
+def split_pads(total: Any, *, upper: bool) -> tuple[Any, Any]:
+    """The odd pixel goes to the end for SAME_UPPER, to the beginning for SAME_LOWER; of numbers or vectors."""
+    half = total // 2
+    return (half, total - half) if upper else (total - half, half)
+
+
 def conv_same_pads(length: Dim, extent: int, stride: int, *, upper: bool) -> tuple[int, int] | None:
     """Pads of auto_pad SAME_* of a convolution with source `length`: out = ceil(length / stride)."""
     if not isinstance(length, int):
         return (0, 0) if extent == 1 else None
-    tail = length % stride
-    return _split(max(extent - (tail or stride), 0), upper=upper)
+    return split_pads(max(same_excess(length, extent, stride), 0), upper=upper)
 
 
 def conv_transpose_same_pads(extent: int, stride: int, *, upper: bool) -> tuple[int, int]:
     """Pads of auto_pad SAME_* of a transposed convolution: the forward rule, whatever output_padding is."""
-    return _split(max(extent - stride, 0), upper=upper)
+    return split_pads(max(extent - stride, 0), upper=upper)
 
 
 def conv_transpose_backward_same_pads(
@@ -94,9 +110,41 @@ def conv_transpose_backward_same_pads(
     return forward_rule if leads_there else conv_rule
 
 
-def _split(total: int, *, upper: bool) -> tuple[int, int]:
-    """The odd pixel goes to the end for SAME_UPPER, to the beginning for SAME_LOWER."""
-    return (total // 2, total - total // 2) if upper else (total - total // 2, total // 2)
+class AxisPads(NamedTuple):
+    """Pads of one axis of ONNX's ConvTranspose; `beyond`: what they leave of the wanted length for output_padding.
+
+    onnxruntime refuses an output_shape for which 0 <= beyond < stride does not hold.
+    """
+
+    begin: int
+    end: int
+    beyond: int
+
+
+def onnx_conv_transpose_pads(
+    extents: Sequence[int],
+    strides: Sequence[int],
+    extra: Sequence[int],
+    *,
+    upper: bool,
+    lengths: Sequence[int] = (),
+    wanted: Sequence[int] = (),
+) -> list[AxisPads]:
+    """Pads of ONNX's ConvTranspose: those of SAME, out = in · stride wherever the kernel covers the stride, or for
+    outputs of `wanted` lengths, from inputs of the given ones.
+
+    Per spatial axis, with `extra` the output_padding, the natural output is S·(in-1) + extra + EK; what is cut from it
+    to reach the wanted length is the total padding. onnxruntime's reading is followed where texts differ: extra is part
+    of the total, a negative total counts as 0, and the odd cell is at the beginning unless auto_pad is SAME_UPPER, in
+    every version of the operator.
+    """
+    result: list[AxisPads] = []
+    for axis, (covered, stride, more) in enumerate(zip(extents, strides, extra, strict=True)):
+        full = stride * (lengths[axis] - 1) + covered if wanted else covered  # every pixel that a kernel reaches
+        out = wanted[axis] if wanted else stride
+        total = max(full + more - out, 0)
+        result.append(AxisPads(*split_pads(total, upper=upper), out - (full - total) if wanted else more))
+    return result
 
 
 def output_length(source: int, extent: int, stride: int, pads: tuple[int, int]) -> int:
@@ -200,13 +248,13 @@ def _axis_pads(
     stated = stated_pads(attrs, axis)
     if stated is not None or not isinstance(kernel, int):
         return stated
-    extent, stride = (kernel - 1) * attrs["dilations"][axis] + 1, attrs["strides"][axis]
+    covered, stride = extent(kernel, attrs["dilations"][axis]), attrs["strides"][axis]
     upper = attrs["auto_pad"] == "SAME_UPPER"
     if not transposed:
-        return conv_same_pads(length, extent, stride, upper=upper)
+        return conv_same_pads(length, covered, stride, upper=upper)
     given = attrs["output_padding"] is not None
     return conv_transpose_backward_same_pads(
-        length, extent, stride, upper=upper, short=out, output_padding=given, infers_short=infers
+        length, covered, stride, upper=upper, short=out, output_padding=given, infers_short=infers
     )
 
 
@@ -227,11 +275,11 @@ def _meet_lengths(
     if not isinstance(length, int) or not isinstance(kernel, int) or pads is None:
         return out
     stride, dilation = attrs["strides"][axis], attrs["dilations"][axis]
-    extent = (kernel - 1) * dilation + 1
-    expected = output_length(length, extent, stride, pads)
+    covered = extent(kernel, dilation)
+    expected = output_length(length, covered, stride, pads)
     if expected < 1:
         raise ShapeError(
-            f"{where}: the kernel ({kernel}, dilation {dilation}) covers {extent} pixels, expected at most the "
+            f"{where}: the kernel ({kernel}, dilation {dilation}) covers {covered} pixels, expected at most the "
             f"padded {source_name}, got {length} + {pads[0]} + {pads[1]}",
             op_type=attrs.op,
         )
@@ -254,8 +302,7 @@ def require_output_padding(attrs: Attributes, resolved: Resolved, name: str) -> 
         pads = resolved.pads[axis]
         if not (isinstance(a, int) and isinstance(b, int) and isinstance(kernel, int) and pads is not None):
             continue
-        extent = (kernel - 1) * attrs["dilations"][axis] + 1
-        natural = attrs["strides"][axis] * (b - 1) + extent - sum(pads)
+        natural = attrs["strides"][axis] * (b - 1) + extent(kernel, attrs["dilations"][axis]) - sum(pads)
         if a != natural + padding:
             raise ShapeError(
                 f"attribute output_padding, spatial axis {axis}: expected {a - natural} "

@@ -13,7 +13,14 @@ import numpy as np
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Attribute, Attributes
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least
-from onnx_backprop.opset.maths.convolution import MAX_RANK, common_rank, conv_same_pads, require_lists, stated_pads
+from onnx_backprop.opset.maths.convolution import (
+    MAX_RANK,
+    common_rank,
+    conv_same_pads,
+    extent,
+    require_lists,
+    stated_pads,
+)
 from onnx_backprop.opset.maths.convolution_attributes import auto_pad
 from onnx_backprop.opset.maths.interpolation import Taps
 
@@ -50,6 +57,11 @@ class Windows:
     stride: int
     dilation: int
     begin: int
+
+    @property
+    def extent(self) -> int:
+        """Pixels from the first of a window to its last."""
+        return extent(self.kernel, self.dilation)
 
 
 def first_spatial(attrs: Attributes) -> int:
@@ -135,7 +147,7 @@ def _require_windows(attrs: Attributes, axis: int, length: Dim, out: Dim) -> Non
     if not isinstance(length, int) or not isinstance(out, int) or pads is None:
         return
     kernel, stride, dilation = attrs["kernel"][axis], attrs["strides"][axis], dilations(attrs)[axis]
-    down, up = window_counts(length, (kernel - 1) * dilation + 1, stride, pads)
+    down, up = window_counts(length, extent(kernel, dilation), stride, pads)
     if out not in (down, up):
         expected = str(down) if down == up else f"{down} or {up}"
         raise ShapeError(

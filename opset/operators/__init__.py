@@ -1,1 +1,1 @@
-"""The operators of the domain, one module each; `registry` lists them."""
+"""The operators of the domain, one module each; `registry` reads them off the folder."""

@@ -14,6 +14,25 @@ NONE: Triple = (0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatherOffsets(Record):
+    """Of a thread's scratch; 0 for what the loops of a plan have no use for."""
+
+    tile: int = 0  # of a product
+    rows: int = 0  # where the rows of its left operand start
+    segments: int = 0  # of every tap, where its weights and what it reads start
+    reaching: int = 0  # those of them that reach the image
+    weights: int = 0  # of all taps
+    shifts: int = 0  # of every tap, where what it reads starts
+    start: int = 0  # bias
+    row: int = 0  # two planes of a channel
+    results: int = 0
+    lines: int = 0  # results as rows of a channel
+    copy: int = 0  # of what a band reads
+    table: int = 0  # where its rows start
+    zeros: int = 0  # a row beyond the image
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gather(Record):
     """A sum over the taps of a kernel: what is read is the source, what is written the destination of `c`.
 
@@ -24,6 +43,7 @@ class Gather(Record):
     c: Correlation  # of a data gradient the adjoint
     step: Triple  # in cells per out cell of a phase
     out_step: Triple  # distance of the out cells of a phase
+    offsets: GatherOffsets = GatherOffsets()
     groups: int = 0  # of a depthwise convolution with channels as lanes: blocks of channels
     bias: int = 0  # which input is added to the sums, 0: none
     split: int = 1  # items that a band's tiles of output channels are shared by
@@ -37,7 +57,7 @@ class Gather(Record):
     all_cells: Triple = NONE
     low: Triple = NONE  # least and greatest shift
     high: Triple = NONE
-    cells: int = 0  # of a band, 0 if they are columns
+    tile: int = 0  # output channels of a tile
     turned: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
@@ -63,12 +83,12 @@ class Phase(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherTap(Record):
+class Tap(Record):
     """Place in the weights, shift, and which of the residues it reads."""
 
     weight: int
     shift: Triple
-    residue: int
+    residue: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +96,20 @@ class Residue(Record):
     """Of the cells modulo the step."""
 
     of: Triple
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellsOffsets(Record):
+    """Of a thread's scratch; 0 for what the loops of a plan have no use for."""
+
+    sums: int = 0
+    rows: int = 0  # where the rows of the product's left operand start
+    table: int = 0  # runs of cells
+    shifts: int = 0  # where what a tap reads starts
+    columns: int = 0  # the copy of what is the product's right operand
+    scalars: int = 0  # that of the left one
+    gradient: int = 0  # the copy of a band of the destination
+    source: int = 0  # that of what it reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +123,7 @@ class Cells(Record):
     taps: int
     low: Triple  # least and greatest shift
     high: Triple
+    offsets: CellsOffsets = CellsOffsets()
     band: Triple = NONE
     bands: Triple = NONE
     swapped: bool = False  # the source's channels are the columns of the product
@@ -102,14 +137,6 @@ class Cells(Record):
     round_groups: int = 0
     round_blocks: int = 0
     round_channels: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellsTap(Record):
-    """Place in the weights and shift."""
-
-    weight: int
-    shift: Triple
 
 
 TAPS_AT = 8 * size(Cells)  # where the table of taps lies

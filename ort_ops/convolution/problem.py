@@ -20,8 +20,6 @@ from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
-BAND_FLOATS = 128 << 10  # of the copy of a band, so that it stays in the second-level cache
-THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # that it may have at most: a thread's scratch is one pooled block
 _DENSE: Triple = (1, 1, 1)
 
 

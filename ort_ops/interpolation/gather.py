@@ -43,8 +43,7 @@ def _along(p, call, row, chunk, scratch):
     first, count = chunk.first, chunk.count
     data = call.inputs[p.data]
     out, at = call.output, (row * p.columns + first) * inner
-    table = scratch
-    sums = table + 8 * p.list_words
+    table, sums = scratch + p.offsets.table, scratch + p.offsets.sums
     rows = row_taps(p, row, low * inner, table)
     if p.starts == 0:  # no resized axis but those of the rows
         if kind == F32:
@@ -60,7 +59,7 @@ def _along(p, call, row, chunk, scratch):
         source = sums
     source -= 4 * low * inner
     starts, taps = p + 8 * (p.starts + first), p + 8 * p.taps
-    gathered = out + 4 * at if kind == F32 else sums + 4 * length * inner
+    gathered = out + 4 * at if kind == F32 else scratch + p.offsets.gathered
     streaming = kind == F32 and p.streamed and (gathered | 4 * inner) % BYTES == 0
     if streaming:
         stream_columns(gathered, 4 * inner, source, 4 * inner, 4 * inner, starts, taps, count)
@@ -82,11 +81,8 @@ def _across(p, call, block, chunk, scratch):
     elements, results = length * inner, count * inner
     pitch = (elements + VECTOR - 1) // VECTOR * VECTOR
     pitch += VECTOR * (1 - pitch // VECTOR % 2)  # the rows of powers of two lie apart in the cache
-    table = scratch
-    sums = table + 8 * p.list_words
-    turned = sums + 4 * VECTOR * pitch
-    gathered = turned + 4 * VECTOR * pitch
-    tile = gathered + 4 * VECTOR * ((results + VECTOR - 1) // VECTOR * VECTOR)
+    table, sums, turned = scratch + p.offsets.table, scratch + p.offsets.sums, scratch + p.offsets.turned
+    gathered, tile = scratch + p.offsets.gathered, scratch + p.offsets.tile
     row_length = p.columns * inner
     at = row * row_length + first * inner
     start = behind = 0
@@ -154,12 +150,12 @@ def _windows(p, call, block, chunk, scratch):
     rows = min(ROWS, p.row_count - row)
     row_length = p.columns * inner
     at = row * row_length + first * inner
-    sums = scratch + 8 * p.list_words
-    _sum_rows(p, kind, data, row, rows, low * inner, length * inner, scratch, sums, pitch)
+    table, sums = scratch + p.offsets.table, scratch + p.offsets.sums
+    _sum_rows(p, kind, data, row, rows, low * inner, length * inner, table, sums, pitch)
     results = count * inner
     target, step = out + 4 * at, 4 * row_length
     if kind != F32:
-        target, step = sums + 4 * ROWS * pitch, 4 * results
+        target, step = scratch + p.offsets.gathered, 4 * results
     ends = p + 8 * (p.ends + first * inner // VECTOR)
     entries, patterns = p + 8 * p.entries, p + 8 * p.patterns
     streaming = kind == F32 and p.streamed and (target | step) % BYTES == 0

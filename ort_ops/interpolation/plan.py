@@ -10,10 +10,11 @@ from onnx_backprop.opset.maths.interpolation import Taps
 from onnx_backprop.ort_ops.compiler.machine import PERMUTES, VECTOR, last_level_cache, processors
 from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, GATHER, WINDOWS
-from onnx_backprop.ort_ops.interpolation.rows import Interpolation, RowAxis
+from onnx_backprop.ort_ops.interpolation.rows import Interpolation, Offsets, RowAxis
 from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
 
 # elements of a row of dy that a chunk of columns reads, about
@@ -114,11 +115,14 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
     chunks = _chunks(column, inner, _CHUNK[method])
     read, made = int(chunks[:, 3].max()) * inner, int(chunks[:, 1].max()) * inner
     pitch = -(-(read + WINDOW) // VECTOR) * VECTOR
-    floats, at_once = {
-        ALONG: (read + made, 1),
-        ACROSS: (VECTOR * (2 * (read + 2 * VECTOR) + made + 2 * VECTOR), VECTOR),
-        WINDOWS: (ROWS * (pitch + made), ROWS),
+    wide = VECTOR * (read + 2 * VECTOR)
+    arrays, at_once = {
+        ALONG: ({"sums": read, "gathered": made}, 1),
+        ACROSS: ({"sums": wide, "turned": wide, "gathered": VECTOR * (made + VECTOR), "tile": VECTOR**2}, VECTOR),
+        WINDOWS: ({"sums": ROWS * pitch, "gathered": ROWS * made}, ROWS),
     }[method]
+    sizes = {name: FLOAT * floats for name, floats in arrays.items()}
+    offsets, per_thread = workspace(Offsets, table=2 * WORD * most, **sizes)
     units = math.ceil(rows / at_once) * len(chunks)
     per_item = max(1, units // (_PARTS * processors()))
     head = Interpolation(
@@ -133,7 +137,7 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
         taps=0 if column.column is None else place(_words(column.column)),
         chunks=len(chunks),
         chunk_table=place(chunks.reshape(-1)),
-        list_words=2 * most,
+        offsets=offsets,
         method=method,
         units=units,
         per_item=per_item,
@@ -151,7 +155,7 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
         )
     blocks = [*(entry.words() for entry in reversed(entries)), *tables]
     behind = np.concatenate([np.asarray(block, np.int64) for block in blocks])
-    return Plan(head, ((GATHER, math.ceil(units / per_item)),), per_thread=16 * most + 4 * floats, tables=behind)
+    return Plan(head, ((GATHER, math.ceil(units / per_item)),), per_thread=per_thread, tables=behind)
 
 
 def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:

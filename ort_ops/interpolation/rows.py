@@ -21,6 +21,17 @@ from onnx_backprop.ort_ops.vector.rows import clear
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a thread's scratch."""
+
+    table: int = 0  # the taps of a row
+    sums: int = 0  # of rows of dy
+    turned: int = 0  # these, a row in every lane
+    gathered: int = 0  # columns
+    tile: int = 0  # of these, turned back
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interpolation(Record):
     """The numbers of a plan; what is called a table lies so many words behind it, 0: there is none."""
 
@@ -35,7 +46,7 @@ class Interpolation(Record):
     taps: int
     chunks: int
     chunk_table: int
-    list_words: int  # that hold the taps of a row
+    offsets: Offsets
     method: int
     units: int
     per_item: int

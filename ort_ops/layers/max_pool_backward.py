@@ -19,6 +19,7 @@ from onnx_backprop.ort_ops.compiler.records import Triple
 from onnx_backprop.ort_ops.layers import max_pool_windows as windows
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.pool_windows import winners
 from onnx_backprop.ort_ops.vector.registers import fetch
 from onnx_backprop.ort_ops.vector.rows import read_run, write_run
@@ -44,10 +45,9 @@ def _planes(p, call, item, scratch):
         a0, a1 = band * rows // bands, (band + 1) * rows // bands
         low, high = a0 * depth * width, a1 * depth * width
     cells, size = rows * depth * width, 4 if kind == F32 else 2
-    x, table = call.inputs[0] + size * plane * cells, scratch
-    owner = table + 16 * p.listed
-    grads = owner + 4 * WINDOWS
-    sums = call.output + size * plane * cells if direct else grads + 4 * WINDOWS - 4 * low
+    x, table = call.inputs[0] + size * plane * cells, scratch + p.offsets.table
+    owner, grads = scratch + p.offsets.owners, scratch + p.offsets.grads
+    sums = call.output + size * plane * cells if direct else scratch + p.offsets.sums - 4 * low
     windows.clear_sums(kind if direct else F32, sums, low, high - low)
     w_first, w_last = 0, p.out[2]
     if p.cut:
@@ -130,10 +130,9 @@ def _blocks(p, call, item, scratch):
     a0, a1 = band * rows // bands, (band + 1) * rows // bands
     low, high = a0 * depth * width, a1 * depth * width
     x, dy, out = call.inputs[0], call.inputs[1], call.output
-    table, size = scratch, 4 if kind == F32 else 2
-    owner = table + 16 * p.listed
-    grads = owner + 4 * count
-    sums, pitch, held = grads + 4 * count - 4 * low * count, count, F32
+    table, size = scratch + p.offsets.table, 4 if kind == F32 else 2
+    owner, grads = scratch + p.offsets.owners, scratch + p.offsets.grads
+    sums, pitch, held = scratch + p.offsets.sums - 4 * low * count, count, F32
     origin = image * rows * depth * width
     direct = kind == F32 or p.apart
     if direct:
@@ -206,7 +205,7 @@ def _plan(request: Request) -> Plan:
     if cells > MAX_CELLS:
         raise ShapeError(f"src: expected at most {MAX_CELLS} cells per channel, got {cells}", op_type=OP.name)
     cut, along = (2, w) if a.length == b.length == 1 and not last else (0, a)
-    apart = request.element_type != F32 and all(axis.out == 1 or axis.stride >= _extent(axis) for axis in axes)
+    apart = request.element_type != F32 and all(axis.out == 1 or axis.stride >= axis.extent for axis in axes)
     summed = request.element_type != F32 and not apart
     blocks = -(-channels // BLOCK) if last else 0
     if summed and last and cells * min(channels, BLOCK) > MAX_HELD:
@@ -214,7 +213,7 @@ def _plan(request: Request) -> Plan:
     width = -(-channels // blocks) if last else 1  # elements of a cell
     pieces = batch * (blocks or channels)
     wanted = max(-(-cells * width // BAND_CELLS), -(-MIN_ITEMS // pieces))
-    bands = max(1, min(wanted, along.length // _extent(along)))
+    bands = max(1, min(wanted, along.length // along.extent))
     held = cells // along.length * width  # of a row of the axis that is cut
     if summed:  # windows that touch several bands are looked at for each
         bands = max(bands, min(along.length, -(-along.length * held // MAX_HELD)))
@@ -225,19 +224,17 @@ def _plan(request: Request) -> Plan:
     def triple(name: str) -> Triple:
         return getattr(a, name), getattr(b, name), getattr(w, name)
 
+    row = width if last else WINDOWS
+    sums = -(-along.length // bands) * held if summed else 0
+    offsets, per_thread = workspace(
+        windows.PoolOffsets, table=2 * WORD * listed, owners=FLOAT * row, grads=FLOAT * row, sums=FLOAT * sums
+    )
     parameters = windows.Pool(
         kind=request.element_type, bands=bands, blocks=blocks, channels=channels, listed=listed, cut=cut, apart=apart,
         length=triple("length"), out=triple("out"), taps=triple("kernel"), stride=triple("stride"),
-        dilation=triple("dilation"), pad=triple("begin"),
+        dilation=triple("dilation"), pad=triple("begin"), offsets=offsets,
     )  # fmt: skip
-    per_thread = 16 * listed + 8 * (width if last else WINDOWS)
-    per_thread += 4 * -(-along.length // bands) * held if summed else 0
     return Plan(parameters, ((_WORK, pieces * bands),), per_thread=per_thread)
-
-
-def _extent(axis: pooling.Windows) -> int:
-    """Cells from the first of a window to its last."""
-    return (axis.kernel - 1) * axis.dilation + 1
 
 
 KERNEL = NativeKernel(OP, _plan)

@@ -16,6 +16,16 @@ NONE = np.int32(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolOffsets(Record):
+    """Of a thread's scratch."""
+
+    table: int = 0  # taps of a window
+    owners: int = 0  # winners of some windows
+    grads: int = 0  # dy of these
+    sums: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pool(Record):
     """The numbers of a plan; triples for the axes A, B and W, the last spatial one."""
 
@@ -32,6 +42,7 @@ class Pool(Record):
     stride: Triple
     dilation: Triple
     pad: Triple
+    offsets: PoolOffsets
 
 
 @inner

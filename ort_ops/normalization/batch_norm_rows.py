@@ -7,7 +7,7 @@ at once. Few channels would make short loops: some rows that follow one another 
 one channel is joined at the end. Shapes alone decide the order of all sums.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization import batch_norm_sums as norm
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, factors_of
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+from onnx_backprop.ort_ops.runtime.workspace import DOUBLE, FLOAT, workspace
 from onnx_backprop.ort_ops.vector.registers import copy_run
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -31,8 +32,20 @@ STAGGER = 48  # elements, so that arrays do not begin whole pages apart, in the 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a scratch: of a chunk of lines, of all lines, of the gradient; each has several arrays."""
+
+    sums: int = 0
+    totals: int = 0
+    factors: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchNormRows(Record):
-    """The numbers of a plan. A line is `fold` rows, of `width` channels at a time."""
+    """The numbers of a plan. A line is `fold` rows, of `width` channels at a time.
+
+    own, shared: of a thread, `span` elements to an array, and of all, where there are parts, `channels` to an array.
+    """
 
     kind: int
     rows: int
@@ -44,6 +57,8 @@ class BatchNormRows(Record):
     span: int  # elements of a line with what fills up a vector
     chunk: int  # lines that are added up in float32
     epsilon: float
+    own: Offsets
+    shared: Offsets = Offsets()
 
 
 @inner
@@ -90,7 +105,8 @@ def _measure(call, p, item, scratch):
     """The totals of a part of a block; where in the scratch they are, SPAN to an array."""
     span, chunk, fold = p.span, p.chunk, p.fold
     channel, count, first, whole, rest = _place(p, item)
-    sums, totals, given, pitch = scratch, scratch + 4 * norm.SUMS * span, call.inputs[MEAN], fold * p.channels
+    sums, totals = scratch + p.own.sums, scratch + p.own.totals
+    given, pitch = call.inputs[MEAN], fold * p.channels
     for i in range(norm.TOTALS * span):
         store_f64(totals, i, 0.0)
     if given:
@@ -146,23 +162,16 @@ def _differentiate(call, p, item, factors):
 
 
 @inner
-def _factors(p, scratch):
-    """Where a thread's factors are."""
-    return scratch + (4 * norm.SUMS + 8 * norm.TOTALS) * p.span
-
-
-@inner
 def _item(call, p, item, scratch):
     """A part: its totals. Where there is but one: the whole block."""
-    shared = call.shared
     span, channels, totals = p.span, p.channels, _measure(call, p, item, scratch)
     channel, count = _place(p, item)[:2]
     if p.parts == 1:
-        factors = _factors(p, scratch)
+        factors = scratch + p.own.factors
         _finish(call, p, channel, count, totals, span, factors, span)
         _differentiate(call, p, item, factors)
         return
-    own = shared + 8 * (item // p.blocks * norm.TOTALS * channels + channel)
+    own = call.shared + p.shared.totals + 8 * (item // p.blocks * norm.TOTALS * channels + channel)
     for n in range(norm.TOTALS):
         for i in range(count):
             store_f64(own, n * channels + i, load_f64(totals, n * span + i))
@@ -171,25 +180,23 @@ def _item(call, p, item, scratch):
 @inner
 def _joined(call, p, block, _scratch):
     """The parts of a block, one after the other."""
-    shared = call.shared
     channels, parts = p.channels, p.parts
     channel, count = _place(p, block)[:2]
-    totals = shared + 8 * channel
+    totals = call.shared + p.shared.totals + 8 * channel
     for part in range(1, parts):
         norm.join_totals(call, totals, channels, totals + 8 * part * norm.TOTALS * channels, channels, count)
-    factors = shared + 8 * parts * norm.TOTALS * channels + 4 * channel
+    factors = call.shared + p.shared.factors + 4 * channel
     _finish(call, p, channel, count, totals, channels, factors, channels)
 
 
 @inner
 def _graded(call, p, item, scratch):
     """The gradient of a part, the last ones first: they may still be in a cache."""
-    shared = call.shared
     if call.output == 0:
         return
     span, channels, item = p.span, p.channels, p.parts * p.blocks - 1 - item
     channel, count = _place(p, item)[:2]
-    factors, source = _factors(p, scratch), shared + 8 * p.parts * norm.TOTALS * channels + 4 * channel
+    factors, source = scratch + p.own.factors, call.shared + p.shared.factors + 4 * channel
     for n in range(norm.FACTORS):
         copy_run(factors + 4 * n * span, source + 4 * n * channels, count)
     _differentiate(call, p, item, factors)
@@ -214,6 +221,9 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
     parts = max(1, min(parts, rows // fold))
     span = -(-fold * width // 16) * 16
     span += STAGGER if span % 512 == 0 else 0
+    own, per_thread = workspace(
+        Offsets, sums=FLOAT * norm.SUMS * span, totals=DOUBLE * norm.TOTALS * span, factors=FLOAT * norm.FACTORS * span
+    )
     parameters = BatchNormRows(
         kind=kind,
         rows=rows,
@@ -225,9 +235,12 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
         span=span,
         chunk=max(1, min(MAX_CHUNK, CACHED // (fold * width))),
         epsilon=epsilon,
+        own=own,
     )
-    per_thread, items = (4 * norm.SUMS + 8 * norm.TOTALS + 4 * norm.FACTORS) * span, parts * blocks
+    items = parts * blocks
     if parts == 1:
         return Plan(parameters, ((_ITEMS, items),), per_thread=per_thread)
     stages = (_ITEMS, items), (_JOIN, blocks), (_GRADE, items)
-    return Plan(parameters, stages, (8 * norm.TOTALS * parts + 4 * norm.FACTORS) * channels, per_thread)
+    totals, factors = DOUBLE * norm.TOTALS * parts * channels, FLOAT * norm.FACTORS * channels
+    offsets, shared = workspace(Offsets, totals=totals, factors=factors)
+    return Plan(replace(parameters, shared=offsets), stages, shared, per_thread)

@@ -21,8 +21,9 @@ from onnx_backprop.ort_ops.normalization import batch_norm_rows
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN, VARIANCE, factors_of
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+from onnx_backprop.ort_ops.vector.rows import SUM_CHUNK, sum_run
 
-CHUNK = 4096
+CHUNK = SUM_CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +35,6 @@ class BatchNorm(Record):
     channels: int
     length: int
     epsilon: float
-
-
-@fast("reassoc", "contract")
-def _sum(load, _store, x, first, count):
-    total = np.float32(0.0)
-    for i in range(count):
-        total += load(x, first + i)
-    return total
 
 
 @fast("reassoc", "contract")
@@ -82,9 +75,7 @@ def _channel(call, p, channel, _scratch):
     else:
         total = 0.0
         for n in range(runs):
-            first = (n * channels + channel) * length
-            for done in range(0, length, CHUNK):
-                total += np.float64(by_type(kind, _sum, x, first + done, min(CHUNK, length - done)))
+            total = sum_run(kind, x, (n * channels + channel) * length, length, total)
         mean = np.float32(total / np.float64(max(1, runs * length)))
     square, whole, along = 0.0, 0.0, 0.0
     for n in range(runs):

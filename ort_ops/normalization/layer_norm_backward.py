@@ -17,9 +17,10 @@ from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.normalization.batch_norm_factors import DIFF_BETA, DIFF_GAMMA, GAMMA, MEAN, VARIANCE
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
-from onnx_backprop.ort_ops.vector.rows import clear
+from onnx_backprop.ort_ops.runtime.workspace import DOUBLE, FLOAT, workspace
+from onnx_backprop.ort_ops.vector.rows import SUM_CHUNK, clear, sum_run
 
-CHUNK = 4096
+CHUNK = SUM_CHUNK
 FLUSH = 64
 GROUP = 4  # rows that are added up together
 BLOCK = 1024  # columns of an item
@@ -31,8 +32,18 @@ F_MEAN, F_RATE, F_ALONG, F_LEVEL, FACTORS = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a scratch. sums, totals: of the columns of two gradients, one behind the other."""
+
+    ones: int = 0  # for a scale that is not given
+    factors: int = 0  # of some rows
+    sums: int = 0
+    totals: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerNorm(Record):
-    """The numbers of a plan."""
+    """The numbers of a plan. own, shared: of a thread's scratch and of that of all."""
 
     kind: int
     rows: int
@@ -40,14 +51,8 @@ class LayerNorm(Record):
     parts: int  # of the rows, 0: blocks of columns
     epsilon: float
     share: float  # 1 / length
-
-
-@fast("reassoc", "contract")
-def _sum(load, _store, x, first, count):
-    total = np.float32(0.0)
-    for i in range(count):
-        total += load(x, first + i)
-    return total
+    own: Offsets
+    shared: Offsets
 
 
 @fast("reassoc", "contract")
@@ -118,13 +123,7 @@ def _measure(call, p, row, ones, factors):
     x, dy, kind = call.inputs[0], call.inputs[1], p.kind
     length, means, variances = p.length, call.inputs[MEAN], call.inputs[VARIANCE]
     first, share = row * length, p.share
-    if means:
-        mean = load_f32(means, row)
-    else:
-        total = 0.0
-        for done in range(0, length, CHUNK):
-            total += np.float64(by_type(kind, _sum, x, first + done, min(CHUNK, length - done)))
-        mean = np.float32(total * share)
+    mean = load_f32(means, row) if means else np.float32(sum_run(kind, x, first, length, 0.0) * share)
     square, whole, along = 0.0, 0.0, 0.0
     for done in range(0, length, CHUNK):
         gamma = _gamma_at(call, ones, done)
@@ -176,12 +175,10 @@ def _clear_totals(totals, count):
 @inner
 def _part(call, p, part, scratch):
     """All columns of some rows."""
-    ones = call.shared
     rows, length, parts, kind = p.rows, p.length, p.parts, p.kind
-    x, dy = call.inputs[0], call.inputs[1]
-    totals, summed = ones + 4 * CHUNK + 16 * part * length, _summed(call)
-    factors = scratch
-    scales = factors + 4 * FACTORS * GROUP
+    x, dy, ones = call.inputs[0], call.inputs[1], call.shared + p.shared.ones
+    totals, summed = call.shared + p.shared.totals + 16 * part * length, _summed(call)
+    factors, scales = scratch + p.own.factors, scratch + p.own.sums
     biases = scales + 4 * length
     if summed:
         clear(scales, 0, 2 * length)
@@ -202,13 +199,12 @@ def _part(call, p, part, scratch):
 @inner
 def _block(call, p, block, scratch):
     """All rows of some columns, which have been measured."""
-    ones = call.shared
-    rows, length, kind, measured = p.rows, p.length, p.kind, ones + 4 * CHUNK
+    ones, measured = call.shared + p.shared.ones, call.shared + p.shared.factors
+    rows, length, kind = p.rows, p.length, p.kind
     x, dy, summed = call.inputs[0], call.inputs[1], _summed(call)
     column = block * BLOCK
     count = min(BLOCK, length - column)
-    totals = scratch
-    scales = totals + 16 * BLOCK
+    totals, scales = scratch + p.own.totals, scratch + p.own.sums
     biases = scales + 4 * BLOCK
     clear(scales, 0, 2 * BLOCK)
     _clear_totals(totals, 2 * BLOCK)
@@ -237,14 +233,14 @@ def _write(call, column, totals, biases, count):
 
 @inner
 def _row(call, p, row, _scratch):
-    _measure(call, p, row, call.shared, call.shared + 4 * CHUNK + 4 * FACTORS * row)
+    _measure(call, p, row, call.shared + p.shared.ones, call.shared + p.shared.factors + 4 * FACTORS * row)
 
 
 @inner
-def _fill(call, _p, _item, _scratch):
+def _fill(call, p, _item, _scratch):
     """The ones that stand for a scale that is not given."""
     for i in range(CHUNK):
-        store_f32(call.shared, i, np.float32(1.0))
+        store_f32(call.shared + p.shared.ones, i, np.float32(1.0))
 
 
 @inner
@@ -252,7 +248,7 @@ def _join(call, p, _item, _scratch):
     """The sums of all parts, one after the other."""
     if not _summed(call):
         return
-    totals, length = call.shared + 4 * CHUNK, p.length
+    totals, length = call.shared + p.shared.totals, p.length
     for part in range(1, p.parts):
         own = totals + 16 * part * length
         for i in range(2 * length):
@@ -276,14 +272,19 @@ def _plan(request: Request) -> Plan:
     if length <= LONG:
         parts = max(1, min(MAX_PARTS, rows * length // PART, rows, MAX_SUMS // length))
     epsilon = float(np.float32(request.attributes["epsilon"]))
-    parameters = LayerNorm(
-        kind=request.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length
-    )
     if parts:
-        stages, per_thread = ((_FILL, 1), (_PART, parts), (_JOIN, 1)), 4 * FACTORS * GROUP + 8 * length
-        return Plan(parameters, stages, 4 * CHUNK + 16 * parts * length, per_thread)
-    stages = (_FILL, 1), (_ROW, rows), (_BLOCK, -(-length // BLOCK))
-    return Plan(parameters, stages, 4 * CHUNK + 4 * FACTORS * rows, 24 * BLOCK)
+        stages = (_FILL, 1), (_PART, parts), (_JOIN, 1)
+        shared, bytes_shared = workspace(Offsets, ones=FLOAT * CHUNK, totals=DOUBLE * 2 * parts * length)
+        own, per_thread = workspace(Offsets, factors=FLOAT * FACTORS * GROUP, sums=FLOAT * 2 * length)
+    else:
+        stages = (_FILL, 1), (_ROW, rows), (_BLOCK, -(-length // BLOCK))
+        shared, bytes_shared = workspace(Offsets, ones=FLOAT * CHUNK, factors=FLOAT * FACTORS * rows)
+        own, per_thread = workspace(Offsets, totals=DOUBLE * 2 * BLOCK, sums=FLOAT * 2 * BLOCK)
+    parameters = LayerNorm(
+        kind=request.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length,
+        own=own, shared=shared,
+    )  # fmt: skip
+    return Plan(parameters, stages, bytes_shared, per_thread)
 
 
 KERNEL = NativeKernel(OP, _plan)

@@ -4,9 +4,13 @@ A run is an address, a first index, a step between elements and a count. Steps o
 vectorise.
 """
 
-from onnx_backprop.ort_ops.compiler.decorators import apart, inner
+import numpy as np
+
+from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
 from onnx_backprop.ort_ops.vector.registers import blend_even, clear_run, copy_even, copy_run, spread_even
+
+SUM_CHUNK = 4096  # elements
 
 
 @inner
@@ -86,6 +90,22 @@ def write_phase(kind, target, to, step, source, first, count):
 def add_run(kind, target, source, first, count):
     """float32 target[i] += source[first + i]."""
     by_type(kind, _add, target, source, first, count)
+
+
+@fast("reassoc", "contract")
+def _sum(load, _store, source, first, count):
+    total = np.float32(0.0)
+    for i in range(count):
+        total += load(source, first + i)
+    return total
+
+
+@inner
+def sum_run(kind, source, first, count, total):
+    """float64 total + Σ source[first + i], of which up to SUM_CHUNK elements at a time are added up in float32."""
+    for done in range(0, count, SUM_CHUNK):
+        total += np.float64(by_type(kind, _sum, source, first + done, min(SUM_CHUNK, count - done)))
+    return total
 
 
 @inner

@@ -10,9 +10,9 @@ import numpy as np
 
 import onnx_backprop as ob
 from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.declarations.calls import Call
+from tests.declarations.registry import random_call
 from tests.ort_ops import guarded
-from tests.ort_ops.random_calls import random_call
-from tests.property.calls import Call
 from tests.support.checks import evaluate_all
 from tests.support.single_op import options
 

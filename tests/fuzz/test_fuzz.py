@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from tests.declarations.calls import Call
 from tests.fuzz import calls, pool, targets
-from tests.property.calls import Call
 
 CASES = {"models": 250, "npz": 150, "checkpoints": 80}
 

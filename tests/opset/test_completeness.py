@@ -17,24 +17,23 @@ from onnx_backprop.opset import OPS, operators
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.core.schema import register
 from onnx_backprop.opset.operators.registry import BY_NAME
-from tests.opset.specification import (
-    CHOICES,
-    CONV_TRANSPOSE_FORMATS,
-    FLOAT,
-    NUMBERS,
-    OWN_CHOICES,
-    REQUIRED,
-    SPECIFICATION,
-    T1,
-)
+from tests.declarations.declaration import AUTO_PAD, FLOAT, REQUIRED, STRING
+from tests.declarations.registry import DECLARED, EXAMPLES
 from tests.support.checks import one_node_model
-from tests.worked.examples import EXAMPLES
 
+SPECIFICATION = {op: declaration.schema for op, declaration in DECLARED.items()}
+T1 = {"tensor(float)", "tensor(float16)", "tensor(bfloat16)"}
+NUMBERS = {"T2": {"tensor(int32)"}, "T3": {"tensor(float)"}, "T4": {"tensor(int64)"}, "T5": {"tensor(float)"}}
 each_op = pytest.mark.parametrize("name", list(SPECIFICATION))
 
 
 def schema(name: str) -> OpSchema:
     return get_schema(name, ob.OPSET_VERSION, ob.DOMAIN)
+
+
+def required(name: str) -> list[str]:
+    """The inputs that are not optional."""
+    return [i for i, kind in SPECIFICATION[name].inputs.items() if not kind.endswith("?")]
 
 
 def test_the_operators() -> None:
@@ -50,7 +49,7 @@ def test_attributes(name: str) -> None:
     expected = SPECIFICATION[name].attributes
     got = schema(name).attributes
     assert set(got) == set(expected)
-    for attribute, (kind, default) in expected.items():
+    for attribute, (kind, default, *_) in expected.items():
         stated = got[attribute]
         assert stated.type == kind, attribute
         assert stated.required == (default is REQUIRED), attribute
@@ -67,10 +66,10 @@ def test_defaults_at_run_time_are_those_of_the_schema(name: str) -> None:
     """A node without optional attributes means what the schema says."""
     expected = SPECIFICATION[name].attributes
     required = {a.name: example_attributes(name)[a.name] for a in BY_NAME[name].attributes if a.required}
-    assert set(required) == {a for a, (_, default) in expected.items() if default is REQUIRED}
+    assert set(required) == {a for a, (_, default, *_) in expected.items() if default is REQUIRED}
     bound = Attributes(BY_NAME[name], required)
     assert {a: v for a, v in bound.items() if a not in required} == {
-        a: default for a, (_, default) in expected.items() if default is not REQUIRED
+        a: default for a, (_, default, *_) in expected.items() if default is not REQUIRED
     }
 
 
@@ -78,34 +77,36 @@ def test_defaults_at_run_time_are_those_of_the_schema(name: str) -> None:
 def test_inputs_outputs_and_types(name: str) -> None:
     expected, got = SPECIFICATION[name], schema(name)
     optional = OpSchema.FormalParameterOption.Optional
-    assert {i.name: (i.type_str, i.option == optional) for i in got.inputs} == expected.inputs
-    assert [i.name for i in got.inputs] == list(expected.inputs)
-    assert [(o.name, o.type_str) for o in got.outputs] == [(expected.output, "T1"), *expected.more.items()]
-    assert (got.min_output, got.max_output) == (1, 1 + len(expected.more))
-    assert (got.min_input, got.max_input) == (sum(not o for _, o in expected.inputs.values()), len(expected.inputs))
+    assert [(i.name, i.type_str + "?" * (i.option == optional)) for i in got.inputs] == [*expected.inputs.items()]
+    assert [(o.name, o.type_str) for o in got.outputs] == [*expected.outputs.items()]
+    assert (got.min_output, got.max_output) == (1, len(expected.outputs))
+    assert (got.min_input, got.max_input) == (len(required(name)), len(expected.inputs))
     constraints = {c.type_param_str: set(c.allowed_type_strs) for c in got.type_constraints}
-    used = {*(t for t, _ in expected.inputs.values()), *expected.more.values()}
-    assert constraints == {"T1": T1} | {name: types for name, types in NUMBERS.items() if name in used}
+    used = {kind.rstrip("?") for kind in (*expected.inputs.values(), *expected.outputs.values())}
+    assert constraints == {kind: T1 if kind == "T1" else NUMBERS[kind] for kind in used}
     assert all(formal.description.rstrip().endswith(".") for formal in (*got.inputs, *got.outputs))
 
 
 @each_op
 def test_choices(name: str) -> None:
     for attribute in BY_NAME[name].attributes:
-        if attribute.kind != "string":
-            assert not attribute.choices
+        kind, default, *choices = SPECIFICATION[name].attributes[attribute.name]
+        assert [attribute.choices] == (choices or [()])
+        assert (attribute.kind == "string") == (kind == STRING) == bool(choices)
+        if not choices:
             continue
-        transposed = name.startswith("ConvTranspose") and attribute.name == "weights_format"
-        expected = CONV_TRANSPOSE_FORMATS if transposed else (CHOICES | OWN_CHOICES.get(name, {}))[attribute.name]
-        assert set(attribute.choices) == expected
-        spellings = set(attribute.choices)
-        if attribute.name == "auto_pad":
-            spellings |= {"none", "same_upper", "same_lower", "valid", "NOTSET", "notset"}
+        spellings, others = {*attribute.choices}, {"other", *(spelling.swapcase() for spelling in attribute.choices)}
+        if (kind, default, *choices) == AUTO_PAD:  # in any letters
+            spellings, others = spellings | others | {"NOTSET", "notset"}, {"SAME"}
+            spellings.remove("other")
         for spelling in spellings:
-            assert attribute.normalise(spelling, name) in expected
-            assert attribute.normalise(spelling.encode(), name) in expected
-        with pytest.raises(ob.InvalidModelError):
-            attribute.normalise("other", name)
+            assert attribute.normalise(spelling, name) in attribute.choices
+            assert attribute.normalise(spelling.encode(), name) in attribute.choices
+        for wrong in others:
+            with pytest.raises(ob.InvalidModelError) as e:
+                attribute.normalise(wrong, name)
+            listed = ", ".join(choices[0])
+            assert str(e.value) == f"{name}: attribute {attribute.name}: expected one of {listed}, got {wrong!r}"
 
 
 @each_op
@@ -165,7 +166,7 @@ def test_checker_accepts_the_example_and_demands_what_is_required(name: str) -> 
     model = example_model(name)
     checker.check_model(model, full_check=True)
     attributes = SPECIFICATION[name].attributes
-    for attribute in [a for a, (_, default) in attributes.items() if default is REQUIRED]:
+    for attribute in [a for a, (_, default, *_) in attributes.items() if default is REQUIRED]:
         without = ModelProto()
         without.CopyFrom(model)
         node = without.graph.node[0]
@@ -188,7 +189,7 @@ def test_checker_refuses_unknown_attributes_and_wrong_kinds(name: str) -> None:
         checker.check_model(model)
     with pytest.raises(ob.InvalidModelError, match=f"^{name}: unknown attribute group; it takes "):
         Attributes(BY_NAME[name], example_attributes(name) | {"group": 1})
-    for attribute, (kind, _) in SPECIFICATION[name].attributes.items():
+    for attribute, (kind, *_) in SPECIFICATION[name].attributes.items():
         model = example_model(name)
         node = model.graph.node[0]
         kept = [a for a in node.attribute if a.name != attribute]
@@ -214,7 +215,7 @@ def test_checker_counts_inputs_and_outputs(name: str) -> None:
     del node.input[:]
     with pytest.raises(checker.ValidationError, match="has input size 0 not in range"):
         checker.check_model(model)
-    node.input.extend([first] * sum(not optional for _, optional in expected.values()))
+    node.input.extend([first] * len(required(name)))
     node.output.append("one more")
     count = len(node.output)
     with pytest.raises(checker.ValidationError, match=f"has output size {count} not in range"):
@@ -223,9 +224,10 @@ def test_checker_counts_inputs_and_outputs(name: str) -> None:
 
 @each_op
 def test_double_is_outside_the_type_constraint(name: str) -> None:
-    model = example_model(name)
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name not in ("mean", "variance", "gamma", "beta", "result_1", "result_2"):
+    model, schema = example_model(name), SPECIFICATION[name]
+    kinds = [*(schema.inputs[value.name] for value in model.graph.input), *schema.outputs.values()]
+    for value, kind in zip((*model.graph.input, *model.graph.output), kinds, strict=True):
+        if kind.startswith("T1"):
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     with pytest.raises(onnx.shape_inference.InferenceError, match="unsupported type: tensor\\(double\\)"):
         checker.check_model(model, full_check=True)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.operators.registry import BY_NAME
 from tests.support import single_op
+from tests.support.batch import check_each, together
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # of the largest value: the library sums in float32 in an order of its own, and rounds to bf16 once
@@ -40,6 +44,9 @@ class Golden:
     attributes: dict[str, Any]
     inputs: list[np.ndarray]
     output: np.ndarray
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.op}"
 
 
 def load(path: Path) -> list[Golden]:
@@ -110,12 +117,22 @@ def test_reference(case: Golden) -> None:
         if k not in PYTHON_KERNELS or shapes == "symbolic"
     ],
 )
-@each_case
-def test_session(case: Golden, kernels: str, shapes: str) -> None:
-    model = single_op.model(case.op, case.attributes, case.inputs, dtype=case.dtype)
-    if shapes == "known":
-        for graph_input, array in zip(model.graph.input, case.inputs, strict=True):
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("op", sorted({case.op for case in ALL}))
+def test_sessions(op: str, dtype: str, kernels: str, shapes: str) -> None:
+    """All calls of an operator in one session."""
+
+    def model(case: Golden) -> ModelProto:
+        result = single_op.model(case.op, case.attributes, case.inputs, dtype=dtype)
+        for graph_input, array in zip(result.graph.input, case.inputs, strict=True):
             for dim, length in zip(graph_input.type.tensor_type.shape.dim, array.shape, strict=True):
-                dim.dim_value = length
-    session = ob.session(model, kernels=kernels)
-    assert_agrees(case, np.asarray(session.run(None, single_op.feeds(case.op, case.inputs))[0]))
+                if shapes == "known":
+                    dim.dim_value = length
+        return result
+
+    def run(cases: Sequence[Golden]) -> list[np.ndarray]:
+        feeds = [single_op.feeds(case.op, case.inputs) for case in cases]
+        run_all = together([model(case) for case in cases], feeds, partial(ob.session, kernels=kernels))
+        return [answers[0] for answers in run_all()]
+
+    check_each([case for case in ALL if (case.op, case.dtype) == (op, dtype)], run, assert_agrees)

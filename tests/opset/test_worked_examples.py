@@ -17,11 +17,11 @@ from onnx_backprop.opset import OPS
 from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.loops import BY_LOOPS
+from tests.declarations.declaration import Example
+from tests.declarations.registry import DECLARED, EXAMPLES
 from tests.support import single_op
 from tests.support.checks import DTYPES, assert_rounded_once, evaluate_all
 from tests.support.renamed import renamed
-from tests.worked.example import Example
-from tests.worked.examples import EXAMPLES
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
 REFERENCES = [
@@ -39,7 +39,8 @@ def answers(example: Example) -> list[list]:
 
 
 def test_the_table_covers_every_operator_and_names_each_example_once() -> None:
-    assert {e.op for e in EXAMPLES} == {op.name for op in OPS}
+    assert all({e.op for e in d.examples} == {op} for op, d in DECLARED.items())
+    assert set(DECLARED) == {op.name for op in OPS}
     assert [name for name, count in Counter(e.id for e in EXAMPLES).items() if count > 1] == []
 
 

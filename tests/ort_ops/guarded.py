@@ -27,9 +27,10 @@ from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops import native_kernels_work, native_table
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.runtime import bridge, scratch
-from tests.ort_ops.random_calls import random_call
-from tests.property.calls import Call
+from tests.declarations.calls import Call
+from tests.declarations.registry import random_call
 from tests.support.checks import DTYPES, evaluate_all
 from tests.support.single_op import ELEMENT_TYPES, KINDS, options, results_of
 
@@ -207,14 +208,14 @@ def main() -> None:
             vars(module)["shared_limit"] = lambda *_: arguments.shared
     guard_scratch()
     assert native_kernels_work()
-    counts, least = {"answered": 0, "refused": 0}, winograd_plan.MIN_WORK
+    counts, least = {"answered": 0, "refused": 0}, winograd_tiles.MIN_WORK
     for n in range(arguments.calls):
         rng = np.random.default_rng([arguments.seed, n])
         call = random_call(rng)
         if n % 3 == 2:
             call = spoilt(call, rng)
         dtype = str(rng.choice(["f32", "f32", "f16", "bf16"]))
-        winograd_plan.MIN_WORK = least if n % 4 < 2 else 0  # few of these calls have tiles enough
+        winograd_tiles.MIN_WORK = least if n % 4 < 2 else 0  # few of these calls have tiles enough
         if not arguments.quiet:
             print(n, call, dtype, flush=True)
         counts[check(call, dtype, at_end=n % 2 == 0)] += 1

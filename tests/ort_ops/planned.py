@@ -16,7 +16,7 @@ from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.native_table import KERNELS
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
-from tests.property.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
+from tests.operators.convolution.calls import CONV_FORMATS, CONV_TRANSPOSE_FORMATS, conv_order, conv_transpose_order
 from tests.support.single_op import ELEMENT_TYPES
 
 Shape = tuple[int, ...]

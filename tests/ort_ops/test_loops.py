@@ -17,7 +17,7 @@ from onnx_backprop.opset.maths.resize import COORDINATES, NEAREST_MODES, ResizeA
 from onnx_backprop.ort_ops import loops, numpy_route
 from onnx_backprop.ort_ops.loops import axis as one_axis
 from onnx_backprop.ort_ops.loops import resize
-from tests.opset.refusals.bad import VALID
+from tests.declarations.registry import VALID
 from tests.support import single_op
 
 f32 = np.float32

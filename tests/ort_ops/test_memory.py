@@ -15,13 +15,14 @@ from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
 from onnx_backprop.ort_ops.layers import max_pool_backward
 from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.scratch import block_bytes
-from tests.ort_ops import random_calls
+from tests.declarations.calls import Call
+from tests.declarations.registry import DECLARED, random_call
 from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data
-from tests.property.calls import Call
 from tests.support import single_op
 from tests.support.checks import assert_rounded, evaluate
 
@@ -48,7 +49,7 @@ def require_little(shapes: Shapes, processors: int) -> None:
 @pytest.fixture(autouse=True)
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
-    monkeypatch.setattr(winograd_plan, "MIN_WORK", 0)
+    monkeypatch.setattr(winograd_tiles, "MIN_WORK", 0)
 
 
 ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's tiles
@@ -57,7 +58,7 @@ ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's t
 @pytest.fixture(params=ERRORS)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Whatever Winograd's tiles serve is served by such ones."""
-    monkeypatch.setattr(winograd_plan, "_large_tiles_pay", lambda *_: request.param == 4)
+    monkeypatch.setattr(winograd_tiles, "_large_tiles_pay", lambda *_: request.param == 4)
     return request.param
 
 
@@ -290,16 +291,13 @@ def test_interpolations_of_the_benchmarks(case: Interpolation) -> None:
 def test_no_kernel_takes_more_than_a_block_for_each_thread_of_a_small_call() -> None:
     """All operators, and that nothing stays in use behind a call."""
     taken = {}
-    for seed in range(90):
-        rng = np.random.default_rng([8, seed])
-        call = random_calls.random_call(rng)
+    for seed, op in enumerate(sorted(DECLARED) * 5):
+        call = random_call(np.random.default_rng([8, seed]), op)
         for threads in (1, 2):
             extra = measured(call, DTYPES[seed % 2], threads)
             assert extra <= (threads + 1) * block_bytes(1), (call, threads)
             taken[call.op] = max(taken.get(call.op, 0), extra)
-    assert set(taken) == set(random_calls.MAKERS)
-    free = {"ReLUBackward", "SoftMaxBackward"}
-    assert {op for op, extra in taken.items() if extra == 0} == free
+    assert {op: extra > 0 for op, extra in taken.items()} == {op: d.workspace for op, d in DECLARED.items()}
     assert bridge.scratch_in_use() == 0
 
 

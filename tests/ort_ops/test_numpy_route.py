@@ -16,8 +16,8 @@ import onnx_backprop as ob
 from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops.numpy_route import _Result
+from tests.declarations.registry import EXAMPLES
 from tests.support import single_op
-from tests.worked.examples import EXAMPLES
 
 f32 = np.float32
 CONV_DATA = {

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
-from tests.opset.refusals.all import REFUSED
-from tests.opset.refusals.bad import VALID, Bad
+from tests.declarations.declaration import ones
+from tests.declarations.registry import REFUSED, VALID, spoilt
 from tests.support import single_op
+from tests.support.batch import switched
 
 RUNNABLE = [bad for bad in REFUSED if bad.model_shows_it]  # others cannot be written as a model
-
-
-def ones(inputs: list[np.ndarray | tuple[int, ...] | None]) -> list[np.ndarray | None]:
-    return [np.ones(i, np.float32) if isinstance(i, tuple) else i for i in inputs]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -30,18 +27,36 @@ def test_the_unchanged_calls_run(op: str, kernels: str) -> None:
     assert np.isfinite(single_op.run(op, attributes, ones(inputs), kernels=kernels)).all()
 
 
+def conversion_error(model: ModelProto, kernels: str) -> ob.OnnxBackpropError | None:
+    try:
+        ob.use_kernels(model, kernels)
+    except ob.OnnxBackpropError as e:
+        return e
+    return None
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("bad", RUNNABLE, ids=lambda bad: bad.id)
-def test_refusals(bad: Bad, kernels: str) -> None:
-    attributes, inputs = bad.call()
-    model = single_op.model(bad.op, attributes, ones(inputs))
-    with pytest.raises(Exception, match=bad.op) as failed:  # noqa: PT012 - which of the two lines fails is the question
-        session = ob.session(model, kernels=kernels)
-        session.run(None, single_op.feeds(bad.op, ones(inputs)))
-    if isinstance(failed.value, ob.OnnxBackpropError):
-        assert str(failed.value).startswith(f"{bad.op} 'the_node': ")
-        assert not isinstance(failed.value, ob.KernelError)
-    else:
-        assert type(failed.value).__module__.startswith("onnxruntime")
-        assert f"{bad.op}: " in str(failed.value)
-        assert kernels not in PYTHON_KERNELS or bad.message in str(failed.value)
+@pytest.mark.parametrize("op", list(VALID))
+def test_refusals(op: str, kernels: str) -> None:
+    """What converts is in one session, of which each run takes one call."""
+    bads = [bad for bad in RUNNABLE if bad.op == op]
+    models = [single_op.model(op, attributes, ones(inputs)) for attributes, inputs in map(spoilt, bads)]
+    earlier = [conversion_error(model, kernels) for model in models]
+    for bad, e in zip(bads, earlier, strict=True):
+        assert e is None or str(e).startswith(f"{op} 'the_node': "), bad.id
+        assert not isinstance(e, ob.KernelError), bad.id
+    run = [(bad, model) for bad, model, e in zip(bads, models, earlier, strict=True) if e is None]
+    if not run:
+        return
+    session = ob.session(switched([model for _, model in run]), kernels=kernels)
+    feeds = {
+        f"{n}/{name}": array
+        for n, (bad, _) in enumerate(run)
+        for name, array in single_op.feeds(op, ones(spoilt(bad)[1])).items()
+    } | {f"{n}/on": np.array(False) for n in range(len(run))}
+    session.run(None, feeds)  # none of them runs
+    for n, (bad, _) in enumerate(run):
+        with pytest.raises(Exception, match=f"{op}: ") as failed:
+            session.run(None, feeds | {f"{n}/on": np.array(True)})
+        assert type(failed.value).__module__.startswith("onnxruntime"), bad.id
+        assert kernels == "onnx" or bad.message in str(failed.value), bad.id

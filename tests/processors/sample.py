@@ -18,12 +18,12 @@ import numpy as np
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.native_route import reason_against
+from tests.declarations.calls import Call
+from tests.declarations.registry import DECLARED, random_call
 from tests.opset import test_golden
 from tests.ort_ops import compile_kernels, guarded
 from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels, test_winograd
 from tests.ort_ops.interpolation import test_gather
-from tests.ort_ops.random_calls import MAKERS
-from tests.property.calls import Call
 from tests.support import single_op
 from tests.support.checks import DTYPES, evaluate
 
@@ -41,15 +41,15 @@ def layouts(op: str) -> tuple[str, ...]:
 
 def drawn(op: str, layout: str, rng: np.random.Generator) -> Call:
     while True:
-        call = MAKERS[op](rng, op)
+        call = random_call(rng, op)
         if call.attributes.get("data_format", "") == layout:
             return call
 
 
 def operators(every: int) -> Iterator[str]:
     """Between unreadable pages, at the end and at the beginning of a page, as `guarded` does."""
-    assert set(MAKERS) == set(BY_NAME), "operators without random calls"
-    for n, op in enumerate(MAKERS):
+    assert set(DECLARED) == set(BY_NAME), "operators without random calls"
+    for n, op in enumerate(DECLARED):
         for dtype, layout, seed in product(DTYPES, layouts(op), range(max(1, EACH // every))):
             call = drawn(op, layout, np.random.default_rng([n, seed, layout == "NCX"]))
             answered = guarded.check(call, dtype, at_end=seed % 2 == 0)

@@ -1,15 +1,20 @@
 """What must hold for every valid call: routes, shape inference, element types, repetition and the adjoint identity.
 
-Hypothesis draws the calls, the same ones in every run (derandomized); a failure prints the smallest call that shows it.
+Hypothesis draws the calls, the same ones in every run (derandomized). Those of an operator run in one session; a failure
+names the calls.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import ModelProto, helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
@@ -18,6 +23,7 @@ from onnx_backprop.ort_ops.loops import BY_LOOPS
 from tests.property.calls import CALLS, Call, Correlation, correlations
 from tests.support import single_op
 from tests.support.adjoint import forward_session
+from tests.support.batch import calls_together, check_each, together
 from tests.support.checks import DTYPES, evaluate, evaluate_all, infer, inferred, one_node_model
 
 quick = settings(
@@ -32,43 +38,103 @@ each_op_and_route = pytest.mark.parametrize(
 
 # Sums of a few dozen products of multiples of 1/64 are exact in float32; interpolation weights are not.
 TOLERANCE = 2e-5
+HALF = ("f16", "bf16")
 
 
 def test_every_operator_is_drawn() -> None:
     assert set(CALLS) == set(BY_NAME)
 
 
-@each_op_and_route
-def test_a_session_agrees_with_the_reference(op: str, kernels: str) -> None:
-    @quick
-    @given(CALLS[op]())
-    def check(call: Call) -> None:
-        answers = single_op.run_all(call.op, call.attributes, call.inputs, kernels=kernels)
-        assert_close(call, answers)
+@cache
+def drawn(strategy: Callable[..., st.SearchStrategy[Any]], **settings: object) -> list[Any]:
+    """The draws of a strategy that all tests share."""
+    draws: list[Any] = []
 
-    check()
+    @quick
+    @given(strategy(**settings))
+    def draw(value: object) -> None:
+        draws.append(value)
+
+    draw()
+    return draws
+
+
+def session_on(calls: Sequence[Call], kernels: str, **settings: Any) -> Callable[[], list[list[np.ndarray]]]:
+    """A run of all calls in one session gives the outputs of each."""
+    return calls_together([(call.op, call.attributes, call.inputs) for call in calls], kernels, **settings)
+
+
+@each_op_and_route
+def test_sessions_agree_with_the_reference(op: str, kernels: str) -> None:
+    """On two threads, on two again, with what the session kept from the first run, and on one: the same bits.
+
+    The inputs are exact in every type, so the answers in half types are float32's, rounded once.
+    """
+
+    def run(calls: Sequence[Call]) -> list[tuple[list[np.ndarray], ...]]:
+        halves = [session_on(calls, kernels, dtype=dtype)() for dtype in HALF]
+        wide = session_on(calls, kernels)
+        runs = [wide(), wide()]
+        if kernels != "onnx":  # see the next test
+            runs.append(session_on(calls, kernels, threads=1)())
+        return list(zip(*halves, *runs, strict=True))
+
+    def check(call: Call, answers: tuple[list[np.ndarray], ...]) -> None:
+        f16, bf16, wide, *again = answers
+        assert_close(call, wide)
+        for other in again:
+            assert [a.tobytes() for a in other] == [a.tobytes() for a in wide], "other bits in another run"
+        for dtype, narrow in zip(HALF, (f16, bf16), strict=True):
+            for spec, got, expected in zip(BY_NAME[op].outputs, narrow, wide, strict=True):
+                rounded = expected.astype(DTYPES[dtype]).astype(np.float32) if spec.type_name == "T1" else expected
+                np.testing.assert_array_equal(got, rounded, err_msg=dtype)
+
+    check_each([call for call in drawn(CALLS[op]) if not (kernels == "onnx" and strides_beyond(call))], run, check)
+
+
+@each_op
+def test_one_thread_of_onnxruntime_gives_the_same_bits(op: str) -> None:
+    """Its sessions take seconds to begin, so of a quarter of the calls."""
+    calls = [call for call in drawn(CALLS[op])[::4] if not strides_beyond(call)]
+    one, two = (session_on(calls, "onnx", threads=threads)() for threads in (1, 2))
+    for call, answers, others in zip(calls, one, two, strict=True):
+        assert [a.tobytes() for a in answers] == [a.tobytes() for a in others], call
+
+
+def strides_beyond(call: Call) -> bool:
+    """Whether a max pool leaves pixels out between windows with SAME_*, which "onnx" does wrongly of unknown lengths."""
+    a = call.attributes
+    return (
+        call.op == "MaxPoolBackward"
+        and a["auto_pad"].startswith("SAME")
+        and any(stride > kernel for stride, kernel in zip(a["strides"], a["kernel"], strict=True))
+    )
+
+
+@pytest.mark.xfail(reason="onnxruntime's MaxPool pads less than nothing there", strict=True)
+def test_max_pools_with_pixels_between_windows() -> None:
+    attributes = {"kernel": [2], "strides": [4], "pads_begin": [0], "pads_end": [0], "auto_pad": "SAME_UPPER"}
+    x, dy = np.float32([[[1, 0, 2, 3]]]), np.float32([[[1]]])
+    dx = single_op.run("MaxPoolBackward", attributes | {"data_format": "NCX"}, [x, dy], kernels="onnx")
+    np.testing.assert_array_equal(dx, [[[1, 0, 0, 0]]])
 
 
 @each_op
 def test_known_shapes_agree_with_run_time_shapes(op: str) -> None:
     """A body written for known lengths gives what one written for symbols gives."""
 
-    @quick
-    @given(CALLS[op]())
-    def check(call: Call) -> None:
-        model = static_model(call)
-        session = ob.session(model, kernels="onnx")
-        feeds = {i.name: single_op.feeds(call.op, call.inputs)[i.name] for i in session.get_inputs()}
-        assert_close(call, [np.asarray(value) for value in session.run(None, feeds)])
+    def run(calls: Sequence[Call]) -> list[list[np.ndarray]]:
+        feeds = [single_op.feeds(call.op, call.inputs) for call in calls]
+        return together([static_model(call) for call in calls], feeds, partial(ob.session, kernels="onnx"))()
 
-    check()
+    check_each(drawn(CALLS[op]), run, assert_close)
 
 
 def assert_close(call: Call, answers: list[np.ndarray]) -> None:
     """Every output is the reference's, up to float32."""
     for got, expected in zip(answers, evaluate_all(call.op, call.attributes, call.inputs), strict=True):
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * scale, strict=True, err_msg=repr(call))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * scale, strict=True)
 
 
 def static_model(call: Call):
@@ -82,19 +148,15 @@ def static_model(call: Call):
 
 @each_op
 def test_inference_agrees_with_the_executed_shape(op: str) -> None:
-    @quick
-    @given(CALLS[op](), st.booleans())
-    def check(call: Call, known: bool) -> None:
+    """Where the lengths are known, and where nothing but the run knows them."""
+    for call in drawn(CALLS[op]):
         shape = evaluate(call.op, call.attributes, call.inputs).shape
-        model = static_model(call) if known else single_op.model(call.op, call.attributes, call.inputs)
-        dims = inferred(model) if known else single_op_result(model)
-        assert dims is not None or not known, call
+        assert inferred(static_model(call)) == list(shape), call
+        dims = single_op_result(single_op.model(call.op, call.attributes, call.inputs))
         if dims is not None:
             assert len(dims) == len(shape), call
             for dim, length in zip(dims, shape, strict=True):
-                assert dim == length if known else dim in (None, length) or isinstance(dim, str), call
-
-    check()
+                assert dim in (None, length) or isinstance(dim, str), call
 
 
 def single_op_result(model) -> list[int | str | None] | None:
@@ -105,123 +167,97 @@ def single_op_result(model) -> list[int | str | None] | None:
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in value.type.tensor_type.shape.dim]
 
 
-@each_op_and_route
-def test_half_types_are_one_rounding_away(op: str, kernels: str) -> None:
-    """The inputs are exact in every type, so the answer is float32's, rounded once."""
-
-    @quick
-    @given(CALLS[op]())
-    def check(call: Call) -> None:
-        wide = single_op.run_all(call.op, call.attributes, call.inputs, kernels=kernels)
-        for dtype in ("f16", "bf16"):
-            narrow = single_op.run_all(call.op, call.attributes, call.inputs, dtype=dtype, kernels=kernels)
-            for spec, got, expected in zip(BY_NAME[op].outputs, narrow, wide, strict=True):
-                rounded = expected.astype(DTYPES[dtype]).astype(np.float32) if spec.type_name == "T1" else expected
-                np.testing.assert_array_equal(got, rounded, err_msg=f"{dtype} {call!r}")
-
-    check()
-
-
-@each_op_and_route
-def test_repetition_gives_the_same_bits(op: str, kernels: str) -> None:
-    """On one thread, on two, and on two again, with what the session kept from the first run."""
-
-    @quick
-    @given(CALLS[op]())
-    def check(call: Call) -> None:
-        runs = []
-        model = single_op.model(call.op, call.attributes, call.inputs)
-        for threads, times in ((1, 1), (2, 2)):
-            session = ob.session(model, kernels=kernels, session_options=single_op.options(threads))
-            for _ in range(times):
-                answers = session.run(None, single_op.feeds(call.op, call.inputs))
-                runs.append(b"".join(np.asarray(answer).tobytes() for answer in answers))
-        assert runs[0] == runs[1] == runs[2], call
-
-    check()
-
-
 @pytest.mark.parametrize("op", ["InterpolateBackward", "InterpolateBackprop", "ResampleGrad"])
 def test_interpolation_keeps_the_sum(op: str) -> None:
     """The rows of W sum to 1."""
-
-    @quick
-    @given(CALLS[op]())
-    def check(call: Call) -> None:
+    for call in drawn(CALLS[op]):
         dy = call.inputs[0 if op == "ResampleGrad" else 1]
         assert dy is not None
         dx = evaluate(call.op, call.attributes, call.inputs)
         total = float(dy.astype(np.float64).sum())
         assert abs(float(dx.astype(np.float64).sum()) - total) <= 1e-4 * max(1.0, float(np.abs(dy).sum())), call
 
-    check()
-
 
 @each_route
 def test_adjoint_of_onnxruntime_conv(kernels: str) -> None:
     """<Conv(x, w), dy> = <x, ConvolutionBackwardData(dy, w)> = <w, ConvolutionBackwardWeights(x, dy)>."""
+    shapes = {"data_format": "NCX", "weights_format": "OIX"}
 
-    @quick
-    @given(correlations(transposed=False))
-    def check(c: Correlation) -> None:
-        if c.attributes["auto_pad"].startswith("SAME") and max(c.attributes["dilations"]) > 1:
-            return  # onnxruntime refuses the forward
-        y = forward("Conv", c, c.source, c.weights)
+    def calls_of(c: Correlation) -> list[Call]:
+        a = c.attributes | shapes
+        data, weights = {"dst_shape": list(c.source.shape)}, {"weights_shape": list(c.weights.shape)}
+        return [
+            Call("Convolution", a, [c.source, c.weights], c.seed),
+            Call("ConvolutionBackwardData", a | data, [c.destination, c.weights], c.seed),
+            Call("ConvolutionBackwardWeights", a | weights, [c.source, c.destination], c.seed),
+        ]
+
+    def check(c: Correlation, answers: list[np.ndarray]) -> None:
+        y, own, dx, dw = answers
         assert y.shape == c.destination.shape, c
-        shapes = {"data_format": "NCX", "weights_format": "OIX"}
-        own = single_op.run("Convolution", c.attributes | shapes, [c.source, c.weights], kernels=kernels)
-        np.testing.assert_allclose(own, y, rtol=0, atol=TOLERANCE * max(1, np.abs(y).max(initial=0)), err_msg=repr(c))
-        dx = single_op.run(
-            "ConvolutionBackwardData",
-            c.attributes | shapes | {"dst_shape": list(c.source.shape)},
-            [c.destination, c.weights],
-            kernels=kernels,
-        )
-        dw = single_op.run(
-            "ConvolutionBackwardWeights",
-            c.attributes | shapes | {"weights_shape": list(c.weights.shape)},
-            [c.source, c.destination],
-            kernels=kernels,
-        )
-        assert_adjoint(c, (y, c.destination), (c.source, dx), (c.weights, dw))
+        np.testing.assert_allclose(own, y, rtol=0, atol=TOLERANCE * max(1, np.abs(y).max(initial=0)))
+        assert_adjoint((y, c.destination), (c.source, dx), (c.weights, dw))
 
-    check()
+    def run(cases: Sequence[Correlation]) -> list[list[np.ndarray]]:
+        forwards = [forward("Conv", c, c.source, c.weights) for c in cases]
+        return run_beside(forwards, [calls_of(c) for c in cases], kernels)
+
+    check_each([c for c in drawn(correlations, transposed=False) if onnxruntime_runs(c)], run, check)
 
 
 @each_route
 def test_adjoint_of_onnxruntime_conv_transpose(kernels: str) -> None:
     """<ConvTranspose(x, w), dy> = <x, ConvTransposeBackwardData(dy, w)> = <w, ConvTransposeBackwardWeights(x, dy)>."""
+    shapes = {"data_format": "NCX", "weights_format": "IOX"}
 
-    @quick
-    @given(correlations(transposed=True))
-    def check(c: Correlation) -> None:
-        a = c.attributes
-        if a["auto_pad"].startswith("SAME") and max(a["dilations"]) > 1:
-            return  # onnxruntime refuses the forward
-        rest = []
+    def padding_of(c: Correlation) -> list[int]:
+        a, rest = c.attributes, []
         for axis, stride in enumerate(a["strides"]):
             extent = (c.weights.shape[axis + 2] - 1) * a["dilations"][axis] + 1
             total = a["pads_begin"][axis] + a["pads_end"][axis] if a["auto_pad"] == "None" else 0
             if a["auto_pad"].startswith("SAME"):
                 total = max(extent - stride, 0)
             rest.append(c.source.shape[axis + 2] - (stride * (c.destination.shape[axis + 2] - 1) + extent - total))
-        y = forward("ConvTranspose", c, c.destination, c.weights, output_padding=rest)
+        return rest
+
+    def calls_of(c: Correlation) -> list[Call]:
+        a, weights = c.attributes | shapes, {"weights_shape": list(c.weights.shape)}
+        return [
+            Call("ConvTransposeBackwardData", a, [c.source, c.weights], c.seed),
+            Call("ConvTransposeBackwardWeights", a | weights, [c.destination, c.source], c.seed),
+        ]
+
+    def check(c: Correlation, answers: list[np.ndarray]) -> None:
+        y, dx, dw = answers
         assert y.shape == c.source.shape, c
-        shapes = {"data_format": "NCX", "weights_format": "IOX"}
-        dx = single_op.run("ConvTransposeBackwardData", a | shapes, [c.source, c.weights], kernels=kernels)
-        dw = single_op.run(
-            "ConvTransposeBackwardWeights",
-            a | shapes | {"weights_shape": list(c.weights.shape)},
-            [c.destination, c.source],
-            kernels=kernels,
-        )
-        assert_adjoint(c, (y, c.source), (c.destination, dx), (c.weights, dw))
+        assert_adjoint((y, c.source), (c.destination, dx), (c.weights, dw))
 
-    check()
+    def run(cases: Sequence[Correlation]) -> list[list[np.ndarray]]:
+        forwards = [forward("ConvTranspose", c, c.destination, c.weights, output_padding=padding_of(c)) for c in cases]
+        return run_beside(forwards, [calls_of(c) for c in cases], kernels)
+
+    check_each([c for c in drawn(correlations, transposed=True) if onnxruntime_runs(c)], run, check)
 
 
-def forward(op: str, c: Correlation, x: np.ndarray, w: np.ndarray, **more: object) -> np.ndarray:
-    """onnxruntime's own Conv or ConvTranspose."""
+def onnxruntime_runs(c: Correlation) -> bool:
+    """It refuses the forward with SAME_* and dilations."""
+    return not c.attributes["auto_pad"].startswith("SAME") or max(c.attributes["dilations"]) == 1
+
+
+def run_beside(
+    forwards: Sequence[tuple[ModelProto, dict[str, np.ndarray]]], calls: Sequence[Sequence[Call]], kernels: str
+) -> list[list[np.ndarray]]:
+    """Per case the output of onnxruntime's own operator, then the first ones of our calls."""
+    models, feeds = zip(*forwards, strict=True)
+    y = together(models, feeds, forward_session)()
+    ours = iter(session_on([call for several in calls for call in several], kernels)())
+    return [[*forward, *(next(ours)[0] for _ in several)] for forward, several in zip(y, calls, strict=True)]
+
+
+def forward(
+    op: str, c: Correlation, x: np.ndarray, w: np.ndarray, **more: object
+) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """A model of onnxruntime's own Conv or ConvTranspose and its feeds."""
     a = c.attributes
     attributes: dict[str, object] = {"strides": a["strides"], "dilations": a["dilations"], "group": a["groups"]} | more
     if a["auto_pad"] == "None":
@@ -232,12 +268,11 @@ def forward(op: str, c: Correlation, x: np.ndarray, w: np.ndarray, **more: objec
     infos = [helper.make_tensor_value_info(n, 1, v.shape) for n, v in (("x", x), ("w", w))]
     graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", 1, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    session = forward_session(model)
-    return np.asarray(session.run(None, {"x": x, "w": w})[0])
+    return model, {"x": x, "w": w}
 
 
-def assert_adjoint(call: object, *pairs: tuple[np.ndarray, np.ndarray]) -> None:
+def assert_adjoint(*pairs: tuple[np.ndarray, np.ndarray]) -> None:
     """All inner products are equal."""
     products = [float((a.astype(np.float64) * b).sum()) for a, b in pairs]
     scale = max(1.0, *(float((np.abs(a).astype(np.float64) * np.abs(b)).sum()) for a, b in pairs))
-    assert max(products) - min(products) <= 1e-5 * scale, f"{products} of {call}"
+    assert max(products) - min(products) <= 1e-5 * scale, products

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, shape_inference
+from onnx import ModelProto, TensorProto, ValueInfoProto, checker, helper, numpy_helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.op import Op
@@ -59,7 +59,10 @@ def evaluate_all(
 
 def assert_rounded_once(got: np.ndarray, exact: object, dtype: str) -> None:
     """`got` is the exact answer rounded to nearest: no tolerance, the type and the shape included."""
-    np.testing.assert_array_equal(got, np.asarray(exact, np.float64).astype(DTYPES[dtype]), strict=True)
+    assert got.dtype == DTYPES[dtype]
+    wanted = np.asarray(exact, np.float64).astype(DTYPES[dtype])
+    # a NaN is one in float64 only
+    np.testing.assert_array_equal(got.astype(np.float64), wanted.astype(np.float64), strict=True)
 
 
 def assert_rounded(got: np.ndarray, exact: np.ndarray, dtype: str, *, error: float, message: str = "") -> None:
@@ -124,11 +127,16 @@ def inferred(model: ModelProto, name: str | None = None) -> list[int | str | Non
     model = infer(model)
     values = [*model.graph.output, *model.graph.value_info]
     value = next(v for v in values if name is None or v.name == name)
+    if value.type.tensor_type.HasField("shape"):
+        checker.check_model(model, full_check=True)
+    return dims_of(value)
+
+
+def dims_of(value: ValueInfoProto) -> list[int | str | None] | None:
+    """The dimensions of an inferred value; None for no shape, and for no number."""
     if not value.type.tensor_type.HasField("shape"):
         return None
-    checker.check_model(model, full_check=True)
-    dims = value.type.tensor_type.shape.dim
     return [
         d.dim_value if d.HasField("dim_value") else None if d.dim_param.startswith("unk__") else d.dim_param or None
-        for d in dims
+        for d in value.type.tensor_type.shape.dim
     ]

@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,11 +25,13 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser,
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
-from tests.support.renamed import renamed
+from tests.declarations.registry import DECLARED
+from tests.support.batch import check_each
+from tests.support.renamed import joined, renamed
 
 FIRST_OPSET, LAST_OPSET = 18, 26  # the opsets models have when rules run; onnxruntime ends at 26
 VARIANTS = ("static", "symbolic", "fed", "unranked", "half")
-NAMES = dict(zip(VARIANTS[1:], ("unnamed", "odd", "numbers", "ours"), strict=True))  # of `renamed`
+NAMES: dict[str, str] = dict(zip(VARIANTS[1:], ("unnamed", "odd", "numbers", "ours"), strict=True))  # of `renamed`
 BASIS_LIMIT, RANDOM_DIRECTIONS = 48, 12
 SEED = 20240613
 IR_VERSION = 10
@@ -53,18 +56,7 @@ SMOOTH = Oracle("onnxruntime", 2.0**-6, 4e-4)  # where the reference evaluator c
 HALF_TOLERANCE = 1e-2
 INLINED_ULPS = 16  # of the largest y: the cases sum over at most that many products
 # their gradients are operators of our domain; the others' are ONNX's
-OURS = (
-    "Attention",
-    "AveragePool",
-    "BatchNormalization",
-    "Conv",
-    "ConvTranspose",
-    "LayerNormalization",
-    "MaxPool",
-    "Relu",
-    "Resize",
-    "Softmax",
-)
+OURS = {name for declaration in DECLARED.values() for name in declaration.gradient_of}
 
 
 @dataclass(frozen=True, repr=False)
@@ -228,37 +220,82 @@ def float64_run(model: ModelProto) -> Run:
     return lambda feeds: [np.asarray(value) for value in evaluator.run(None, feeds)]
 
 
-def gradients(model: ModelProto, feeds: Feeds, wrt: Sequence[str], seed: int) -> tuple[np.ndarray, Feeds]:
-    """A random dy (1 where y has one element and so is seeded) and the gradients of <dy, y> that `backward` gives.
+@dataclass(frozen=True)
+class Problem:
+    """A model with what it is fed, the names to differentiate by, and the forward to take differences of."""
+
+    name: str
+    model: ModelProto
+    feeds: Feeds
+    wrt: Sequence[str]
+    oracle: Oracle = FLOAT64
+    forward: ModelProto | None = None  # the float32 model where `model` is in a half type
+    seed: int = SEED
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """y of a problem, in float32 too, a random dy (1 where y has one element) and the gradients of <dy, y>."""
+
+    y: np.ndarray
+    single: np.ndarray
+    dy: np.ndarray
+    found: Feeds
+
+
+def gradients(problems: Sequence[Problem], style: str = "") -> list[Gradients]:
+    """What `backward` gives of all problems side by side in one model, whose names may be in a style of `renamed`.
 
     Checks what every training graph must satisfy: the checker and strict inference accept it, y is what the forward
     model says, and a gradient has its variable's type and shape.
     """
-    training = ob.backward(model, wrt=list(wrt))
+    model = joined([p.model for p in problems])
+    feeds = {f"{n}/{name}": array for n, p in enumerate(problems) for name, array in p.feeds.items()}
+    wrt = [[f"{n}/{name}" for name in p.wrt] for n, p in enumerate(problems)]
+    if style:
+        model, names = renamed(model, style)
+        feeds, wrt = {names[k]: v for k, v in feeds.items()}, [[names[name] for name in group] for group in wrt]
+    training = ob.backward(model, wrt=[name for group in wrt for name in group])
     checker.check_model(training, full_check=True)
     shape_inference.infer_shapes(training, check_type=True, strict_mode=True, data_prop=True)
     if not any(node.op_type in OURS for node in model.graph.node):
         assert {f.name for f in training.functions} <= {"BiasAddBackward"}, "else standard operators only"
-    (y,) = session_run(model)(feeds)
-    (output,), told = model.graph.output, ob.derivatives(training)[-1]
-    dy = np.random.default_rng(seed).uniform(0.5, 1.5, y.shape) * np.random.default_rng(seed + 1).choice(
-        [-1, 1], y.shape
-    )
-    dy = dy.astype(y.dtype)
-    names = [value.name for value in training.graph.output]
-    if not told.seeds:
-        assert y.size == 1, "only a one-element output is seeded"
-        dy = np.ones_like(y)
-    answers = dict(zip(names, session_run(training)(feeds | dict.fromkeys(told.seeds.values(), dy)), strict=True))
-    if not np.array_equal(answers[output.name], y):
-        half = y.dtype.itemsize == 2  # onnxruntime rounds between two nodes, or not, as others read the value
-        assert half or inlined(model), "onnxruntime runs the same kernel in both graphs"
-        np.testing.assert_allclose(answers[output.name], y, rtol=0, atol=INLINED_ULPS * np.spacing(np.abs(y).max()))
-    found = {name: answers[told.results[name]] for name in wrt}
-    for name, got in found.items():
-        want = feeds[name]
-        assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{name}: {got.dtype}{got.shape}"
-    return dy, found
+    values, told = session_run(model)(feeds), ob.derivatives(training)[-1]
+    outputs = [output.name for output in model.graph.output]
+    seeds, fed = [], dict(feeds)
+    for problem, output, y in zip(problems, outputs, values, strict=True):
+        dy = np.random.default_rng(problem.seed).uniform(0.5, 1.5, y.shape) * np.random.default_rng(
+            problem.seed + 1
+        ).choice([-1, 1], y.shape)
+        if output not in told.seeds:
+            assert y.size == 1, "only a one-element output is seeded"
+            dy = np.ones_like(y)
+        else:
+            fed[told.seeds[output]] = dy.astype(y.dtype)
+        seeds.append(dy.astype(y.dtype))
+    answers = dict(zip([v.name for v in training.graph.output], session_run(training)(fed), strict=True))
+    singles = values
+    if problems[0].forward is not None:
+        single = joined([cast("ModelProto", p.forward) for p in problems])
+        singles = session_run(single)(
+            _as(np.float32, {f"{n}/{k}": v for n, p in enumerate(problems) for k, v in p.feeds.items()})
+        )
+    result = []
+    for problem, output, y, single, dy, group in zip(problems, outputs, values, singles, seeds, wrt, strict=True):
+        if not np.array_equal(answers[output], y):
+            half = y.dtype.itemsize == 2  # onnxruntime rounds between two nodes, or not, as others read the value
+            assert half or inlined(problem.model), "onnxruntime runs the same kernel in both graphs"
+            np.testing.assert_allclose(answers[output], y, rtol=0, atol=INLINED_ULPS * np.spacing(np.abs(y).max()))
+        found = {}
+        for name, full in zip(problem.wrt, group, strict=True):
+            got, want = answers[told.results[full]], problem.feeds[name]
+            assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{name}: {got.dtype}{got.shape}"
+            found[name] = got
+        result.append(Gradients(y, single, dy, found))
+    return result
 
 
 def inlined(model: ModelProto) -> bool:
@@ -285,40 +322,43 @@ def check_gradient(
     oracle: Oracle = FLOAT64,
     forward: ModelProto | None = None,
 ) -> None:
-    """<gradient, v> == <dy, (F(x + hv) - F(x - hv)) / 2h> for every unit vector v, or random ones for large x.
+    """One problem."""
+    problem = Problem("", model, feeds, wrt, oracle, forward, seed)
+    (answer,) = gradients([problem])
+    compare(problem, answer)
 
-    forward: the float32 model to take differences of when `model` is in a half type.
-    """
-    dy, got = gradients(model, feeds, wrt, seed)
-    tolerance = oracle.tolerance if forward is None else HALF_TOLERANCE
-    f, at = _forward(forward or model, feeds, oracle)
-    for name in wrt:
-        for v in directions(feeds[name].shape, seed):
+
+def compare(problem: Problem, answer: Gradients) -> None:
+    """<gradient, v> == <dy, (F(x + hv) - F(x - hv)) / 2h> for every unit vector v, or random ones for large x."""
+    oracle = problem.oracle
+    tolerance = oracle.tolerance if problem.forward is None else HALF_TOLERANCE
+    f, at = _forward(problem.forward or problem.model, problem.feeds, oracle, answer.single)
+    for name in problem.wrt:
+        for v in directions(problem.feeds[name].shape, problem.seed):
             above, below = (
                 f(at | {name: np.asarray(at[name] + (sign * oracle.step * v).astype(at[name].dtype))})[0]
                 for sign in (1, -1)
             )
-            want = float(((above.astype(np.float64) - below) * dy).sum()) / (2 * oracle.step)
-            have = float((got[name].astype(np.float64) * v).sum())
+            want = float(((above.astype(np.float64) - below) * answer.dy).sum()) / (2 * oracle.step)
+            have = float((answer.found[name].astype(np.float64) * v).sum())
             scale = max(1.0, float(np.abs(v).sum()), abs(want))
             assert abs(have - want) <= tolerance * scale, (
-                f"d{name} along {np.argwhere(v)[:3].tolist()}…: {have:.7g}, differences say {want:.7g} (seed {seed})\n"
-                f"{onnx.printer.to_text(model)}"
+                f"d{name} along {np.argwhere(v)[:3].tolist()}…: {have:.7g}, differences say {want:.7g} "
+                f"(seed {problem.seed})\n{onnx.printer.to_text(problem.model)}"
             )
 
 
-def _forward(model: ModelProto, feeds: Feeds, oracle: Oracle) -> tuple[Run, Feeds]:
-    """The forward to take differences of, and the point in its float type."""
+def _forward(model: ModelProto, feeds: Feeds, oracle: Oracle, y: np.ndarray | None = None) -> tuple[Run, Feeds]:
+    """The forward to take differences of, and the point in its float type. y: what onnxruntime makes of it in float32."""
     single, double = _as(np.float32, feeds), _as(np.float64, feeds)
-    run = session_run(model)
     if oracle.runtime == "onnxruntime":
-        return run, double if TensorProto.DOUBLE in {
+        return session_run(model), double if TensorProto.DOUBLE in {
             v.type.tensor_type.elem_type for v in model.graph.input
         } else single
     reference = float64_run(model)
     np.testing.assert_allclose(
         reference(double)[0],
-        run(single)[0],
+        session_run(model)(single)[0] if y is None else y,
         rtol=1e-4,
         atol=1e-4,
         err_msg="onnx's reference evaluator and onnxruntime disagree about the forward; take another oracle",
@@ -339,24 +379,28 @@ def directions(shape: tuple[int, ...], seed: int) -> list[np.ndarray]:
     return [rng.uniform(-1, 1, shape) for _ in range(RANDOM_DIRECTIONS)]
 
 
-def check_case(case: Case, variant: str, opset: int | None = None) -> None:
-    """One case in one form: right, or refused where the case says so.
+def check_cases(cases: Sequence[Case], variant: str, opset: int | None = None) -> None:
+    """Cases in one form: right, or refused where a case says so. Those of one opset are differentiated in one model.
 
-    Shapes are known at the first opset the case has, unknown at the last, so that both ends are covered. Each form has
+    Shapes are known at the first opset a case has, unknown at the last, so that both ends are covered. Each form has
     names of its own kind.
     """
-    if variant in case.skips or (variant == "fed" and not case.constants):
-        return
-    if opset is None:
-        opset = case.since if variant in ("static", "half") else case.until
-    model, feeds, wrt = build(case, opset=opset, variant=variant)
-    forward = build(case, opset=opset)[0] if variant == "half" else None
-    if style := NAMES.get(variant):
-        model, names = renamed(model, style)
-        forward = None if forward is None else renamed(forward, style)[0]
-        feeds, wrt = {names[k]: v for k, v in feeds.items()}, [names[name] for name in wrt]
-    if variant in case.refuses:
-        with pytest.raises(ob.UnsupportedError, match=case.op):
-            ob.backward(model, wrt=wrt)
-        return
-    check_gradient(model, feeds, wrt, oracle=case.oracle, forward=forward)
+    style, early = NAMES.get(variant, ""), variant in ("static", "half")
+    alike: dict[tuple[int, bool], list[Problem]] = {}
+    for case in cases:
+        if variant in case.skips or (variant == "fed" and not case.constants):
+            continue
+        version = opset or (case.since if early else case.until)
+        model, feeds, wrt = build(case, opset=version, variant=variant)
+        if variant in case.refuses:
+            if style:
+                model, names = renamed(model, style)
+                wrt = [names[name] for name in wrt]
+            with pytest.raises(ob.UnsupportedError, match=case.op):
+                ob.backward(model, wrt=wrt)
+            continue
+        forward = build(case, opset=version)[0] if variant == "half" else None
+        ours = any(node.op_type in OURS for node in model.graph.node)
+        alike.setdefault((version, ours), []).append(Problem(str(case), model, feeds, wrt, case.oracle, forward))
+    for problems in alike.values():
+        check_each(problems, partial(gradients, style=style), compare)

@@ -1,8 +1,8 @@
-"""A training that is meant to be killed: python -m tests.support.killed_training MODE EPOCHS FOLDER…
+"""A training that is meant to be killed.
 
 In every FOLDER, each in a thread of its own, a training that resumes from FOLDER/checkpoint where there is one, saves
 one after every step, and writes step and loss, as the bits that they are, into FOLDER/losses as soon as a step is over.
-FOLDER/ready.<process> tells that it begins; it ends by writing FOLDER/trained.onnx. MODE:
+FOLDER/ready.<process> tells that it begins; it ends by writing FOLDER/trained.onnx. The mode:
 
     fit        waits until no other process has the checkpoint
     save       whatever others do: writes with `Trainer.save` alone
@@ -17,7 +17,6 @@ import io
 import os
 import random
 import resource
-import sys
 import threading
 import time
 from pathlib import Path
@@ -107,7 +106,3 @@ def main(mode: str, epochs: int, folders: list[Path]) -> int:
             (folder / "losses").write_text(losses)
             (folder / "failures").write_text(str(failures))
     return len(ended) != len(folders)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
@@ -52,10 +52,33 @@ def renamed(model: ModelProto, style: str, ours: Iterable[str] = OURS) -> tuple[
             node.name = ""
         return result, {name: name for name in _values(result.graph)}
     new = _names(style, ours)
-    names = _rename(result.graph, {}, new)
+    names = _rename(result.graph, {}, lambda _: next(new))
     for node in _nodes(result.graph):
         node.name = next(new)
     return result, names
+
+
+def joined(models: Sequence[ModelProto]) -> ModelProto:
+    """The graphs of several models side by side in one, whose names begin with "n/" for model n, symbols' too."""
+    result = ModelProto()
+    result.CopyFrom(models[0])
+    result.graph.Clear()
+    result.graph.name = "joined"
+    for n, model in enumerate(models):
+        assert list(model.opset_import) == list(result.opset_import), "models of different opsets"
+        assert len(models) == 1 or not model.functions, "functions would meet"
+        graph, start = GraphProto(), f"{n}/"
+        graph.CopyFrom(model.graph)
+        _rename(graph, {}, start.__add__)
+        for node in _nodes(graph):
+            node.name = node.name and start + node.name
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = start + dim.dim_param
+        for field in ("node", "input", "output", "initializer", "value_info"):
+            getattr(result.graph, field).extend(getattr(graph, field))
+    return result
 
 
 def _names(style: str, ours: Iterable[str]) -> Iterator[str]:
@@ -86,8 +109,8 @@ def _values(graph: GraphProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _rename(graph: GraphProto, outer: Mapping[str, str], new: Iterator[str]) -> dict[str, str]:
-    own = {name: next(new) for name in _values(graph) if name not in outer or _defines(graph, name)}
+def _rename(graph: GraphProto, outer: Mapping[str, str], new: Callable[[str], str]) -> dict[str, str]:
+    own = {name: new(name) for name in _values(graph) if name not in outer or _defines(graph, name)}
     seen = {**outer, **own, "": ""}
     for value in (*graph.input, *graph.output, *graph.value_info):
         value.name = seen.get(value.name, value.name)

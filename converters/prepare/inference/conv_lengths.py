@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.inference.conv_transpose_pads import AxisPads, axis_pads, extent
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.graphs.edit import assign, insert
 from onnx_backprop.opset.graphs.emit import Emitter
@@ -18,6 +17,7 @@ from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import descendants
 from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
+from onnx_backprop.opset.maths.convolution import AxisPads, extent, onnx_conv_transpose_pads
 
 
 def explicit_pads(_: ModelProto) -> Correct:
@@ -78,11 +78,11 @@ def _explicit(node: NodeProto, scope: Scope) -> list[AxisPads] | None:
     upper = attributes.get("auto_pad") == b"SAME_UPPER"
     extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
     if wanted is None:
-        return axis_pads(extents, strides, extra, upper=upper)
+        return onnx_conv_transpose_pads(extents, strides, extra, upper=upper)
     lengths = [d for d in (scope.dims(node.input[0]) or ())[2:] if isinstance(d, int)]
     if not len(lengths) == len(wanted) == count or not _gives_up(node, scope):
         return None
-    axes = axis_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
+    axes = onnx_conv_transpose_pads(extents, strides, extra, upper=upper, lengths=lengths, wanted=wanted)
     return axes if all(0 <= axis.beyond < s for axis, s in zip(axes, strides, strict=True)) else None
 
 

@@ -6,36 +6,35 @@ from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.machine import processors
-from onnx_backprop.ort_ops.convolution import problem
+from onnx_backprop.ort_ops.convolution import block_sizes, problem
+from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Reach, Sums
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 
 DENSE: problem.Triple = (1, 1, 1)
-_FEW_CHANNELS = 64  # of a kernel of one cell, whose bands are shorter
-_DEPTHWISE_FLOATS = 6 << 10  # that stay in the first-level cache
-_STENCIL_FLOATS = 48 << 10
-_TURNED_FLOATS = 48 << 10
-_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
-_LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of channels of them that are done together
-_LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 
-Floats = Callable[[Sequence[int]], int]  # of the copy of a band of such lengths
+Arrays = Callable[[Sequence[int]], dict[str, int]]  # floats of the copy of a band of such lengths, and of its results
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of a band: its floats, how many there may be, what no band is shorter than.
+    """The copy of a band: its arrays, the floats there may be, what no band is shorter than.
 
     pitch: floats from cell to cell or from tile to tile. panels: copied tile by tile. block: channels that are done
     together where they take the place of groups.
     """
 
-    floats: Floats
+    arrays: Arrays
     limit: int
     least: problem.Triple
     pitch: int
     panels: bool = False
     block: int = VECTOR
+
+    def floats(self, band: Sequence[int]) -> int:
+        """Of a band of such lengths."""
+        return sum(self.arrays(band).values())
 
     def groups(self, sums: Sums) -> int:
         """How many groups, or blocks of channels, a band is computed for."""
@@ -48,32 +47,33 @@ def copy_of(sums: Sums) -> Copy:
     if sums.blocked:
         return _copy_of_blocks(sums, pitch)
     if sums.depthwise:
-        limit = _STENCIL_FLOATS if sums.stencil else _DEPTHWISE_FLOATS
-        return Copy(_depthwise_floats(sums.reach), limit, least, pitch)
+        limit = block_sizes.STENCIL_FLOATS if sums.stencil else block_sizes.PLANE_FLOATS
+        return Copy(_depthwise_arrays(sums.reach), limit, least, pitch)
     if not sums.cells and _panels_pay(sums):
-        floats = _panels_floats(sums.reach, sums.c.s)
-        return Copy(floats, problem.BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
-    limit = problem.BAND_FLOATS // 4 if sums.all_taps == 1 and sums.c.s <= _FEW_CHANNELS else problem.BAND_FLOATS
-    if sums.cells:
-        return Copy(_cells_floats(sums.reach, sums.c.s, turned=sums.turned), limit, least, pitch)
-    return Copy(_planes_floats(sums.reach, sums.c.s), limit, least, pitch)
+        arrays = _panels_arrays(sums.reach, sums.c.s)
+        return Copy(arrays, block_sizes.BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
+    few = sums.all_taps == 1 and sums.c.s <= block_sizes.FEW_CHANNELS
+    arrays = _cells_arrays(sums, pitch) if sums.cells else _planes_arrays(sums.reach, sums.c.s)
+    return Copy(arrays, block_sizes.BAND_FLOATS // 4 if few else block_sizes.BAND_FLOATS, least, pitch)
 
 
 def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
     """Fewer channels are done together where the shortest band would be too large."""
     least, block = (1, 1, min(sums.count[2], VECTOR)), _block(sums)
     if sums.turned:
-        return Copy(_turned_floats(sums), _TURNED_FLOATS, least, pitch)
-    while block > _LEAST_VECTORS * VECTOR and _blocks_floats(sums, block)(least) > problem.BAND_FLOATS:
+        return Copy(_turned_arrays(sums), block_sizes.LANES_FLOATS, least, pitch)
+    copy = Copy(_blocks_arrays(sums, block), block_sizes.BAND_FLOATS, least, pitch, block=block)
+    while block > block_sizes.LEAST_VECTORS * VECTOR and copy.floats(least) > block_sizes.BAND_FLOATS:
         block = VECTOR * math.ceil(block / (2 * VECTOR))
-    return Copy(_blocks_floats(sums, block), problem.BAND_FLOATS, least, pitch, block=block)
+        copy = replace(copy, arrays=_blocks_arrays(sums, block), block=block)
+    return copy
 
 
 def cut(sums: Sums, copy: Copy) -> problem.Triple:
     """The lengths of a band."""
     band, size = problem.band_of(sums.count, copy.floats, copy.limit, copy.least)
-    if size > problem.THREAD_FLOATS:
-        band, _ = problem.band_of(sums.count, copy.floats, problem.THREAD_FLOATS, DENSE)
+    if size > block_sizes.THREAD_FLOATS:
+        band, _ = problem.band_of(sums.count, copy.floats, block_sizes.THREAD_FLOATS, DENSE)
     return _cut_for_threads(band, sums.count, sums.c.batch * copy.groups(sums))
 
 
@@ -86,16 +86,26 @@ def _cut_for_threads(band: problem.Triple, count: problem.Triple, images: int) -
     """Smaller bands along the first axis that has several cells, so that every thread has some."""
     axis = next((axis for axis in range(3) if band[axis] > 1), 2)
     wanted = math.ceil(4 * processors() / max(images * math.prod(bands_of(count, band)), 1))
-    most = max(1, math.prod(band) // _LEAST_CELLS)
+    most = max(1, math.prod(band) // block_sizes.LEAST_CELLS)
     length = math.ceil(band[axis] / min(wanted, most))
     return problem.three([length if n == axis else band[n] for n in range(3)], 1)
 
 
-def thread_bytes(sums: Sums, copy: Copy, band: problem.Triple) -> int:
-    """Scratch of a thread: a tile and its rows, tables or weights of the taps, a row of a block, the copy."""
-    for_taps = (24 + 4 * copy.block if sums.depthwise else 32) * sums.all_taps
-    floats = 0 if sums.in_place else copy.floats(band)
-    return 4 * ROWS * COLUMNS + 8 * ROWS + for_taps + 4 * copy.block + 4 * floats
+def thread_scratch(sums: Sums, copy: Copy, band: problem.Triple) -> tuple[par.GatherOffsets, int]:
+    """Of a thread: tables of the taps, a tile or the weights of a block of channels, the copy of a band."""
+    taps = sums.all_taps
+    segments = 2 * WORD * taps
+    if not sums.depthwise:
+        first = {"tile": FLOAT * ROWS * COLUMNS, "rows": WORD * ROWS, "segments": segments, "reaching": segments}
+    else:
+        weights, start = FLOAT * taps * copy.block, FLOAT * copy.block
+        first = {"weights": weights, "shifts": WORD * taps, "segments": segments, "start": start}
+    if sums.stencil and not sums.cells:
+        row = band[2] + sums.reach.high[2] - sums.reach.low[2] + VECTOR
+        arrays = {"table": 2 * (band[1] + sums.stencil - 1), "zeros": row}
+    else:
+        arrays = {} if sums.in_place else copy.arrays(band)
+    return workspace(par.GatherOffsets, **first, **{name: FLOAT * floats for name, floats in arrays.items()})
 
 
 def turning_pays(sums: Sums) -> bool:
@@ -127,16 +137,16 @@ def lanes_pay(sums: Sums) -> bool:
 def _panels_pay(sums: Sums) -> bool:
     """Whether a band is copied tile by tile: no tap shifts, and several tiles fit."""
     reach = sums.reach
-    return reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= problem.BAND_FLOATS
+    return reach.low == reach.high and 8 * _panel_pitch(reach, sums.c.s) <= block_sizes.BAND_FLOATS
 
 
 def _block(sums: Sums) -> int:
     """How many channels of NXC data an item has: wide pieces of a cell, and few weights; fewer where images are few."""
     vectors = math.ceil(sums.c.groups / VECTOR)
-    bands = max(1, math.prod(sums.count) // _LEAST_CELLS)
+    bands = max(1, math.prod(sums.count) // block_sizes.LEAST_CELLS)
     wanted = math.ceil(vectors / math.ceil(4 * processors() / max(sums.c.batch * bands, 1)))
-    most = min(_MOST_VECTORS, max(1, _WEIGHTS_FLOATS // (VECTOR * max(sums.all_taps, 1))))
-    return VECTOR * min(vectors, most, max(wanted, _LEAST_VECTORS))
+    most = min(block_sizes.MOST_VECTORS, max(1, block_sizes.LANES_WEIGHTS_FLOATS // (VECTOR * max(sums.all_taps, 1))))
+    return VECTOR * min(vectors, most, max(wanted, block_sizes.LEAST_VECTORS))
 
 
 def _pitch(channels: int, *, turned: bool) -> int:
@@ -152,65 +162,67 @@ def _panel_pitch(reach: Reach, channels: int) -> int:
     return channels * reach.residues * COLUMNS + 16
 
 
-def _planes_floats(reach: Reach, channels: int) -> Floats:
+def _planes_arrays(reach: Reach, channels: int) -> Arrays:
     """As planes, at most."""
 
-    def floats(band: Sequence[int]) -> int:
+    def arrays(band: Sequence[int]) -> dict[str, int]:
         plane = math.prod(reach.box(band, DENSE)) + (reach.high[2] - reach.low[2]) + COLUMNS + 32
-        return channels * reach.residues * plane
+        return {"copy": channels * reach.residues * plane}
 
-    return floats
+    return arrays
 
 
-def _panels_floats(reach: Reach, channels: int) -> Floats:
+def _panels_arrays(reach: Reach, channels: int) -> Arrays:
     """As tiles of cells, and two planes of one channel."""
 
-    def floats(band: Sequence[int]) -> int:
+    def arrays(band: Sequence[int]) -> dict[str, int]:
         tiles = math.ceil(band[1] * band[2] / COLUMNS)
-        return tiles * (band[0] * _panel_pitch(reach, channels) + 2 * COLUMNS) + 16
+        return {"row": tiles * 2 * COLUMNS, "copy": tiles * band[0] * _panel_pitch(reach, channels)}
 
-    return floats
-
-
-def _cells_floats(reach: Reach, channels: int, *, turned: bool) -> Floats:
-    """As cells; turned ones are followed by their results, as cells and as lines."""
-
-    def floats(band: Sequence[int]) -> int:
-        cells = math.prod(band)
-        results = (cells + ROWS) * COLUMNS + VECTOR * (cells + VECTOR) if turned else 0
-        return math.prod(reach.box(band, reach.steps)) * _pitch(channels, turned=turned) + results
-
-    return floats
+    return arrays
 
 
-def _depthwise_floats(reach: Reach) -> Floats:
+def _cells_arrays(sums: Sums, pitch: int) -> Arrays:
+    """As cells; turned ones have their results beside them, as cells and as lines."""
+
+    def arrays(band: Sequence[int]) -> dict[str, int]:
+        cells, copy = math.prod(band), math.prod(sums.reach.box(band, sums.steps)) * pitch
+        if not sums.turned:
+            return {"copy": copy}
+        return {"results": (cells + ROWS) * COLUMNS, "lines": VECTOR * (cells + VECTOR), "copy": copy}
+
+    return arrays
+
+
+def _depthwise_arrays(reach: Reach) -> Arrays:
     """The copy for one channel and a row of results."""
 
-    def floats(band: Sequence[int]) -> int:
+    def arrays(band: Sequence[int]) -> dict[str, int]:
         box = reach.box(band, DENSE)
-        return reach.residues * (math.prod(box) + box[2] + 2 * VECTOR) + band[1] * box[2] + 2 * VECTOR
+        plane = math.prod(box) + box[2] + 2 * VECTOR
+        return {"copy": reach.residues * plane, "results": band[1] * box[2] + 2 * VECTOR}
 
-    return floats
+    return arrays
 
 
-def _turned_floats(sums: Sums) -> Floats:
+def _turned_arrays(sums: Sums) -> Arrays:
     """A vector of channels: the results, what is read or, later, the results as lines."""
-    steps = sums.head.out_step
 
-    def floats(band: Sequence[int]) -> int:
-        written = math.prod(n * step for n, step in zip(band, steps, strict=True))
-        return VECTOR * (written + max(math.prod(sums.reach.box(band, sums.steps)), written + VECTOR))
+    def arrays(band: Sequence[int]) -> dict[str, int]:
+        written = math.prod(n * step for n, step in zip(band, sums.head.out_step, strict=True))
+        read = math.prod(sums.reach.box(band, sums.steps))
+        return {"results": VECTOR * written, "copy": VECTOR * max(read, written + VECTOR)}
 
-    return floats
+    return arrays
 
 
-def _blocks_floats(sums: Sums, block: int) -> Floats:
+def _blocks_arrays(sums: Sums, block: int) -> Arrays:
     """The copy for a block of channels and a row of results; in place, what is in use for one row."""
     reach, lengths = sums.reach, sums.c.source_length
 
-    def floats(band: Sequence[int]) -> int:
+    def arrays(band: Sequence[int]) -> dict[str, int]:
         rows = [1, 1, band[2]] if sums.in_place else band
         box = [min(n, length) for n, length in zip(reach.box(rows, reach.steps), lengths, strict=True)]
-        return block * (math.prod(box) + band[2])
+        return {"results": block * band[2], "copy": block * math.prod(box)}
 
-    return floats
+    return arrays

@@ -12,50 +12,34 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
-from onnx_backprop.ort_ops.vector.boxes import dot, nth, reached, turn_row, volume
+from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dot, nth, turn_box, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
-from onnx_backprop.ort_ops.vector.rows import clear, read_run, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
 
 _values = stack(COLUMNS)
 
 
 @inner
 def _copy(call, p, first, cell, own, shift, channels, target):
-    """What one tap reads of some channels, cell by cell."""
-    kind, data, channel, pitch = p.kind, call.inputs[0], p.c.source.c, p.pitch
-    stride, step, length = p.c.source.cells, p.step, p.c.source_length
-    low = cell[2] * step[2] + shift[2]
-    start, stop = reached(low, 0, own[2], step[2], length[2])
-    at = 0
-    for z in range(own[0]):
-        for y in range(own[1]):
-            cell_z, cell_y = (cell[0] + z) * step[0] + shift[0], (cell[1] + y) * step[1] + shift[1]
-            if 0 <= cell_z < length[0] and 0 <= cell_y < length[1] and start < stop:
-                clear(target, at * pitch, start * pitch)
-                row = first + cell_z * stride[0] + cell_y * stride[1] + (low + start * step[2]) * stride[2]
-                if p.c.last:
-                    for x in range(start, stop):
-                        place = row + (x - start) * step[2] * stride[2]
-                        read_run(kind, target, (at + x) * pitch, data, place, 1, channels)
-                else:
-                    to, apart = (at + start) * pitch, step[2] * stride[2]
-                    turn_row(kind, target, to, pitch, data, row, channels, channel, apart, stop - start)
-                clear(target, (at + stop) * pitch, (own[2] - stop) * pitch)
-            else:
-                clear(target, at * pitch, own[2] * pitch)
-            at += own[2]
+    """What one tap reads of some channels, as cells."""
+    kind, data, source, pitch = p.kind, call.inputs[0], p.c.source, p.pitch
+    start = cell * p.step + shift
+    low = start // p.step
+    residue = start - low * p.step  # of an image that has every step-th cell
+    first, stride = first + dot(residue, source.cells), p.step * source.cells
+    length = (p.c.source_length - residue + p.step - 1) // p.step
+    if p.c.last:
+        copy_box_cells(kind, target, pitch, data, first, channels, stride, low, own, length)
+    else:
+        turn_box(kind, target, pitch, data, first, channels, source.c, stride, low, own, length)
 
 
 @inner
 def gather_far(call, p, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band."""
     kind, channels, outs = p.kind, p.c.s, p.c.d
-    pitch, most = p.pitch, p.cells + ROWS
-    rows = scratch
-    results = rows + 8 * (ROWS + 2)
-    copy = results + 4 * most * COLUMNS
-    weights = copy + 4 * most * pitch
-    lines = weights + 4 * pitch * COLUMNS
+    pitch, rows, results = p.pitch, scratch + p.offsets.rows, scratch + p.offsets.results
+    copy, weights, lines = scratch + p.offsets.copy, scratch + p.offsets.weights, scratch + p.offsets.lines
     rows_apart(rows, 4 * pitch)
     image = image_of(p.c.source, n, group * channels)
     source, w_out, w_in = call.inputs[1], p.c.w_d, p.c.w_s

@@ -10,7 +10,7 @@ around.
 The product has cells as columns (`gather.planes`) or output channels as columns (`gather.pixels`); the weights are
 packed once per call in the order in which its tiles read them. Where they are large beside the images, a round packs
 some of them and computes the output channels they are for. One channel per group on either side makes no product
-(`depthwise.data`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
+(`depthwise.planes`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
 """
 
 from typing import Any
@@ -19,9 +19,8 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.depthwise.data import gather_depthwise
-from onnx_backprop.ort_ops.convolution.depthwise.data_channels import gather_depthwise_cells
-from onnx_backprop.ort_ops.convolution.depthwise.data_transposed import gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
@@ -39,20 +38,14 @@ _kernels = stack(_SPAN * _PITCH)
 
 
 @inner
-def _tiles(p):
-    """Tiles of output channels, and how many channels one has."""
-    width = COLUMNS if p.cells else ROWS
-    return (p.c.d + width - 1) // width, width
-
-
-@inner
 def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
     number = p.phases - 1
     while view(par.Phase, p + p.phase_table, number).first_unit > unit:
         number -= 1
     phase = view(par.Phase, p + p.phase_table, number)
-    tiles, width = _tiles(p)
+    width = p.tile
+    tiles = (p.c.d + width - 1) // width
     unit -= phase.first_unit
     group = call.group + unit // p.round_tiles
     tile = call.part + unit % p.round_tiles
@@ -143,8 +136,7 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
         n, item = item % batch, item // batch
         cell = nth(p.bands, item) * p.band
         size = min(p.band, p.all_cells - cell)
-        tiles, _ = _tiles(p)
-        here = min(p.round_tiles, tiles - part)
+        here = min(p.round_tiles, (p.c.d + p.tile - 1) // p.tile - part)
         first, stop = part + split * here // splits, part + (split + 1) * here // splits
         if packs:
             gather(call, p, call.shared, number * p.round_tiles - part, n, group, cell, size, first, stop, scratch)

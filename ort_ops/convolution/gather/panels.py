@@ -5,10 +5,10 @@ tile of cells, what its sum reads in the order in which it is read: no tile touc
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import SEGMENTS_AT, image_of, tap_of, tiles_of_band
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, tap_starts, tiles_of_band
 from onnx_backprop.ort_ops.vector.boxes import copy_row
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.registers import copy_rows, split_pairs
@@ -64,25 +64,11 @@ def _odd_follows(p, n):
 
 
 @inner
-def _shifts(p, table):
-    """Where each tap of each phase starts in the packed weights and in a panel, in bytes."""
-    channels = p.c.s
-    for n in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, n)
-        for tap in range(phase.taps):
-            store_i64(table, 0, 4 * tap * channels * ROWS)
-            store_i64(table, 1, 4 * tap_of(p, phase, tap).residue * channels * COLUMNS)
-            table += 16
-
-
-@inner
 def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    pitch, table = p.pitch, scratch + SEGMENTS_AT
+    pitch, band, row = p.pitch, scratch + p.offsets.copy, scratch + p.offsets.row
     count = (size[1] * size[2] + COLUMNS - 1) // COLUMNS
-    row = (table + 16 * p.all_taps + 63) & -64
-    band = row + 8 * count * COLUMNS
     _copy(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), cell + p.low, size, band, row)
-    _shifts(p, table)
+    tap_starts(p, scratch + p.offsets.segments, 1, ROWS, p.c.s * COLUMNS, (0, 0, 0))
     copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS)
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)

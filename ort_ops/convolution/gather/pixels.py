@@ -9,7 +9,14 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of, write_cells
+from onnx_backprop.ort_ops.convolution.gather.planes import (
+    image_of,
+    out_at,
+    phase_size,
+    tap_of,
+    tap_starts,
+    write_cells,
+)
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dense, dot, read_by, transpose, turn_box, volume, within
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.rows import clear, write_run
@@ -35,30 +42,14 @@ def _band(call, p, n, group, cell, size, band):
 
 
 @inner
-def _shifts(p, table, stride):
-    """Where each tap of each phase starts in the cells and in the packed weights, in bytes."""
-    for n in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, n)
-        for tap in range(0, phase.taps, phase.run):
-            store_i64(table, 0, 4 * dot(tap_of(p, phase, tap).shift - p.low, stride))
-            store_i64(table, 1, 4 * tap * p.c.s * COLUMNS)
-            table += 16
-
-
-@inner
 def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     channels, outs = p.c.s, p.c.d
-    tile, rows = scratch, scratch + 4 * ROWS * COLUMNS
-    table = rows + 8 * ROWS
-    chosen = table + 16 * p.all_taps
-    results = chosen + 16 * p.all_taps
-    lines = results + 4 * (p.cells + ROWS) * COLUMNS
-    band = results
-    if p.turned:
-        band = lines + 4 * VECTOR * (p.cells + VECTOR)
-    data, stride = _band(call, p, n, group, cell, size, band)
-    _shifts(p, table, stride)
+    tile, rows = scratch + p.offsets.tile, scratch + p.offsets.rows
+    table, chosen = scratch + p.offsets.segments, scratch + p.offsets.reaching
+    results, lines = scratch + p.offsets.results, scratch + p.offsets.lines
+    data, stride = _band(call, p, n, group, cell, size, scratch + p.offsets.copy)
+    tap_starts(p, table, 0, COLUMNS, 0, stride)
     bias = bias_address(call, p)
     for m in range(begin, end):
         segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0

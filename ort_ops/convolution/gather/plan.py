@@ -6,8 +6,8 @@ from dataclasses import replace
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, last_level_cache, processors
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import size
+from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather import kernel as gather_kernel
 from onnx_backprop.ort_ops.convolution.gather.phases import (
@@ -21,9 +21,8 @@ from onnx_backprop.ort_ops.convolution.gather.phases import (
 )
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
-
-FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
 
 
 def data_gradient(c: problem.Correlation, kind: int) -> Plan:
@@ -52,7 +51,7 @@ def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
 def _gather(sums: Sums) -> Plan:
     copy = bands.copy_of(sums)
     band = bands.cut(sums, copy)
-    per_thread = bands.thread_bytes(sums, copy, band)
+    offsets, per_thread = bands.thread_scratch(sums, copy, band)
     if per_thread > POOL_BYTES or not _panel_fits(sums):
         return _far(sums)
     c = sums.c
@@ -62,13 +61,14 @@ def _gather(sums: Sums) -> Plan:
     split = 1 if items >= 2 * processors() else min(tiles, math.ceil(processors() / max(items, 1)))
     head = replace(
         sums.head,
+        offsets=offsets,
         groups=copy.groups(sums),
         split=split,
         round_groups=groups,
         round_tiles=tiles,
         low=sums.reach.low,
         high=sums.reach.high,
-        cells=math.prod(band) if sums.cells else 0,
+        tile=sums.tile,
         turned=sums.turned,
         pitch=copy.pitch,
         all_taps=sums.all_taps,
@@ -115,14 +115,28 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
 
 def _far(sums: Sums) -> Plan:
     """For `gather.fallback`: bands of a few cells, all by themselves."""
-    band, cells = problem.band_of(sums.count, math.prod, FAR_CELLS, bands.DENSE)
+    band, cells = problem.band_of(sums.count, math.prod, block_sizes.FAR_CELLS, bands.DENSE)
     groups, tiles = sums.c.groups, math.ceil(sums.c.d / COLUMNS)
-    pitch = min(FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
+    pitch = min(block_sizes.FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
     shifted = [shifts(phase, sums.steps, quotients=False) for phase in sums.phases]
     items = sums.c.batch * groups * math.prod(bands.bands_of(sums.count, band)) * tiles
-    per_thread = 8 * (ROWS + 2) + 4 * ((cells + ROWS) * (COLUMNS + pitch) + pitch * COLUMNS + VECTOR * (cells + VECTOR))
+    offsets, per_thread = workspace(
+        par.GatherOffsets,
+        rows=WORD * (ROWS + 2),
+        results=FLOAT * (cells + ROWS) * COLUMNS,
+        copy=FLOAT * (cells + ROWS) * pitch,
+        weights=FLOAT * pitch * COLUMNS,
+        lines=FLOAT * VECTOR * (cells + VECTOR),
+    )
     head = replace(
-        sums.head, groups=groups, split=tiles, cells=cells, pitch=pitch, round_groups=groups, round_tiles=tiles
+        sums.head,
+        offsets=offsets,
+        tile=COLUMNS,
+        groups=groups,
+        split=tiles,
+        pitch=pitch,
+        round_groups=groups,
+        round_tiles=tiles,
     )
     head, tables = _with_tables(sums, head, band, shifted, [(0, 0, 0)], 0)
     return Plan(head, ((gather_kernel.FALLBACK, items),), per_thread=per_thread, tables=tables)
@@ -157,7 +171,7 @@ def _with_tables(
         ).words()
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
-            taps += par.GatherTap(weight=place, shift=shift, residue=residues.index(residue)).words()
+            taps += par.Tap(weight=place, shift=shift, residue=residues.index(residue)).words()
         pack += panels * len(phase.taps) * sums.c.s * sums.tile
     head = replace(
         head,

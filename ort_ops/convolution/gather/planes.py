@@ -14,7 +14,6 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, mul
 from onnx_backprop.ort_ops.vector.registers import copy_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
 
-SEGMENTS_AT = 4 * ROWS * COLUMNS + 8 * ROWS  # bytes of scratch for a tile and for where its rows start
 _values = stack(COLUMNS)
 
 
@@ -33,7 +32,13 @@ def image_of(tensor, n, channel):
 @inner
 def tap_of(p, phase, n):
     """A tap of a phase."""
-    return view(par.GatherTap, p + phase.tap_table, n)
+    return view(par.Tap, p + phase.tap_table, n)
+
+
+@inner
+def kernel_tap(p, n):
+    """A tap of a weight gradient."""
+    return view(par.Tap, p + par.TAPS_AT, n)
 
 
 @inner
@@ -78,28 +83,30 @@ def box_of(p, cell, size):
 
 
 @inner
-def _shifts(p, table, plane, row, pitch):
-    """Where each tap of each phase starts in the packed weights and in the copy, in bytes."""
-    channels, stride = p.c.s, (row * pitch, pitch, 1)
+def tap_starts(p, table, weights_first, width, residue, stride):
+    """Where each tap of each phase starts in the packed weights and in the copy, in bytes: pairs in that order or not.
+
+    width: channels of a panel of weights. residue: floats from one residue's cells to the next one's.
+    """
     for n in range(p.phases):
         phase = view(par.Phase, p + p.phase_table, n)
         for tap in range(0, phase.taps, phase.run):
             entry = tap_of(p, phase, tap)
-            store_i64(table, 0, 4 * tap * channels * ROWS)
-            store_i64(table, 1, 4 * (entry.residue * channels * plane + dot(entry.shift - p.low, stride)))
+            store_i64(table, 1 - weights_first, 4 * tap * p.c.s * width)
+            store_i64(table, weights_first, 4 * (entry.residue * residue + dot(entry.shift - p.low, stride)))
             table += 16
 
 
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    box, table = box_of(p, cell, size), scratch + SEGMENTS_AT
-    pitch, band = box[2], table + 16 * p.all_taps
+    box, band = box_of(p, cell, size), scratch + p.offsets.copy
+    pitch = box[2]
     plane = volume(box) + p.high[2] - p.low[2] + COLUMNS
     plane = (plane + 15) // 16 * 16
     plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
-    _shifts(p, table, plane, box[1], pitch)
+    tap_starts(p, scratch + p.offsets.segments, 1, ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
     copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane)
     tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
 
@@ -108,17 +115,17 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
 def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
     """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.
 
-    scratch: memory for a tile, then at SEGMENTS_AT for every tap where its weights and what it reads start. copy: what
-    a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from channel to
-    channel.
+    copy: what a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from
+    channel to channel.
     """
     kind, channels, outs = p.kind, p.c.s, p.c.d
     band, row, from_plane, from_tile, from_channel = copy
-    rows, values, bias = scratch + 4 * ROWS * COLUMNS, _values(), bias_address(call, p)
+    tile, rows = scratch + p.offsets.tile, scratch + p.offsets.rows
+    values, bias = _values(), bias_address(call, p)
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
     for m in range(begin, end):
-        lines, segments = min(ROWS, outs - m * ROWS), scratch + SEGMENTS_AT
+        lines, segments = min(ROWS, outs - m * ROWS), scratch + p.offsets.segments
         if bias:
             bias_of(kind, bias, group * outs + m * ROWS, lines, values)
         for number in range(p.phases):
@@ -132,7 +139,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
                 from_step = 4 * phase.run_step
             product = (panel, rows, taps // run, segments, run * channels)
             reads = (band, row, from_plane, from_tile, from_step)
-            _tiles(call, p, target, step, own, lines, product, reads, scratch, values if bias else 0)
+            _tiles(call, p, target, step, own, lines, product, reads, tile, values if bias else 0)
             segments += 16 * (taps // run)
 
 

@@ -14,9 +14,8 @@ a round makes those of some channels.
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
-from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import image_of
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import (
     copy_box_cells,
@@ -82,7 +81,7 @@ def _tile_rows(p, channel, stride, count, rows):
 @inner
 def _shift(p, tap, stride):
     """How far behind a band's first cell a tap starts."""
-    return dot(view(par.CellsTap, p + par.TAPS_AT, tap).shift - p.low, stride)
+    return dot(kernel_tap(p, tap).shift - p.low, stride)
 
 
 @inner
@@ -135,8 +134,7 @@ def _item(call, p, item, scratch):
     first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
     c = call.shared + 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
     if p.direct:
-        c = scratch
-        scratch += 4 * p.rows * per_row
+        c = scratch + p.offsets.sums
     first, stop = part * p.units // parts, (part + 1) * p.units // parts
     if first == stop:  # no image
         clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
@@ -158,14 +156,12 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     s_channel, d_channel, s_stride, d_stride = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
     x_first, dy_first = image_of(p.c.source, n, group * s), image_of(p.c.destination, n, group * d)
     count = (end - begin) if swapped else (end - begin) * taps
-    rows = scratch
-    table = rows + 8 * (count + ROWS)
-    copies = (table + 16 * size[0] * size[1] + 63) & -64
+    rows, table = scratch + p.offsets.rows, scratch + p.offsets.table
+    right_copy, left_copy = scratch + p.offsets.columns, scratch + p.offsets.scalars
     if swapped:
-        b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, copies)
-        copies += 4 * volume(x_size) * columns
+        b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, right_copy)
         dy_first += begin * d_channel
-        a, channel, a_stride = _scalars(p, dy, dy_first, end - begin, d_channel, d_stride, at, size, out, copies)
+        a, channel, a_stride = _scalars(p, dy, dy_first, end - begin, d_channel, d_stride, at, size, out, left_copy)
         for row in range(count):
             store_i64(rows, row, 4 * row * channel)
         _repeat_last(rows, count)
@@ -175,10 +171,9 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
             target = c + 4 * t * columns, 4 * per_row
             _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, segments, run, add)
         return
-    b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, copies)
-    copies += 4 * volume(size) * columns
+    b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, right_copy)
     x_first += begin * s_channel
-    a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, copies)
+    a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, left_copy)
     _tile_rows(p, channel, a_stride, count, rows)
     _repeat_last(rows, count)
     segments, run = _segments(size, step * a_stride, b_stride, table)
@@ -235,7 +230,7 @@ def _finish(call, p, group, channel, run, first):
             if swapped:
                 at, step, count = (group * d + channel + i) * w_d, w_s, s
             for t in range(taps):
-                place = at + view(par.CellsTap, p + par.TAPS_AT, t).weight
+                place = at + kernel_tap(p, t).weight
                 write_run(kind, out, place, step, source, t * columns, count)
 
 

@@ -6,22 +6,18 @@ from dataclasses import replace
 
 from onnx_backprop.ort_ops.compiler.llvm import F32, ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
+from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution import problem
-from onnx_backprop.ort_ops.convolution.depthwise import weights_channels, weights_planes
+from onnx_backprop.ort_ops.convolution.depthwise import weights as depthwise_weights
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
 
-MAX_PARTS = 16
-ITEMS_PER_PROCESSOR = 4
-_LEAST_VECTORS, _MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
 # Nanoseconds of one thread: a product of vectors, a float copied as a column, one of cells apart (by each block
 # of rows), a float written along rows, and across
 _PRODUCT, _COPY, _COPY_APART, _WRITE, _WRITE_ACROSS = 0.5, 1.0, 4.0, 0.3, 1.0
-DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared, aimed at
-_CELLS_FLOATS = 64 << 10  # of a band and what it reads: two of them stay in the second-level cache
 
 
 def _dense_axes(c: problem.Correlation) -> problem.Correlation:
@@ -48,7 +44,7 @@ def _swapped(c: problem.Correlation) -> bool:
         return c.s / lanes(c.s) > 1.9 * c.d / lanes(c.d)
     cells = c.batch * math.prod(c.out_length)
 
-    apart = _COPY_APART * max(1.0, c.s * c.d / DIRECT_FLOATS)
+    apart = _COPY_APART * max(1.0, c.s * c.d / block_sizes.DIRECT_FLOATS)
     of_source = _COPY if c.last or c.source.cells[2] == 1 else apart
 
     def cost(rows: int, columns: int, copy: float, write: float) -> float:
@@ -66,11 +62,11 @@ def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> 
     return _depthwise_cells(c, head, taps) if c.last or problem.fill_lanes(c.groups) else _depthwise(c, head, taps)
 
 
-def _table(taps: Sequence[par.CellsTap]) -> list[int]:
+def _table(taps: Sequence[par.Tap]) -> list[int]:
     return [word for tap in taps for word in tap.words()]
 
 
-def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.CellsTap]]:
+def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.Tap]]:
     """What every plan states; and the table of taps."""
     shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     head = par.Cells(
@@ -79,7 +75,7 @@ def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[p
         low=problem.three([s[0] for s in shifts], 0), high=problem.three([s[-1] for s in shifts], 0),
     )  # fmt: skip
     taps = [
-        par.CellsTap(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
+        par.Tap(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
         for z, sz in enumerate(shifts[0])
         for y, sy in enumerate(shifts[1])
         for x, sx in enumerate(shifts[2])
@@ -87,58 +83,69 @@ def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[p
     return head, taps
 
 
-def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
     """NCX data: bands are some rows; an item is a channel."""
     low, high = head.low, head.high
     deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
 
-    def floats(lines: int, width: int) -> int:
+    def copies(lines: int, width: int) -> tuple[int, int]:
+        """Floats of a band, and of what it reads."""
         tall = (lines - 1) * c.strides[1] + high[1] - low[1] + 1
         width += VECTOR
-        return lines * width + c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
+        return lines * width, c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
 
-    while lines > 1 and floats(lines, width) > problem.BAND_FLOATS // 4:
+    while lines > 1 and sum(copies(lines, width)) > block_sizes.BAND_FLOATS // 4:
         lines = math.ceil(lines / 2)
-    while width > VECTOR and floats(lines, width) > problem.BAND_FLOATS:
+    while width > VECTOR and sum(copies(lines, width)) > block_sizes.BAND_FLOATS:
         width = math.ceil(width / 2)
-    per_thread = 4 * len(taps) * (VECTOR + 2) + 64 + 4 * floats(lines, width)
-    head = replace(head, band=(1, lines, width))
-    return Plan(head, ((weights_planes.WORK, c.groups),), per_thread=per_thread, tables=_table(taps))
+    gradient, source = copies(lines, width)
+    offsets, per_thread = workspace(
+        par.CellsOffsets,
+        sums=FLOAT * len(taps) * VECTOR,
+        shifts=WORD * len(taps),
+        gradient=FLOAT * gradient,
+        source=FLOAT * source,
+    )
+    head = replace(head, offsets=offsets, band=(1, lines, width))
+    return Plan(head, ((depthwise_weights.PLANES, c.groups),), per_thread=per_thread, tables=_table(taps))
 
 
-def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
     """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
     count, vectors, in_place = len(taps), math.ceil(c.groups / VECTOR), c.last and head.kind == F32
     reach = [h - lo + 1 for lo, h in zip(head.low, head.high, strict=True)]
 
-    def cells(lines: int, width: int) -> int:
-        """Of a band and of the part of the image that it reads."""
+    def cells(lines: int, width: int) -> tuple[int, int]:
+        """Of a band, and of the part of the image that it reads."""
         sizes = [(n - 1) * s + r for n, s, r in zip((1, lines, width), c.strides, reach, strict=True)]
-        return lines * width + math.prod(min(n, length) for n, length in zip(sizes, c.source_length, strict=True))
+        return lines * width, math.prod(min(n, length) for n, length in zip(sizes, c.source_length, strict=True))
 
     # What a band reads stays in the second-level cache. It decides what is added up first, so it must depend on the
     # shape alone.
-    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, _MOST_VECTORS) if c.last else 1
-    while lines > 1 and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
+    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, block_sizes.MOST_VECTORS) if c.last else 1
+    while lines > 1 and sum(cells(lines, width)) * block * VECTOR > block_sizes.CELLS_FLOATS:
         lines = math.ceil(lines / 2)
-    while width > VECTOR and cells(lines, width) * block * VECTOR > _CELLS_FLOATS:
+    while width > VECTOR and sum(cells(lines, width)) * block * VECTOR > block_sizes.CELLS_FLOATS:
         width = math.ceil(width / 2)
     bands = c.out_length[0], math.ceil(c.out_length[1] / lines), math.ceil(c.out_length[2] / width)
     units = c.batch * math.prod(bands)
     elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
-    parts = max(1, min(MAX_PARTS, units, elements * ITEM_SIZE[head.kind] // (64 * count * c.groups)))
-    wanted = math.ceil(vectors / math.ceil(ITEMS_PER_PROCESSOR * processors() / parts))
-    block = min(block, max(wanted, _LEAST_VECTORS))
+    parts = max(1, min(block_sizes.MAX_PARTS, units, elements * ITEM_SIZE[head.kind] // (64 * count * c.groups)))
+    wanted = math.ceil(vectors / math.ceil(block_sizes.ITEMS_PER_PROCESSOR * processors() / parts))
+    block = min(block, max(wanted, block_sizes.LEAST_VECTORS))
     limit = problem.shared_limit(c, head.kind)
     while block > 1 and 4 * parts * count * block * VECTOR > limit:
         block = math.ceil(block / 2)
-    while block > 1 and not in_place and cells(lines, width) * block * VECTOR > problem.THREAD_FLOATS:
+    while block > 1 and not in_place and sum(cells(lines, width)) * block * VECTOR > block_sizes.THREAD_FLOATS:
         block = math.ceil(block / 2)
     blocks = math.ceil(vectors / block)
     of_block = 4 * parts * count * block * VECTOR
     _, at_once = problem.rounds(1, blocks, of_block, limit)
+    gradient, source = (0 if in_place else FLOAT * n * block * VECTOR for n in cells(lines, width))
+    offsets, per_thread = workspace(par.CellsOffsets, shifts=WORD * count, gradient=gradient, source=source)
     head = replace(
         head,
+        offsets=offsets,
         band=(1, lines, width),
         bands=bands,
         units=units,
@@ -150,19 +157,19 @@ def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Cel
     by_column = [taps[t] for x in range(c.kernel[2]) for t in range(x, count, c.kernel[2])]
     return Plan(
         head,
-        ((weights_channels.WORK, parts * at_once), (weights_channels.REDUCE, at_once)),
+        ((depthwise_weights.WORK, parts * at_once), (depthwise_weights.REDUCE, at_once)),
         shared=at_once * of_block,
-        per_thread=8 * count + 64 + 4 * (0 if in_place else cells(lines, width) * block * VECTOR),
+        per_thread=per_thread,
         parts=(blocks, at_once),
         tables=_table(by_column),
     )
 
 
-def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) -> Plan:
+def _product(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
     """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
     swapped, count = _swapped(c), len(taps)
     band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)
-    if swapped and of_columns > problem.THREAD_FLOATS // 2:
+    if swapped and of_columns > block_sizes.THREAD_FLOATS // 2:
         swapped = False
         band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)
     rows, columns = (c.d, c.s) if swapped else (c.s, c.d)
@@ -173,31 +180,41 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     per_row = padded * count if swapped else padded
     tensors = c.batch * c.groups * (c.s * math.prod(c.source_length) + c.d * math.prod(c.out_length))
     weights = c.groups * row_lines * per_row
-    parts = max(1, min(MAX_PARTS, units, tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1))
+    worth = tensors * ITEM_SIZE[head.kind] // (64 * weights) if weights else 1
+    parts = max(1, min(block_sizes.MAX_PARTS, units, worth))
     head = replace(
         head, band=band, bands=bands, swapped=swapped, units=units, parts=parts, columns=padded,
         dense=[tap.weight for tap in taps] == list(range(count)),
     )  # fmt: skip
     least = 1  # blocks
     if not swapped:  # a block copies its own channels
-        least = min(rows, math.ceil(rows / max(1, (problem.THREAD_FLOATS - of_columns) // of_channel)))
+        least = min(rows, math.ceil(rows / max(1, (block_sizes.THREAD_FLOATS - of_columns) // of_channel)))
     lines_of_row = 1 if swapped else count
-    most, items = min(rows, math.ceil(row_lines / ROWS)), ITEMS_PER_PROCESSOR * processors() / parts
+    most, items = min(rows, math.ceil(row_lines / ROWS)), block_sizes.ITEMS_PER_PROCESSOR * processors() / parts
 
-    def per_thread(own: int) -> int:
-        """Scratch of an item of so many channels, without its sums."""
-        tables = 8 * (own * lines_of_row + SPARE_ROWS + ROWS) + 16 * band[0] * band[1] + 64
-        return tables + 4 * (of_columns + own * of_channel)
+    def scratch_of(own: int, sums: int) -> tuple[par.CellsOffsets, int]:
+        """Of an item of so many channels, and of so many sums if they are not shared."""
+        return workspace(
+            par.CellsOffsets,
+            sums=FLOAT * sums,
+            rows=WORD * (own * lines_of_row + ROWS),
+            table=2 * WORD * band[0] * band[1],
+            columns=FLOAT * of_columns,
+            scalars=FLOAT * own * of_channel,
+        )
 
     if parts == 1:
-        blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / DIRECT_FLOATS))
+        blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
         blocks = max(1, min(most, blocks), least)
         own = math.ceil(rows / blocks)
         lines = own * lines_of_row + SPARE_ROWS
-        scratch = per_thread(own) + 4 * lines * per_row
-        if scratch <= POOL_BYTES:
-            head = replace(head, direct=True, blocks=blocks, rows=lines, round_groups=c.groups, round_blocks=blocks)
-            return Plan(head, ((weights_kernel.WORK, blocks * c.groups),), per_thread=scratch, tables=_table(taps))
+        offsets, per_thread = scratch_of(own, lines * per_row)
+        if per_thread <= POOL_BYTES:
+            head = replace(
+                head, offsets=offsets, direct=True, blocks=blocks, rows=lines, round_groups=c.groups,
+                round_blocks=blocks,
+            )  # fmt: skip
+            return Plan(head, ((weights_kernel.WORK, blocks * c.groups),), per_thread=per_thread, tables=_table(taps))
     limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)), least)
@@ -205,8 +222,9 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
     lines = own * lines_of_row + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
+    offsets, per_thread = scratch_of(own, 0)
     head = replace(
-        head, blocks=blocks, rows=channels * lines_of_row + at_once * SPARE_ROWS, round_groups=groups,
+        head, offsets=offsets, blocks=blocks, rows=channels * lines_of_row + at_once * SPARE_ROWS, round_groups=groups,
         round_blocks=at_once, round_channels=channels,
     )  # fmt: skip
     finish = groups * math.ceil(channels / weights_kernel.TOGETHER)
@@ -214,7 +232,7 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.CellsTap]) 
         head,
         ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, finish)),
         shared=4 * parts * groups * head.rows * per_row,
-        per_thread=per_thread(own),
+        per_thread=per_thread,
         groups=(c.groups, groups),
         parts=(blocks, at_once),
         tables=_table(taps),
@@ -240,7 +258,7 @@ def _band(
         of_columns, of_channel = floats(band)
         return of_columns + (c.d if swapped else c.s) * of_channel
 
-    band, size = problem.band_of(c.out_length, total, problem.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
-    if size > problem.THREAD_FLOATS:
-        band, _ = problem.band_of(c.out_length, total, problem.THREAD_FLOATS, (1, 1, 1))
+    band, size = problem.band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    if size > block_sizes.THREAD_FLOATS:
+        band, _ = problem.band_of(c.out_length, total, block_sizes.THREAD_FLOATS, (1, 1, 1))
     return band, floats(band)

@@ -13,14 +13,26 @@ rows of tiles, or, where the weights are large, the images, and an item is a til
 is done in rounds: some groups at a time, or one group and some of its output channels or of its rows of tiles.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of
-from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, first_cell, row_count, source_row
+from onnx_backprop.ort_ops.convolution.winograd.rows import (
+    TileRows,
+    column_floats,
+    first_cell,
+    odd_lines,
+    row_count,
+    source_row,
+)
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.boxes import dot, turn_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
@@ -32,14 +44,16 @@ _GAP = ROWS * COLUMNS  # floats from one of a tile's products to the next
 _CHANNELS_AHEAD = 8  # whose kernels are fetched
 
 
-def thread_head(size: int, depth: int) -> int:
-    """Floats of a worker's scratch: finished rows, the product's tables; rows of the source, `V`, products follow."""
-    return size**2 * _GAP + 2 * (ROWS + 2 * depth)
+@dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a thread's scratch."""
 
-
-def products(elements: int, tiles: int) -> int:
-    """Floats of the products for so many tiles of output channels."""
-    return elements * tiles * _GAP
+    finished: int = 0  # rows of a tile's results
+    table: int = 0  # of the products
+    rows: int = 0  # of the source
+    transformed: int = 0  # tiles
+    packed: int = 0  # weights
+    products: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +65,8 @@ class Winograd(TileRows):
 
     bias: int  # an input, 0: none
     w_first: int
-    head: int  # floats of `thread_head`
-    chunk: int  # tiles of output channels whose products are kept at a time
+    offsets: Offsets = Offsets()
+    chunk: int = 1  # tiles of output channels whose products are kept at a time
     panel: int  # floats of one of the panels of a tile of weights, one for every element
     round_groups: int
     round_tiles: int  # of output channels, where the weights are shared
@@ -61,6 +75,36 @@ class Winograd(TileRows):
     split: int = 1  # items that share a band's output channels
     columns: int = 0  # floats of a channel of transformed tiles
     element: int = 0  # floats of such a matrix, an odd number of lines, as a tile is written to all of them
+
+
+def chunk(elements: int, tiles: int) -> int:
+    """Tiles of output channels, of so many, whose products are kept at a time."""
+    return max(1, min(tiles, block_sizes.PRODUCT_FLOATS // (elements * _GAP)))
+
+
+def _finishing(r: TileRows) -> dict[str, int]:
+    """Bytes of what results go through."""
+    return {"finished": FLOAT * r.size**2 * _GAP, "table": WORD * (ROWS + 2 * r.c.kernel[0])}
+
+
+def thread_scratch(r: TileRows, band: int, tiles: int) -> tuple[Offsets, int]:
+    """Of a thread that computes `band` rows of tiles for so many tiles of output channels, whose weights are shared."""
+    columns = column_floats((band + r.reach) * r.tiles_x)
+    return workspace(
+        Offsets,
+        **_finishing(r),
+        rows=FLOAT * 2 * r.size * r.plane_of(band),
+        transformed=FLOAT * r.elements * odd_lines(r.ins * columns),
+        products=FLOAT * r.elements * chunk(r.elements, tiles) * _GAP,
+    )
+
+
+def images_scratch(p: Winograd) -> tuple[Offsets, int]:
+    """Of a thread that transforms rows of the source for all or, later, multiplies them by a tile of weights."""
+    transforms, before = workspace(Offsets, rows=FLOAT * 2 * p.size * p.plane)
+    packed, products = FLOAT * p.elements * p.panel, FLOAT * p.elements * _GAP
+    multiplies, behind = workspace(Offsets, **_finishing(p), packed=packed, products=products)
+    return replace(multiplies, rows=transforms.rows), max(before, behind)
 
 
 _kernels = stack(16 * WIDE)
@@ -173,15 +217,12 @@ def _item(call, p, item, scratch):
     if group >= p.c.groups:
         return
     first, last = item * rows_of // p.bands, (item + 1) * rows_of // p.bands
-    rows = scratch + 4 * p.head
-    v = rows + 8 * p.size * p.plane
-    v = (v + 63) // 64 * 64
+    rows, v = scratch + p.offsets.rows, scratch + p.offsets.transformed
     _transform(p, call.inputs[0], group, 0, p.ins, volume, first, last + p.reach, rows, v)
     here, panels = min(p.round_tiles, _tiles(p) - part), number * p.round_tiles - part
     begin, end = part + split * here // splits, part + (split + 1) * here // splits
     packed = call.shared + 4 * p.elements * panels * p.panel
-    kept = v + 4 * p.elements * p.element
-    _outputs(call, p, group, begin, end, packed, v, kept, volume, first, last, scratch)
+    _outputs(call, p, group, begin, end, packed, v, volume, first, last, scratch)
 
 
 @inner
@@ -193,7 +234,7 @@ def _source_item(call, p, item, scratch):
         return
     last = min(first + p.round_rows, row_count(p))
     v = call.shared + 4 * (number * p.elements * p.element + c * p.columns)
-    _transform(p, call.inputs[0], group, c, c + 1, 0, first, last, scratch + 4 * p.head, v)
+    _transform(p, call.inputs[0], group, c, c + 1, 0, first, last, scratch + p.offsets.rows, v)
 
 
 @inner
@@ -205,22 +246,21 @@ def _weights_item(call, p, item, scratch):
         return
     last = min(first + p.round_rows, row_count(p))
     v = call.shared + 4 * number * p.elements * p.element
-    packed = (scratch + 4 * p.head + 63) // 64 * 64
+    packed = scratch + p.offsets.packed
     _pack_tile(call, p, group, m, packed)
-    own = 4 * p.elements * p.panel
-    _outputs(call, p, group, m, m + 1, packed - m * own, v, packed + own, 0, first, last, scratch)
+    _outputs(call, p, group, m, m + 1, packed - 4 * m * p.elements * p.panel, v, 0, first, last, scratch)
 
 
 @inner
-def _outputs(call, p, group, begin, end, packed, v, kept, volume, first, last, scratch):
+def _outputs(call, p, group, begin, end, packed, v, volume, first, last, scratch):
     """Tiles begin … end - 1 of output channels at the tiles of rows first … last - 1: products, then results.
 
     What is multiplied by all weights stays in the first-level cache meanwhile. packed: the panels of tile 0.
     """
-    count_all, chunk = (last - first) * p.tiles_x, p.chunk
+    count_all, at_once, kept = (last - first) * p.tiles_x, p.chunk, scratch + p.offsets.products
     for place in range(0, count_all, COLUMNS):
-        for m in range(begin, end, chunk):
-            stop = min(m + chunk, end)
+        for m in range(begin, end, at_once):
+            stop = min(m + at_once, end)
             _products(p, m, stop, packed, v, kept, place, count_all - place, scratch)
             for tile in range(m, stop):
                 block = kept + 4 * (tile - m) * p.elements * _GAP
@@ -231,7 +271,7 @@ def _outputs(call, p, group, begin, end, packed, v, kept, volume, first, last, s
 @inner
 def _products(p, begin, end, packed, v, kept, place, tiles, scratch):
     """Those of tiles begin … end - 1 of output channels for at most COLUMNS tiles of the image."""
-    taps, table, panel = p.c.kernel[0], scratch + 4 * p.size * p.size * _GAP, 4 * p.panel
+    taps, table, panel = p.c.kernel[0], scratch + p.offsets.table, 4 * p.panel
     rows_apart(table, 4)
     segments = one_segment(table)[0], taps
     for tap in range(taps):
@@ -264,7 +304,7 @@ def _results(call, p, group, tile, block, volume, first, place, tiles, scratch):
 @inner
 def _finished(p, scratch, channel):
     """The rows of a block of tiles for one output channel."""
-    return scratch + 4 * p.size * p.size * COLUMNS * channel
+    return scratch + p.offsets.finished + 4 * p.size * p.size * COLUMNS * channel
 
 
 @inner

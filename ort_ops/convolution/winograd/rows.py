@@ -9,13 +9,15 @@ A stride of 2 makes of an image four, its residues, each with every other of the
 them is summed: they are further channels. What is written is apart: further output channels.
 """
 
+import math
 from dataclasses import dataclass
 
-from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.records import Record, Triple
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of
 from onnx_backprop.ort_ops.convolution.problem import Correlation
 from onnx_backprop.ort_ops.vector.boxes import copy_line
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,35 @@ class TileRows(Record):
     reach: int  # rows of tiles that the last tap reads further on than the first
     lines: int = 1  # rows of tiles of the source that are made at a time
     plane: int = 0  # floats of the rows of tiles that are transformed together, of every `size`-th row
+
+    @property
+    def rows(self) -> int:
+        """Rows of tiles of a volume."""
+        return self.c.out_length[0] * self.c.dilations[1] * self.tiles_y
+
+    def lines_of(self, band: int) -> int:
+        """Rows of tiles of the source that a band of so many makes at a time."""
+        return min(band + self.reach, self.tiles_y)
+
+    def plane_of(self, band: int) -> int:
+        """The plane of such a band."""
+        return plane_floats(self.size, (self.lines_of(band) + 1) * self.tiles_x)
+
+
+def plane_floats(size: int, tiles: int) -> int:
+    """Of a plane of so many tiles, and of the cells that a register reads behind them."""
+    return odd_lines(size * (tiles + VECTOR) + 2)
+
+
+def column_floats(tiles: int) -> int:
+    """Of a channel of so many transformed tiles, which are written in whole vectors."""
+    return odd_lines(math.ceil(tiles / COLUMNS) * COLUMNS + VECTOR)
+
+
+def odd_lines(floats: int) -> int:
+    """As many floats or more, an odd number of cache lines, so that rows do not compete for one place in the cache."""
+    lines = math.ceil(floats / 16)
+    return 16 * (lines + 1 - lines % 2)
 
 
 @inner

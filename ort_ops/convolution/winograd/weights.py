@@ -12,12 +12,14 @@ the destination's channels: its sums stay with the thread, which transforms them
 is done in rounds: some groups at a time, or one group and some of its source's (else, destination's) channels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, destination_row, first_cell, row_count, source_row
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, workspace
 from onnx_backprop.ort_ops.vector.boxes import dot
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import transpose_tile
@@ -31,6 +33,18 @@ from onnx_backprop.ort_ops.vector.winograd_transforms import (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a thread's scratch."""
+
+    rows: int = 0  # of either tensor that are transformed or turned together
+    turned: int = 0  # the source's, as cells of channels
+    source: int = 0  # its transformed tiles
+    gradient: int = 0  # those of the destination
+    sums: int = 0
+    kernels: int = 0  # transformed back
+
+
+@dataclass(frozen=True, kw_only=True)
 class WinogradWeights(TileRows):
     """The numbers of a plan."""
 
@@ -38,7 +52,7 @@ class WinogradWeights(TileRows):
     channels: int  # of a residue of the source, in whole registers; `ins` is that of all
     pitch: int = 0  # floats of a row of the source
     piece: int = 0  # those of one phase
-    head: int = 0  # floats of rows that are transformed or turned together
+    offsets: Offsets = Offsets()
     band: int = 0  # rows of tiles
     parts: int = 1
     split: int = 1
@@ -51,6 +65,38 @@ class WinogradWeights(TileRows):
     round_groups: int = 0
     round_tiles: int = 0
     source_band: int = 1  # rows transformed at a time, where the source is shared
+
+
+def _row_bytes(p: WinogradWeights) -> int:
+    return FLOAT * max(VECTOR * p.pitch, p.size * p.plane)
+
+
+def _turned_bytes(p: WinogradWeights) -> int:
+    return FLOAT * (p.size * p.lines + p.taps - 1) * p.pitch * p.s_columns
+
+
+def sum_scratch(p: WinogradWeights) -> tuple[Offsets, int]:
+    """Of a thread that adds up the products of a part in shared sums."""
+    return workspace(
+        Offsets,
+        rows=_row_bytes(p),
+        turned=_turned_bytes(p),
+        source=FLOAT * p.elements * p.s_element,
+        gradient=FLOAT * p.elements * p.d_element,
+    )
+
+
+def source_scratch(p: WinogradWeights) -> tuple[Offsets, int]:
+    """Of a thread that transforms the source for all or, later, sums up a tile of the destination's channels."""
+    transforms, before = workspace(Offsets, rows=_row_bytes(p), turned=_turned_bytes(p))
+    multiplies, behind = workspace(
+        Offsets,
+        rows=_row_bytes(p),
+        kernels=FLOAT * 9 * VECTOR,
+        sums=FLOAT * p.elements * ROWS * p.s_columns,
+        gradient=FLOAT * p.elements * p.d_element,
+    )
+    return replace(multiplies, turned=transforms.turned), max(before, behind)
 
 
 _tables = stack(ROWS + 2)
@@ -121,11 +167,9 @@ def _item(call, p, item, scratch):
     rows_of, taps = row_count(p), p.c.kernel[0]
     every = p.c.batch * p.strips * rows_of
     first, last = part * every // parts, (part + 1) * every // parts
-    tiles_x, pitch = p.tiles_x, p.pitch
-    rows = scratch
-    turned = rows + 4 * p.head
-    v = turned + 4 * (p.size * p.lines + p.taps - 1) * pitch * columns
-    u = v + 4 * p.elements * p.s_element
+    tiles_x = p.tiles_x
+    rows, turned = scratch + p.offsets.rows, scratch + p.offsets.turned
+    v, u = scratch + p.offsets.source, scratch + p.offsets.gradient
     channels = p.ins
     d_columns, u_rows = p.d_columns, p.u_rows
     sums = call.shared + 4 * (part * groups + number) * taps * p.elements * u_rows * columns
@@ -198,16 +242,16 @@ def _write(p, out, group, m, c, tap, source, step, lines):
 @inner
 def _source_item(call, p, item, scratch):
     """One band of one group of the round."""
-    band, rows = p.source_band, row_count(p)
-    bands = (rows + band - 1) // band
+    band, count = p.source_band, row_count(p)
+    bands = (count + band - 1) // band
     number, first = item // bands, item % bands * band
-    group, last = call.group + number, min(first + band, rows)
+    group, last = call.group + number, min(first + band, count)
     if group >= p.c.groups:
         return
     v = call.shared + 4 * (number * p.elements * p.s_element + first * p.tiles_x * COLUMNS)
     source = call.inputs[p.inputs[0]]
-    turned = scratch + 4 * p.head
-    _source_tiles(p, source, group, call.part, 0, first, last, scratch, turned, v)
+    rows, turned = scratch + p.offsets.rows, scratch + p.offsets.turned
+    _source_tiles(p, source, group, call.part, 0, first, last, rows, turned, v)
 
 
 @inner
@@ -222,10 +266,8 @@ def _tile_item(call, p, item, scratch):
     tiles_x, band = p.tiles_x, p.band
     dest, out = call.inputs[p.inputs[1]], call.output
     channels = min(columns, p.ins - c0)
-    rows = scratch
-    lines = rows + 4 * p.head
-    sums = lines + 4 * 9 * VECTOR
-    u = sums + 4 * p.elements * ROWS * columns
+    rows, lines = scratch + p.offsets.rows, scratch + p.offsets.kernels
+    sums, u = scratch + p.offsets.sums, scratch + p.offsets.gradient
     v, table = call.shared + 4 * number * p.elements * p.s_element, _tables()
     rows_apart(table, 4 * p.d_columns)
     for at in range(0, row_count(p), band):

@@ -22,7 +22,7 @@ from tests.support.gradient_checks import (
     Oracle,
     build,
     case,
-    check_case,
+    check_cases,
     check_gradient,
     positive,
     session_run,
@@ -70,7 +70,7 @@ def without_rules(monkeypatch: pytest.MonkeyPatch, *op_types: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient(case: Case, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_rules(monkeypatch, case.op)
-    check_case(case, variant)
+    check_cases([case], variant)
 
 
 def test_the_forward_node_stays_and_only_what_the_gradient_reads_is_computed_again(
@@ -95,7 +95,7 @@ def test_bodies_within_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_optional_outputs_that_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a norm reads its mean, an output this model does not ask for."""
     without_rules(monkeypatch, "LayerNormalization")
-    check_case(body("y, , rate = LayerNormalization (x, s)  ", op="LayerNormalization", x=(2, 6), s=(6,)), "static")
+    check_cases([body("y, , rate = LayerNormalization (x, s)  ", op="LayerNormalization", x=(2, 6), s=(6,))], "static")
     model = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 18]> g (float[2,6] x, float[6] s) => (float[2,6] y)
         { [norm] z, mean, rate = LayerNormalization <epsilon = 0.1> (x, s)  u = Mul(z, rate)  y = Add(u, mean) }"""
@@ -107,7 +107,7 @@ def test_optional_outputs_that_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_one_value_as_two_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     without_rules(monkeypatch, "PRelu")
-    check_case(body("y = PRelu(x, x)", x=(3, 4), oracle=PIECES), "static")
+    check_cases([body("y = PRelu(x, x)", x=(3, 4), oracle=PIECES)], "static")
 
 
 def test_an_operator_in_the_body_without_a_rule_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

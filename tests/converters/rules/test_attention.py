@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.converters.reverse import expand
-from tests.support.gradient_checks import Case, Oracle, build, case, check_case, check_gradient, retyped
+from tests.support.gradient_checks import Case, Oracle, build, case, check_cases, check_gradient, retyped
 
 SMOOTH = Oracle("onnxruntime", 2.0**-6, 1e-3)
 VARIANTS = ("static", "symbolic", "fed", "half")
@@ -64,9 +64,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention(case: Case, variant: str) -> None:
-    check_case(case, variant)
+def test_attention(variant: str) -> None:
+    check_cases(CASES, variant)
 
 
 def rotary(attributes: str, x: tuple[int, ...], cache: tuple[int, ...], ids: object = None, **given: Any) -> Case:
@@ -89,9 +88,8 @@ ROTARY = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", ROTARY, ids=str)
-def test_rotary_embedding(case: Case, variant: str) -> None:
-    check_case(case, variant)
+def test_rotary_embedding(variant: str) -> None:
+    check_cases(ROTARY, variant)
 
 
 SWISH = [
@@ -101,10 +99,9 @@ SWISH = [
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "unranked"])
-@pytest.mark.parametrize("case", SWISH, ids=str)
-def test_swish(case: Case, variant: str) -> None:
+def test_swish(variant: str) -> None:
     """onnxruntime has no kernel, and inlines the body in models of opset 24 only."""
-    check_case(case, variant)
+    check_cases(SWISH, variant)
 
 
 MASKED = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
@@ -127,14 +124,14 @@ def test_queries_that_may_look_nowhere(attributes: str, masked: float, opset: in
     1.32. In either case nothing is NaN.
     """
     mask = MASKED if masked is False else masked_with(masked)
-    check_case(attention(attributes, extra=", m", constants={"m": mask}), "static", opset=opset)
+    check_cases([attention(attributes, extra=", m", constants={"m": mask})], "static", opset=opset)
 
 
 @pytest.mark.parametrize("variant", ["symbolic", "fed"])
 @pytest.mark.parametrize("opset", [23, 26])
 def test_queries_that_may_look_nowhere_by_a_mask_of_the_run(opset: int, variant: str) -> None:
     """Both masks at once: a causal row of which the first key is floored puts out 0, or the value of that key."""
-    check_case(attention("is_causal = 1", extra=", m", constants={"m": masked_with(FLOOR)}), variant, opset=opset)
+    check_cases([attention("is_causal = 1", extra=", m", constants={"m": masked_with(FLOOR)})], variant, opset=opset)
 
 
 @pytest.mark.parametrize("opset", [23, 26])
@@ -172,7 +169,7 @@ def test_keys_in_a_window(masked: float | None) -> None:
     if OLD:
         pytest.skip("onnxruntime 1.31 has no windows")
     for variant in ("static", "symbolic"):
-        check_case(sliding, variant)
+        check_cases([sliding], variant)
 
 
 @pytest.mark.parametrize("attributes", ["", "is_causal = 1"])
@@ -180,7 +177,7 @@ def test_padded_keys(attributes: str) -> None:
     """nonpad_kv_seqlen, an input since opset 24."""
     given = attention(attributes, extra=', "", "", "", n', constants={"n": np.array([5, 2])}, since=24)
     for variant in ("static", "symbolic", "fed"):
-        check_case(given, variant)
+        check_cases([given], variant)
 
 
 def test_an_unknown_body_of_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from tests.support.adjoint import adjoint_mismatches, forward_session, run
+from tests.support.adjoint import Adjoint, adjoint_mismatches, check_adjoints, forward_session, run
 from tests.support.checks import evaluate
 
 SEED = 7
@@ -65,15 +65,21 @@ def feeds_of(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
 
 @each_route
 @pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize("output_shape", [[7, 8], [8, 9], [8, 8], [9, 9], [10, 11], [3, 1]])
-@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
-def test_conv_transpose_output_shape(output_shape: list[int], auto_pad: str, symbolic: bool, kernels: str) -> None:
-    """The natural output is 9 × 10; the odd cell of the padding moves with auto_pad."""
+@pytest.mark.parametrize("opset", [1, 11, 22])
+def test_conv_transpose_output_shape(opset: int, symbolic: bool, kernels: str) -> None:
+    """The natural output is 9 × 10; the odd cell of the padding moves with auto_pad.
+
+    The text of opset 1 puts it at the other end; onnxruntime does not.
+    """
     shapes = {"x": [2, 4, 4, 5], "w": [4, 2, 3, 2], "b": [4]}
-    attributes = {"strides": [2, 2], "group": 2, "output_shape": output_shape, "auto_pad": auto_pad}
-    for opset in (1, 11, 22):  # the text of opset 1 puts the odd cell at the other end; onnxruntime does not
+    problems = []
+    for output_shape, auto_pad in itertools.product(
+        ([7, 8], [8, 9], [8, 8], [9, 9], [10, 11], [3, 1]), ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+    ):
+        attributes = {"strides": [2, 2], "group": 2, "output_shape": output_shape, "auto_pad": auto_pad}
         model = single("ConvTranspose", shapes, symbolic=symbolic, opset=opset, **attributes)
-        assert not adjoint_mismatches(model, feeds_of(shapes), list(shapes), kernels=kernels)
+        problems.append(Adjoint(f"{output_shape} {auto_pad}", model, feeds_of(shapes), list(shapes)))
+    check_adjoints(problems, kernels)
 
 
 @each_route
@@ -146,20 +152,19 @@ def test_kernel_lengths_of_the_run(attributes: dict[str, object], kernels: str) 
     assert not adjoint_mismatches(model, feeds_of(shapes), list(shapes), kernels=kernels)
 
 
+RANKS_OF_THE_RUN = [
+    ("Conv", {"pads": [-1, 0, 2, -2]}),
+    ("Conv", {"pads": [1, -2, -1, 1], "strides": [2, 2]}),
+    ("ConvTranspose", {"pads": [-1, 0, 2, -2], "strides": [2, 1]}),
+    ("ConvTranspose", {"pads": [1, -2, -1, 1], "strides": [2, 2], "output_padding": [1, 0]}),
+    ("ConvTranspose", {"output_shape": [2, 2, 9, 8], "strides": [2, 2], "pads": [-1, 0, 0, 0]}),
+    ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 1]}),
+    ("ConvTranspose", {"auto_pad": "SAME_LOWER", "strides": [2, 1], "output_padding": [1, 0]}),
+]
+
+
 @each_route
-@pytest.mark.parametrize(
-    ("op_type", "attributes"),
-    [
-        ("Conv", {"pads": [-1, 0, 2, -2]}),
-        ("Conv", {"pads": [1, -2, -1, 1], "strides": [2, 2]}),
-        ("ConvTranspose", {"pads": [-1, 0, 2, -2], "strides": [2, 1]}),
-        ("ConvTranspose", {"pads": [1, -2, -1, 1], "strides": [2, 2], "output_padding": [1, 0]}),
-        ("ConvTranspose", {"output_shape": [2, 2, 9, 8], "strides": [2, 2], "pads": [-1, 0, 0, 0]}),
-        ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 1]}),
-        ("ConvTranspose", {"auto_pad": "SAME_LOWER", "strides": [2, 1], "output_padding": [1, 0]}),
-    ],
-)
-def test_ranks_of_the_run(op_type: str, attributes: dict[str, object], kernels: str) -> None:
+def test_ranks_of_the_run(kernels: str) -> None:
     """Where nobody knows the ranks beforehand, onnxruntime runs negative pads and an output_shape of full rank."""
     text = """
         <ir_version: 8, opset_import: ["" : 18]>
@@ -167,11 +172,14 @@ def test_ranks_of_the_run(op_type: str, attributes: dict[str, object], kernels: 
             xh = Reshape (x, xs)
             wh = Reshape (w, ws)
         }"""
-    model = parser.parse_model(text)
-    model.graph.node.append(helper.make_node(op_type, ["xh", "wh"], ["y"], name="node", **attributes))
     shapes = {"x": [2, 2, 5, 6], "w": [2, 2, 3, 2]}
     feeds = feeds_of(shapes) | {f"{name}s": np.array(shape, np.int64) for name, shape in shapes.items()}
-    assert not adjoint_mismatches(model, feeds, ["x", "w"], kernels=kernels)
+    problems = []
+    for op_type, attributes in RANKS_OF_THE_RUN:
+        model = parser.parse_model(text)
+        model.graph.node.append(helper.make_node(op_type, ["xh", "wh"], ["y"], name="node", **attributes))
+        problems.append(Adjoint(f"{op_type} {attributes}", model, feeds, ["x", "w"]))
+    check_adjoints(problems, kernels)
 
 
 @each_route

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from tests.support.gradient_checks import LINEAR, VARIANTS, Case, build, case, check_case
+from tests.support.gradient_checks import LINEAR, VARIANTS, build, case, check_cases
 
 SHAPE = (2, 4, 3)
 ZEROS = np.float32([[[2, 0, -3], [0.5, 4, 0]], [[0, 0, 1], [1, 2, 0]], [[-1, 3, 2], [0, 0, 0]], [[3, 1, 1], [1, 2, 2]]])
@@ -47,9 +47,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradient(case: Case, variant: str) -> None:
-    check_case(case, variant)
+def test_gradient(variant: str) -> None:
+    check_cases(CASES, variant)
 
 
 def test_only_what_is_wanted_is_computed() -> None:

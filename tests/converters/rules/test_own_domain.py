@@ -15,16 +15,12 @@ from onnx import ModelProto, helper
 import onnx_backprop as ob
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
-from tests.ort_ops.random_calls import MAKERS
-from tests.property.calls import Call
+from tests.declarations.calls import Call
+from tests.declarations.registry import DECLARED, random_call
 from tests.support.adjoint import run
 from tests.support.checks import one_node_model
 
 EACH, MOST = 3, 4000  # calls of an operator, elements of one
-# by these the derivative is zero but for jumps, which differences would meet
-JUMPS = {"ReLUBackward": ("src",), "MaxPoolBackward": ("src",)}
-# in these the operator is linear, beside nothing else: the second derivative by them is zero
-LINEAR = {"BatchNormForwardTraining": ("mean", "variance", "beta")}
 STEP = 1e-3
 
 
@@ -32,16 +28,15 @@ def calls(op: str) -> list[Call]:
     found: list[Call] = []
     rng = np.random.default_rng(zlib.crc32(op.encode()))
     while len(found) < EACH:
-        call = MAKERS[op](rng, op)
+        call = random_call(rng, op)
         if sum(array.size for array in call.inputs if array is not None) <= MOST and suits(call):
             found.append(call)
     return found
 
 
 def suits(call: Call) -> bool:
-    """Whether it has numbers, and is the gradient of a Resize that onnxruntime runs."""
-    runs = call.attributes.get("mode") == "nearest" or set(call.attributes.get("axes", ())) <= {2, 3}
-    return (runs or call.op != "ResizeGrad") and all(a is None or a.size for a in call.inputs) and bool(variables(call))
+    """Whether it has numbers, and differences tell its derivatives."""
+    return DECLARED[call.op].smooth(call) and all(a is None or a.size for a in call.inputs) and bool(variables(call))
 
 
 def variables(call: Call) -> list[str]:
@@ -85,7 +80,7 @@ def check(call: Call, *, known: bool) -> None:
     gradients = list(made.results.values())
     if not all(name in made.seeds for name in y):
         return  # a single number is seeded with 1
-    curved = [name for name in wrt if name not in LINEAR.get(call.op, ())]
+    curved = [name for name in wrt if name not in DECLARED[call.op].linear]
     by = [*curved, *made.seeds.values()]
     second = ob.backward(first, wrt=by, of=gradients)
     again = ob.derivatives(second)[-1]
@@ -93,7 +88,7 @@ def check(call: Call, *, known: bool) -> None:
     names = [spec.name for spec in BY_NAME[call.op].inputs]
     at = {n: np.asarray(call.inputs[names.index(n)], np.float64) for n in wrt}
     u = {made.seeds[n]: rng.standard_normal(r.shape) for n, r in zip(y, reference(call, at), strict=True)}
-    jumps = JUMPS.get(call.op, ())
+    jumps = DECLARED[call.op].jumps
     v, w = ({n: np.zeros(x.shape) if n in jumps else rng.standard_normal(x.shape) for n, x in at.items()} for _ in "vw")
     w |= {n: np.ones(at[n].shape) for n, g in made.results.items() if g not in again.seeds}  # of one element
     feeds = {n: a for n, a in zip(names, call.inputs, strict=False) if a is not None and n not in wrt}

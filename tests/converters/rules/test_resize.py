@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
-from tests.support.adjoint import adjoint_mismatches, forward_session
+from tests.support.adjoint import Adjoint, adjoint_mismatches, check_adjoints, forward_session
 
 SAMPLES = 300
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -80,6 +80,7 @@ def random_case(rng: random.Random) -> tuple[list[int], dict[str, object]]:
 def test_random_configurations_against_the_forward() -> None:
     """With the lengths known and with all of them symbolic; every operator has its share."""
     verdicts: Counter[str] = Counter()
+    problems = []
     for seed in range(SAMPLES):
         rng = random.Random(seed)
         shape, settings = random_case(rng)
@@ -92,9 +93,9 @@ def test_random_configurations_against_the_forward() -> None:
             continue
         if y.size == 0:
             continue
-        wrong = adjoint_mismatches(model, {"x": x}, ["x"], seed=seed)
-        assert not wrong, f"seed {seed}: {shape} {settings} symbolic={symbolic}: {wrong}"
+        problems.append(Adjoint(f"{shape} {settings} symbolic={symbolic}", model, {"x": x}, ["x"], seed))
         verdicts[f"{chosen(model)}, symbolic" if symbolic else chosen(model)] += 1
+    check_adjoints(problems)
     print(dict(verdicts))
     assert verdicts["InterpolateBackward"] >= 40
     assert verdicts["ResampleGrad"] >= 40
@@ -237,7 +238,7 @@ def parametric(shape: list[int] | None, inputs: dict[str, int], opset: int = 19,
     ids=lambda a: "-".join(map(str, a.values())),
 )
 def test_everything_of_the_run(attributes: dict[str, object], ranked: bool) -> None:
-    """One model, many runs: scales, sizes and roi are inputs, and no length is known."""
+    """Many runs at once: scales, sizes and roi are inputs, and no length is known."""
     rng = np.random.default_rng(0)
     shape = [2, 3, 5, 4]
     crops = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
@@ -252,9 +253,8 @@ def test_everything_of_the_run(attributes: dict[str, object], ranked: bool) -> N
         count = {"roi": 8} | {how: 4} if crops else {how: 4}
         model = parametric(shape if ranked else None, count, **attributes)
         assert chosen(model) == "ResizeGrad"
-        for values in runs:
-            given = np.float32(values) if how == "scales" else np.array(values, np.int64)
-            assert not adjoint_mismatches(model, feeds | roi | {how: given}, ["x"]), f"{how} {values}"
+        given = [np.float32(values) if how == "scales" else np.array(values, np.int64) for values in runs]
+        check_adjoints([Adjoint(f"{how} {a}", model, feeds | roi | {how: a}, ["x"]) for a in given])
 
 
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])

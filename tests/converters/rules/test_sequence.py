@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gradient_checks import LINEAR, SMOOTH, Case, case, check_case
+from tests.support.gradient_checks import LINEAR, SMOOTH, case, check_cases
 
 ZERO = "zero = Constant <value_int = 0> () last = Constant <value_int = -1> ()"
 STEP = "(int64 n, bool go, float[3] s) => (bool on, float[3] t)"
@@ -82,6 +82,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("variant", ["static", "symbolic", "fed"])
-@pytest.mark.parametrize("one", CASES, ids=str)
-def test_right(one: Case, variant: str) -> None:
-    check_case(one, variant)
+def test_right(variant: str) -> None:
+    for (
+        one
+    ) in CASES:  # side by side onnxruntime takes lengths for equal that have symbols of onnx's inference in common
+        check_cases([one], variant)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,8 +19,9 @@ import numpy as np
 import pytest
 
 from onnx_backprop.training.checkpoint import read_checkpoint
+from tests.support import killed_training
+from tests.support.forked import Forked
 
-ROOT = Path(__file__).parents[3]
 KILLS = int(os.environ.get("KILLS", "3"))
 SEED = int(os.environ.get("SEED", "20261121"))
 STEPS_BETWEEN = 6  # about as many steps between two kills
@@ -29,7 +29,6 @@ BATCHES = 9  # of an epoch
 EPOCHS = -(-KILLS * STEPS_BETWEEN * 2 // BATCHES)
 PATIENCE = 120.0  # seconds without a step before the test gives up
 THREADS = 4
-Process = subprocess.Popen[bytes]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -38,13 +37,8 @@ def lines(path: Path) -> list[str]:
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
-def started(mode: str, *folders: Path) -> Process:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.killed_training", mode, str(EPOCHS), *map(str, folders)],
-        env=os.environ | {"PYTHONPATH": path},
-        cwd=ROOT,
-    )
+def started(mode: str, *folders: Path) -> Forked:
+    return Forked(killed_training.main, mode, EPOCHS, list(folders))
 
 
 def made(folder: Path) -> Path:
@@ -96,7 +90,7 @@ def wait_for(what: Callable[[], bool], look: Callable[[], object] = lambda: None
 
 
 def wait_for_steps(
-    count: int, processes: Sequence[Process], *folders: Path, look: Callable[[], object] = lambda: None
+    count: int, processes: Sequence[Forked], *folders: Path, look: Callable[[], object] = lambda: None
 ) -> None:
     """Until so many more have been made, or a process has ended."""
 
@@ -116,7 +110,7 @@ def test_two_processes_contend_for_a_checkpoint(tmp_path: Path, reference: Refer
         if (tmp_path / "checkpoint").exists():
             seen[reference.check_read(tmp_path / "checkpoint")] += 1
 
-    def ready(process: Process) -> bool:
+    def ready(process: Forked) -> bool:
         return (tmp_path / f"ready.{process.pid}").exists() or process.poll() is not None
 
     with ExitStack() as stack:

@@ -24,6 +24,8 @@ from onnx_backprop.opset.maths.resize import (
     policy_scale,
     resize_taps,
 )
+from tests.declarations.declaration import Example
+from tests.declarations.registry import EXAMPLES
 from tests.opset.bodies.body_models import (
     KNOWLEDGE,
     answer,
@@ -37,8 +39,6 @@ from tests.opset.bodies.body_models import (
 )
 from tests.support import single_op
 from tests.support.checks import evaluate
-from tests.worked.example import Example
-from tests.worked.examples import EXAMPLES
 
 f32 = np.float32
 OPS = ("InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "ResizeGrad")

@@ -2,105 +2,42 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from onnx import TensorProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset.operators.registry import BY_NAME
+from tests.declarations.registry import DECLARED
 from tests.opset.core.inference_models import AVG_POOL, CONV, CONVT, DATA, INTERPOLATE, MAX_POOL, NCX, RESAMPLE, model
-from tests.support.checks import infer, inferred, one_node_model
-
-STATIC = [
-    (
-        "(float[2,3,4,5] src, float[2,3,8,9] dy) => (dx)",
-        'dx = $InterpolateBackward <mode = "linear", data_format = "NCX"> (src, dy)',
-        [2, 3, 4, 5],
-    ),
-    (
-        "(float16[2,4,5,3] src, float16[2,8,9,3] dy) => (dx)",
-        'dx = $InterpolateBackprop <mode = "nearest", sizes = [8, 9]> (src, dy)',
-        [2, 4, 5, 3],
-    ),
-    ("(float[8,9] dy) => (dx)", f"dx = $ResampleGrad <{RESAMPLE}, output_sizes = [4, 5]> (dy)", [4, 5]),
-    (
-        "(float16[2,8,9] dy, float16[2,4,3] x) => (dx)",
-        "s = Constant <value = float[2] {3.0, 2.0}> () dx = $ResizeGrad <axes = [-1, 1]> (dy, x, , s)",
-        [2, 4, 3],
-    ),
-    (
-        "(float16[2,4,9,9] x, float16[6,2,3,2] w, float16[6] b) => (y)",
-        f"y = $Convolution <{CONV}, groups = 2> (x, w, b)",
-        [2, 6, 5, 8],
-    ),
-    (
-        "(float[2,6,5,8] dy, float[6,2,3,2] w) => (dx)",
-        f"dx = $ConvolutionBackwardData <{CONV}, groups = 2, dst_shape = [2, 4, 9, 9]> (dy, w)",
-        [2, 4, 9, 9],
-    ),
-    (
-        "(float[2,4,9,9] x, float[2,6,5,8] dy) => (dw)",
-        f"dw = $ConvolutionBackwardWeights <{CONV}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
-        [6, 2, 3, 2],
-    ),
-    (
-        "(bfloat16[2,4,9,9] dy, bfloat16[6,2,3,2] w) => (dx)",
-        f"dx = $ConvTransposeBackwardData <{CONVT}, groups = 2> (dy, w)",
-        [2, 6, 5, 8],
-    ),
-    (
-        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
-        f"dw = $ConvTransposeBackwardWeights <{CONVT}, groups = 2, weights_shape = [6, 2, 3, 2]> (x, dy)",
-        [6, 2, 3, 2],
-    ),
-    (
-        "(float[2,6,5,8] x, float[2,4,9,9] dy) => (dw)",
-        'dw = $ConvTransposeBackpropFilters <filter_format = "OIX", filter_shape = [2, 6, 3, 2], groups = 2,'
-        f"{CONV.rpartition(',')[0]}> (x, dy)",
-        [2, 6, 3, 2],
-    ),
-    (
-        "(float16[2,6,9,8] x, float16[2,6,5,4] dy) => (dx)",
-        "dx = $MaxPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
-        'data_format = "NCX"> (x, dy)',
-        [2, 6, 9, 8],
-    ),
-    (
-        "(float16[2,5,4,6] dy) => (dx)",
-        "dx = $AvgPoolBackward <kernel = [3, 2], strides = [2, 2], pads_begin = [1, 0], pads_end = [1, 0], "
-        "exclude_pad = 1, src_shape = [2, 9, 8, 6]> (dy)",
-        [2, 9, 8, 6],
-    ),
-    (
-        "(bfloat16[2,6,5] x, float[6] m, float[6] v) => (y)",
-        'y, rm, rv, bm, bv = $BatchNormForwardTraining <epsilon = 0.1, momentum = 0.5, data_format = "NCX"> (x, m, v)',
-        [2, 6, 5],
-    ),
-    (
-        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy) => (dx)",
-        'dx, dg, db = $BatchNormTrainingBackward <epsilon = 0.1, data_format = "NCX"> (x, dy)',
-        [2, 6, 5],
-    ),
-    (
-        "(bfloat16[2,6,5] x, bfloat16[2,6,5] dy, float[6,5] g) => (dx)",
-        "dx, dg, db = $LayerNormBackward <begin_norm_axis = 1> (x, dy, , , g)",
-        [2, 6, 5],
-    ),
-    ("(float16[2,6] dy, float16[2,6] y) => (dx)", "dx = $SoftMaxBackward (dy, y)", [2, 6]),
-    ("(float16[2,6] y, float16[2,6] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 6]),
-    ("(float[2,6,5,8] dy) => (db)", 'db = $BiasAddBackward <data_format = "NCX"> (dy)', [6]),
-]
+from tests.support.checks import dims_of, infer, inferred, one_node_model
 
 
-@pytest.mark.parametrize(("signature", "body", "dims"), STATIC)
-def test_static_shapes_and_types(signature: str, body: str, dims: list[int]) -> None:
-    m = model(signature, body)
-    assert inferred(m) == dims
-    result = infer(m).graph.output[0].type.tensor_type.elem_type
-    assert result == m.graph.input[0].type.tensor_type.elem_type
+@pytest.mark.parametrize("op", sorted(DECLARED))
+@pytest.mark.parametrize("element", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_static_shapes_and_types(op: str, element: int) -> None:
+    """Of every worked example."""
+    for example in DECLARED[op].examples:
+        arrays = zip(BY_NAME[op].inputs, example.arrays(), strict=False)
+        given = [a if a is None or not spec.tensor else list(a.shape) for spec, a in arrays]
+        m = one_node_model(op, example.attributes, given, element_type=element)
+        answers = zip(infer(m).graph.output, BY_NAME[op].outputs, (example.expected, *example.more), strict=True)
+        for value, spec, answer in answers:
+            assert inferred(m, value.name) == list(np.shape(answer)), example.id
+            assert value.type.tensor_type.elem_type == (element if spec.type_name == "T1" else TensorProto.FLOAT)
 
 
-def test_static_models_cover_every_operator() -> None:
-    assert {body.partition("$")[2].split()[0] for _, body, _ in STATIC} == set(BY_NAME)
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs", "dims"),
+    [(op, *rest) for op, declaration in DECLARED.items() for rest in declaration.inferred],
+)
+def test_declared_inference(op: str, attributes: dict[str, object], inputs: list, dims: list) -> None:
+    """None is an unknown rank: onnx knows the type only."""
+    m = one_node_model(op, attributes, [i or [] for i in inputs])
+    for value, given in zip(m.graph.input, inputs, strict=True):
+        if given is None:
+            value.type.tensor_type.ClearField("shape")
+    assert [dims_of(value) for value in infer(m).graph.output] == dims
 
 
 @pytest.mark.parametrize(
@@ -115,8 +52,6 @@ def test_static_models_cover_every_operator() -> None:
             'dx = $InterpolateBackward <mode = "linear"> (src, dy)',
             [2, "H", "W", 3],
         ),
-        ("(float[N,C,P,Q] dy) => (db)", f"db = $BiasAddBackward <{NCX}> (dy)", ["C"]),
-        ("(float[N,P,Q,C] dy) => (db)", "db = $BiasAddBackward (dy)", ["C"]),
         (
             "(float[N,C,L] x, float[C] m, float[D] v, float[3] gamma) => (y)",
             f"y = $BatchNormForwardTraining <epsilon = 0.1, momentum = 0.5, {NCX}> (x, m, v, gamma)",
@@ -132,7 +67,6 @@ def test_static_models_cover_every_operator() -> None:
             "dx = $LayerNormBackward (x, dy, mean, , gamma)",
             [2, 3, 8],
         ),
-        ("(float[N,3] y, float[2,C] dy) => (dx)", "dx = $ReLUBackward (y, dy)", [2, 3]),
         ("(float[N,C,H,W] x, float[2,3,P,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", [2, 3, "H", "W"]),
         ("(float[N,C,9,W] x, float[M,3,5,Q] dy) => (dx)", f"{MAX_POOL} (x, dy)", ["N", 3, 9, "W"]),
         (
@@ -221,58 +155,6 @@ UNKNOWN = ', "other" : 1'
 )
 def test_unknown_types(signature: str, body: str, dims: list[int | str | None] | None) -> None:
     assert inferred(model(signature, body, imports=UNKNOWN)) == dims
-
-
-@pytest.mark.parametrize(
-    ("op", "attributes", "inputs", "dims"),
-    [
-        ("InterpolateBackward", {"mode": "linear"}, [None, ["N", "H", "W", 3]], None),
-        ("InterpolateBackward", {"mode": "linear"}, [["N", "H", "W", 3], None], ["N", "H", "W", 3]),
-        ("ResampleGrad", {"output_sizes": [4, 5]}, [None], [4, 5]),
-        ("ResampleGrad", {}, [None, ["K"]], None),
-        ("ResampleGrad", {}, [None, [3]], [None, None, None]),
-        ("BiasAddBackward", {}, [None], [None]),
-        ("MaxPoolBackward", {}, [None, None], None),
-        ("ReLUBackward", {}, [None, None], None),
-        ("SoftMaxBackward", {}, [None, None], None),
-        ("SoftMaxBackward", {"axis": -1}, [None, ["N", 3]], ["N", 3]),
-        ("BatchNormForwardTraining", {"epsilon": 0.1, "momentum": 0.5}, [None, None, [3]], None),
-        ("BatchNormForwardTraining", {"epsilon": 0.1, "momentum": 0.5}, [["N", "L", None], None, [3]], ["N", "L", 3]),
-        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, None], None),
-        ("BatchNormTrainingBackward", {"epsilon": 0.1}, [None, ["N", "L", 3]], ["N", "L", 3]),
-        ("LayerNormBackward", {"use_affine": 0}, [None, None], None),
-        ("LayerNormBackward", {}, [None, None, None, None, [4]], None),
-        ("LayerNormBackward", {}, [None, None, ["N", 3], None, [None]], ["N", 3, None]),
-        ("LayerNormBackward", {"begin_norm_axis": 1}, [None, None, ["N"], [2], [3, 4]], [2, 3, 4]),
-        ("LayerNormBackward", {"begin_norm_axis": 2}, [None, None, None, None, [3]], [None, None, 3]),
-        ("ReLUBackward", {}, [None, ["N", 3]], ["N", 3]),
-        ("MaxPoolBackward", {}, [None, [2, 3, 4, 5]], [2, None, None, 5]),
-        ("MaxPoolBackward", {}, [["N", 6, 8, 5], None], ["N", 6, 8, 5]),
-        ("AvgPoolBackward", {"exclude_pad": 1}, [None, ["K"]], None),
-        ("AvgPoolBackward", {"exclude_pad": 1}, [None, [4]], [None, None, None, None]),
-        ("AvgPoolBackward", {"exclude_pad": 1}, [[2, 3, 4, 5], None], [2, None, None, 5]),
-        ("AvgPoolBackward", {"exclude_pad": 0, "src_shape": [2, 6, 8, 5]}, [None], [2, 6, 8, 5]),
-        ("ConvTransposeBackwardData", {}, [None, None], None),
-        ("ConvTransposeBackwardData", {"data_format": "NCX"}, [None, [2, 2, 3, 6]], [None, 6, None, None]),
-        ("ConvolutionBackwardData", {"dst_shape": [1, 5, 5, 2]}, [None, None], [1, 5, 5, 2]),
-        ("ConvolutionBackwardWeights", {}, [None, None, [4]], [None, None, None, None]),
-    ],
-)
-def test_unknown_ranks(op: str, attributes: dict[str, object], inputs: list, dims) -> None:
-    """A tensor without a shape: onnx knows its type only."""
-    pair = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
-    empty = {"interpolation_mode": "LINEAR", "scales": [], "input_pixel_offsets": [], "output_pixel_offsets": []}
-    if "Pool" in op:
-        pair = {**{k: v for k, v in pair.items() if k != "dilations"}, "kernel": [2, 2]}
-    base = pair if "Conv" in op or "Pool" in op else empty if op == "ResampleGrad" else {}
-    m = one_node_model(op, base | attributes, [i or [] for i in inputs])
-    for value, given in zip(m.graph.input, inputs, strict=True):
-        if given is None:
-            value.type.tensor_type.ClearField("shape")
-    result = infer(m).graph.output[0].type.tensor_type
-    assert result.elem_type == TensorProto.FLOAT
-    got = [d.dim_value or d.dim_param for d in result.shape.dim] if result.HasField("shape") else None
-    assert (got and [None if str(d).startswith("unk__") else d or None for d in got]) == dims
 
 
 def test_attributes_of_an_enclosing_function() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, TensorProto, checker
 
+from tests.declarations.declaration import Example
+from tests.declarations.registry import EXAMPLES
 from tests.opset.operators.test_convolution import Case, case
 from tests.support.checks import evaluate, evaluate_all, infer, inferred, one_node_model
-from tests.worked.example import Example
-from tests.worked.examples import EXAMPLES
 
 
 def symbolic(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str | None]:

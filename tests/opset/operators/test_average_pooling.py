@@ -10,12 +10,13 @@ from onnx import checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
+from tests.declarations.calls import to_data
 from tests.opset.bodies.body_models import KNOWLEDGE, answer
 from tests.opset.operators import naive
 from tests.opset.operators.test_pooling import geometry
-from tests.property.calls import to_data
 from tests.support import single_op
 from tests.support.adjoint import forward_session
+from tests.support.batch import calls_together
 from tests.support.checks import evaluate, one_node_model
 
 f32 = np.float32
@@ -38,28 +39,32 @@ def shape_of(head: tuple[int, int], lengths: list[int], layout: str) -> np.ndarr
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("seed", range(40))
-def test_against_loops(seed: int, kernels: str) -> None:
-    rng = np.random.default_rng(seed)
-    attributes, lengths, down, up = dense(rng)
-    c = naive.Correlation(
-        source=tuple(lengths),
-        kernel=tuple(attributes["kernel"]),
-        strides=tuple(attributes["strides"]),
-        dilations=(1,) * len(lengths),
-        pads_begin=tuple(attributes["pads_begin"]),
-        pads_end=tuple(attributes["pads_end"]),
-        groups=1,
-    )
-    for outs in (down, up):
-        dy, layout = rng.integers(-8, 9, (2, 3, *outs)).astype(f32), ("NCX", "NXC")[seed % 2]
-        for exclude_pad in (0, 1):
-            expected = to_data(naive.avg_pool_backward(c, dy, exclude_pad=bool(exclude_pad)), layout)
-            given = attributes | {"data_format": layout, "exclude_pad": exclude_pad}
-            inputs: Inputs = [to_data(dy, layout), shape_of((2, 3), lengths, layout)]
-            got = single_op.run(AP, given, inputs, kernels=kernels)
-            message = f"seed {seed} {given} {lengths} {outs}"
-            np.testing.assert_allclose(got, expected.astype(f32), rtol=0, atol=2e-6, err_msg=message, strict=True)
+def test_against_loops(kernels: str) -> None:
+    """40 geometries, windows rounded down and up, with pads counted and not: all in one session."""
+    calls, expected = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        attributes, lengths, down, up = dense(rng)
+        c = naive.Correlation(
+            source=tuple(lengths),
+            kernel=tuple(attributes["kernel"]),
+            strides=tuple(attributes["strides"]),
+            dilations=(1,) * len(lengths),
+            pads_begin=tuple(attributes["pads_begin"]),
+            pads_end=tuple(attributes["pads_end"]),
+            groups=1,
+        )
+        for outs in (down, up):
+            dy, layout = rng.integers(-8, 9, (2, 3, *outs)).astype(f32), ("NCX", "NXC")[seed % 2]
+            for exclude_pad in (0, 1):
+                answer = naive.avg_pool_backward(c, dy, exclude_pad=bool(exclude_pad))
+                expected.append((seed, to_data(answer, layout).astype(f32)))
+                given = attributes | {"data_format": layout, "exclude_pad": exclude_pad}
+                calls.append((AP, given, [to_data(dy, layout), shape_of((2, 3), lengths, layout)]))
+    answers = calls_together(calls, kernels)()
+    for (seed, exact), (_, given, inputs), (got,) in zip(expected, calls, answers, strict=True):
+        message = f"seed {seed} {given} {inputs[1]} {inputs[0].shape}"
+        np.testing.assert_allclose(got, exact, rtol=0, atol=2e-6, err_msg=message, strict=True)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

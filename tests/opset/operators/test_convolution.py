@@ -15,10 +15,10 @@ import pytest
 from onnx_backprop.opset.maths import convolution as correlation
 from onnx_backprop.opset.maths.convolution import Geometry
 from onnx_backprop.ort_ops.loops import convolution as loops
+from tests.declarations.declaration import row
+from tests.operators.convolution.examples import GROUPED_ROWS, W, oix
 from tests.opset.operators import naive
 from tests.support.checks import assert_rounded_once, evaluate
-from tests.worked.convolution import GROUPED_ROWS, W, oix
-from tests.worked.example import row
 
 f32 = np.float32
 CASES = 120

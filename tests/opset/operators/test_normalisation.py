@@ -10,8 +10,8 @@ from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
+from tests.declarations.calls import to_data
 from tests.opset.bodies.body_models import KNOWLEDGE, model_of, plain_session
-from tests.property.calls import to_data
 from tests.support import single_op
 from tests.support.checks import evaluate_all
 

@@ -10,9 +10,9 @@ from onnx import checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
+from tests.declarations.calls import to_data
 from tests.opset.bodies.body_models import KNOWLEDGE, answer
 from tests.opset.operators import naive
-from tests.property.calls import to_data
 from tests.support import single_op
 from tests.support.adjoint import forward_session
 from tests.support.checks import evaluate, one_node_model

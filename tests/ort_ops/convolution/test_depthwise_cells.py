@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.compiler.machine import VECTOR
+from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution import problem
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.weights import plan as weight_plans
 from tests.ort_ops.planned import Shapes, numbers
 from tests.support import single_op
-from tests.support.checks import evaluate
+from tests.support.batch import calls_together
+from tests.support.checks import DTYPES, evaluate
 
 f32 = np.float32
 WEIGHTS = "ConvolutionBackwardWeights"
@@ -79,17 +80,19 @@ def calls(case: tuple[Any, ...], rng: np.random.Generator) -> list[tuple[str, di
     ]
 
 
-def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> None:
-    for op, attrs, inputs in calls(case, rng):
-        expected = evaluate(op, attrs, inputs, dtype).astype(f32)
-        got = single_op.run(op, attrs, inputs, kernels="native", dtype=dtype)
-        np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
+def run_case(case: tuple[Any, ...], rng: np.random.Generator, dtypes: Iterable[str] = DTYPES) -> None:
+    several = calls(case, rng)
+    exact = [evaluate(op, attrs, inputs) for op, attrs, inputs in several]
+    for dtype in dtypes:
+        answers = calls_together(several, "native", dtype=dtype)()
+        for (op, *_), (got,), expected in zip(several, answers, exact, strict=True):
+            rounded = expected.astype(DTYPES[dtype]).astype(f32)
+            np.testing.assert_array_equal(got, rounded, err_msg=f"{op} {case} {dtype}", strict=True)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_against_the_reference(rng, case, dtype: str) -> None:
-    run_case(case, dtype, rng)
+def test_against_the_reference(rng, case) -> None:
+    run_case(case, rng)
 
 
 def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -99,10 +102,9 @@ def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch, enough, lengths, kernel, changes | {"data_format": "NCX"}
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", [turned(case) for case in CASES], ids=str)
-def test_channels_that_are_turned_into_lanes(rng, case, dtype: str) -> None:
-    run_case(case, dtype, rng)
+def test_channels_that_are_turned_into_lanes(rng, case) -> None:
+    run_case(case, rng)
 
 
 def few(case: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -111,10 +113,9 @@ def few(case: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch, min(channels, (3 * VECTOR - 1) // 4), lengths, kernel, changes | {"data_format": "NCX"}
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", [few(case) for case in CASES], ids=str)
-def test_channels_too_few_for_lanes(rng, case, dtype: str) -> None:
-    run_case(case, dtype, rng)
+def test_channels_too_few_for_lanes(rng, case) -> None:
+    run_case(case, rng)
 
 
 def test_which_channels_are_turned_into_lanes(rng) -> None:
@@ -176,10 +177,9 @@ def test_processors_do_not_decide_what_is_added_up_first(monkeypatch: pytest.Mon
 def test_rounds_and_small_bands(rng, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """However little may be shared, and whatever the bands."""
     monkeypatch.setattr(problem, "shared_limit", lambda *_: limit)
-    monkeypatch.setattr(weight_plans, "_CELLS_FLOATS", 8 * limit)
+    monkeypatch.setattr(block_sizes, "CELLS_FLOATS", 8 * limit)
     for case in (CASES[2], CASES[7], CASES[12], (4, 9 * VECTOR - 5, (19, 23), (3, 3), {})):
-        for dtype in ("f32", "f16"):
-            run_case(case, dtype, rng)
+        run_case(case, rng, ("f32", "f16"))
 
 
 def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,7 @@ def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
     attrs, (x, w, _) = operands(CASES[1], rng)
     assert numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).streamed
     for case in (*CASES[:4], CASES[6], (2, 4 * VECTOR, (5, 3), (3, 3), {}), (3, VECTOR, (4, 40), (5, 5), {})):
-        run_case(case, "f32", rng)
-        run_case(case, "f16", rng)
+        run_case(case, rng, ("f32", "f16"))
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

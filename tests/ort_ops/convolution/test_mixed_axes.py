@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import single_op
+from tests.support.batch import calls_together
 from tests.support.checks import evaluate
 
 LONGEST = {1: 70, 2: 22, 3: 8}
@@ -59,9 +59,11 @@ def test_random_problems(axes: int, single: bool) -> None:
     """Strides of an axis beside axes that a kernel of one cell reads whole had been wrong without an error."""
     rng = np.random.default_rng(axes)
     for number in range(40):
-        for op, attributes, shapes in problem(rng, axes, single=single):
-            inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
-            got = single_op.run(op, attributes, inputs, kernels="native")
+        calls = [
+            (op, attributes, [rng.standard_normal(shape).astype(np.float32) for shape in shapes])
+            for op, attributes, shapes in problem(rng, axes, single=single)
+        ]
+        for (op, attributes, inputs), (got,) in zip(calls, calls_together(calls, "native")(), strict=True):
             exact = evaluate(op, attributes, inputs)
-            told = f"seed {axes}, problem {number}: {op} {attributes} {shapes}"
+            told = f"seed {axes}, problem {number}: {op} {attributes} {[i.shape for i in inputs]}"
             np.testing.assert_allclose(got, exact, atol=3e-6 * max(np.abs(exact).max(), 1e-6), rtol=0, err_msg=told)

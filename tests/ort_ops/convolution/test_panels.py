@@ -10,9 +10,10 @@ import pytest
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.convolution.block_sizes import BAND_FLOATS
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.gather.kernel import PANELS
-from onnx_backprop.ort_ops.convolution.problem import BAND_FLOATS, correlation
+from onnx_backprop.ort_ops.convolution.problem import correlation
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from tests.support import single_op
 from tests.support.checks import evaluate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.declarations.calls import Call
 from tests.ort_ops.guarded import check
-from tests.property.calls import Call
 
 
 @pytest.mark.parametrize("at_end", [False, True])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from tests.property.calls import to_data
+from tests.declarations.calls import to_data
 from tests.support import single_op
 
 f32 = np.float32

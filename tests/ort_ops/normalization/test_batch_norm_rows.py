@@ -21,8 +21,8 @@ from onnx_backprop.ort_ops.normalization.batch_norm_rows import (
     WIDEST,
 )
 from onnx_backprop.ort_ops.runtime.stages import Plan
+from tests.declarations.calls import Call
 from tests.ort_ops.guarded import check
-from tests.property.calls import Call
 from tests.support import single_op
 from tests.support.checks import evaluate_all
 

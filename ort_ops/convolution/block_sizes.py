@@ -1,0 +1,43 @@
+"""Sizes of what convolutions compute at a time, a table for each family of kernels, with the reason. Plain numbers.
+
+Floats are of float32. A first-level cache holds 8 to 12 << 10 of them, a second-level cache 256 << 10 or more, and what
+a thread acquires is a pooled block, which is no larger than `POOL_BYTES`.
+"""
+
+from onnx_backprop.ort_ops.compiler.machine import VECTOR
+from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
+
+# All families
+BAND_FLOATS = 128 << 10  # of the copy of a band: half of a second-level cache
+THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # of a copy at most: tables and tiles take the rest of a pooled block
+LEAST_VECTORS, MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
+
+# Sums over taps: `gather`
+FEW_CHANNELS = 64  # of a kernel of one cell, whose bands are shorter
+LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
+FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
+
+# Depthwise sums over taps
+PLANE_FLOATS = 6 << 10  # of the copy of a channel: it stays in the first-level cache
+STENCIL_FLOATS = 48 << 10  # of rows that are read where they lie
+LANES_FLOATS = 48 << 10  # of a vector of channels of NCX data and of its results
+LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
+
+# Weight gradients: `weights`
+MAX_PARTS = 16  # with sums of their own, which are added up
+ITEMS_PER_PROCESSOR = 4  # so that threads end together
+DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared: half of a second-level cache
+CELLS_FLOATS = 64 << 10  # of a depthwise band and what it reads: two of them stay in the second-level cache
+
+# Winograd's tiles
+SOURCE_ROWS_FLOATS = 8 << 10  # of rows that are transformed for all threads: a first-level cache
+TILES_FLOATS = 128 << 10  # of transformed tiles: half of a second-level cache
+PRODUCT_FLOATS = 128 << 10  # of products that are kept: the other half
+SLICES = 6  # of a strip's source, so that those which two bands transform are few
+MAX_WINOGRAD_PARTS = 8  # of a weight gradient
+PART_TILES = 48  # of a part at least
+MIN_TILES = 64  # that a sum is fetched and stored for
+TURNED_FLOATS = 64 << 10  # of the source's rows that are turned at a time
+SUM_FLOATS = 2 << 20  # of the sums of all parts
+MAX_SUM_FLOATS = 16 << 20  # of those of one part: they are transformed back too often beyond
