@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ import pytest
 from .draw import ROOMS
 from .mutations import Mutation
 
+ROOT = Path(__file__).parents[2]
 SAMPLE = 8  # recorded of a test function's cases; the others run after these
 SECONDS = 40.0  # of the processor, for a file of tests
 SLOWEST = 10.0  # of the tests that run for mutants
@@ -208,6 +210,12 @@ class Contexts:
                         self._of_module[function.partition(":")[0]].add(nodeid)
 
     @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The files of the recorded tests."""
+        files = {nodeid.partition("::")[0] for nodeid in self.seconds}
+        return {file: (ROOT / file).read_text() for file in sorted(files) if (ROOT / file).is_file()}
+
+    @cached_property
     def readers(self) -> Readers:
         return Readers(self._files)
 
@@ -218,6 +226,9 @@ class Contexts:
         if functions.isdisjoint(self._of):
             functions |= self.readers(path, scope)
         tests = set().union(*(self._of.get(function, set()) for function in functions))
+        if f"{path}:{scope}" not in self._of:  # a table, which tests may read by themselves
+            naming = {file for file, text in self._texts.items() if re.search(rf"\b{re.escape(scope)}\b", text)}
+            tests |= {nodeid for nodeid in self.seconds if nodeid.partition("::")[0] in naming}
         return tests or self._of_module.get(path, set()) or self.beside(path)
 
     def beside(self, path: str) -> set[str]:
