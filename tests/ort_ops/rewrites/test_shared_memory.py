@@ -41,7 +41,7 @@ def overwritten(*operators: str) -> frozenset[str]:
         ]
 
     graph = helper.make_graph(nodes, "g", declared("a", "b", "s"), declared("loss", "a_new", "b_new"))
-    return update_in_place(helper.make_model(graph), "loss", {"a": "a_new", "b": "b_new"})
+    return update_in_place(helper.make_model(graph), "loss", {"a": "a_new", "b": "b_new"})[0]
 
 
 @pytest.mark.parametrize("behind", [(), ("Identity",)], ids=["directly", "over a view"])
