@@ -44,7 +44,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The same, one after the other."""
     for size in ERRORS:
-        monkeypatch.setattr(winograd_plan, "_large_tiles_pay", lambda *_, size=size: size == 4)
+        monkeypatch.setattr(winograd_tiles, "_large_tiles_pay", lambda *_, size=size: size == 4)
         yield size
 
 
