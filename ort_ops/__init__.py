@@ -1,6 +1,7 @@
 """Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
+from onnx_backprop.ort_ops.native_graph import lower
 from onnx_backprop.ort_ops.sessions import (
     SessionOptions,
     be_lean,
@@ -18,6 +19,7 @@ __all__ = [
     "be_lean",
     "default_options",
     "kernels_on",
+    "lower",
     "native_kernels_work",
     "register_ops",
     "require_operators",

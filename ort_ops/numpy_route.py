@@ -9,8 +9,9 @@ text.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -73,28 +74,38 @@ def register() -> None:
                 _register_sum(name)
 
 
-class Summing(threading.local):
-    """How the operators SUM and WEIGHTED_SUM, of one float64 tensor each, add up those of several ranks.
+_rank_sum: ContextVar[Callable[[str, Array], None]] = ContextVar("rank_sum")
 
-    by: called with the operator's name and an array, which it changes in place, in the thread that runs the session.
-    error: what it has raised since somebody last looked; the operators then answer NaN, as where nobody sums.
+
+@contextmanager
+def summed_by(add: Callable[[str, Array], None]) -> Iterator[None]:
+    """A block in which sessions of this thread sum over ranks: SUM and WEIGHTED_SUM, of one float64 tensor each.
+
+    add: called with the operator's name and an array, which it changes in place. Where it raises, the operators answer
+    NaN, as they do outside of such a block, and the end of the block raises the first error.
     """
+    errors: list[BaseException] = []
 
-    by: Callable[[str, Array], None]
-    error: BaseException | None = None
+    def guarded_add(name: str, array: Array) -> None:
+        try:
+            add(name, array)
+        except BaseException as e:  # noqa: BLE001 - nothing may leave an operator
+            errors.append(e)
+            array[...] = np.nan
 
-
-summing = Summing()
+    token = _rank_sum.set(guarded_add)
+    try:
+        yield
+    finally:
+        _rank_sum.reset(token)
+    if errors:
+        raise errors[0]
 
 
 def _register_sum(name: str) -> None:
     def compute(feed: Array) -> _Result:
         array = np.array(feed, np.float64)
-        try:
-            summing.by(name, array)
-        except BaseException as e:  # noqa: BLE001 - nothing may leave this function
-            summing.error = summing.error or e
-            array[...] = np.nan
+        _rank_sum.get(lambda _, outside: outside.fill(np.nan))(name, array)
         return _Result(array, np.float64)
 
     onnx_op(

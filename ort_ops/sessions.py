@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -25,9 +26,9 @@ from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
-from onnx_backprop.opset.functions.native import write_out
-from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS, use_kernels
+from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
+from onnx_backprop.ort_ops.native_graph import lower
 
 if TYPE_CHECKING:
     from typing import Any as SessionOptions  # a class in C, of which type checkers know nothing
@@ -155,13 +156,7 @@ def session(
     if kernels is None:
         source = model.SerializeToString() if isinstance(model, ModelProto) else str(path)
     else:
-        model = load(model)
-        model = use_kernels(model, kernels)
-        if kernels == "native":
-            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
-
-            fuse_updates(model)
-            write_out(model)
+        model = lower(deepcopy(model) if isinstance(model, ModelProto) else load(model), kernels).model
         source = model.SerializeToString()
     if isinstance(model, ModelProto) and holds_half(model):
         kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
-from onnx_backprop.converters.prepare.fused.composer import DEFINES as STATED
+from onnx_backprop.converters.prepare.fused.composer import defined
 from onnx_backprop.opset.graphs.facts import HANDS_ON
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -74,8 +74,7 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
     if what is not None:
         return f"{what} of {node.op_type}"
-    stated, _, what = node.metadata_props.get(STATED, "").partition(": ")
-    if stated == str(index):
+    if (what := defined(node, index)) is not None:
         return what
     if is_standard(node, "Max", "Min") and is_vector(value):
         return f"limit of {node.op_type}"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.divisors import mark_divisor
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
@@ -58,7 +59,7 @@ def softmax_cross_entropy_loss(op: Builder, node: Forward, dys: Sequence[ir.Valu
         g = dy
         if reduction == "mean":
             total = op.ReduceSum(w, keepdims=0) if w is not None else op.Cast(op.Size(labels), to=work_type(x))
-            g = op.Div(dy, total)
+            g = mark_divisor(op.Div(dy, total), node.output())
         scale = g if w is None else op.Mul(g, w)
         scale = op.Unsqueeze(scale, [1]) if w is not None or reduction == "none" else scale
         dx = op.Mul(scale, op.Sub(p, onehot))

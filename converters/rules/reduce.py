@@ -2,6 +2,7 @@
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.divisors import mark_divisor
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import cast, narrow, size_ratio, widen, work_type
@@ -19,8 +20,9 @@ def reduce_mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Half types divide in float32, since n may lie beyond their range.
     """
-    x = node.input(0)
-    return reduce_sum(op, node, narrow(op, op.Mul(widen(op, dy, x), size_ratio(op, node.output(), x)), x))
+    x, y = node.input(0), node.output()
+    ratio = mark_divisor(size_ratio(op, y, x), y)
+    return reduce_sum(op, node, narrow(op, op.Mul(widen(op, dy, x), ratio), x))
 
 
 @gradient("ReduceMax", versions=(18, 20))

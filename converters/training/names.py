@@ -8,9 +8,8 @@ LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step
 LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
 LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
-MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"  # in names of nodes, between a target and its prediction
+_MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"
 SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"
-STAGED = "onnx_backprop.staged"  # metadata of the last node of a sum in stages: the operator that it stands for
 CLASSES_LAST = "If the classes are on the last axis, give the loss axis=-1"  # what to do about labels of another shape
 
 
@@ -20,3 +19,14 @@ def state_of(fill: Collection[str], name: str) -> str | None:
     fill: of a `TrainingGraph`, where no tensor of a model is. None where the graph keeps none.
     """
     return next((n for n in fill if re.fullmatch(re.escape(name) + r"(_\d+)?", n)), None)
+
+
+def shape_check(target: str, prediction: str) -> str:
+    """What nodes are named after that fail where a target has another shape: onnxruntime's message names them."""
+    return f"{target}{_MUST_HAVE_THE_SHAPE_OF}{prediction}"
+
+
+def failed_shape_check(message: str) -> tuple[str, str] | None:
+    """The target and the prediction of the `shape_check` whose failure a message of onnxruntime is about."""
+    found = re.search(rf"Name:'(.+){_MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape", message)
+    return None if found is None else (found[1], found[2])

@@ -7,13 +7,11 @@ So every value that belongs to one row has the bits that it has on one rank, and
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.training.names import STAGED
+from onnx_backprop.converters.reverse.divisors import divisions_for
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-
-_MEANS = ("ReduceMean", "SoftmaxCrossEntropyLoss")  # whose rules divide by the count, once, what all gradients follow
 
 
 def divide_by_all(model: ModelProto, loss: str) -> str | None:
@@ -22,14 +20,7 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     The name of that input, a float64; None, and nothing is changed, where the loss is not made by a mean.
     """
     nodes = model.graph.node
-    maker = next((node for node in nodes if loss in node.output), None)
-    if maker is None or maker.domain or not {maker.op_type, _staged(maker)} & {*_MEANS}:
-        return None
-    name = maker.name or loss  # which what its rule emits is named after
-    if sum(name in (node.name, *node.output) for node in nodes) > 1:
-        return None
-    prefix = f"{name}_grad/"
-    found = [n for n, node in enumerate(nodes) if node.op_type == "Div" and node.name.startswith(prefix)]
+    found = divisions_for(loss, nodes)
     if len(found) != 1:
         return None
     taken = used_names(model.graph)
@@ -45,8 +36,3 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     assign(nodes, [*copies[: found[0]], *added, *copies[found[0] :]])
     model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.DOUBLE, []))
     return scale
-
-
-def _staged(node: NodeProto) -> str:
-    """The operator that a sum in stages stands for."""
-    return next((entry.value for entry in node.metadata_props if entry.key == STAGED), "")

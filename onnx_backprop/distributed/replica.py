@@ -10,7 +10,6 @@ are sent beside the backward pass; with accumulation gradients are summed in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -28,7 +27,7 @@ from onnx_backprop.distributed.divisor import divide_by_all
 from onnx_backprop.distributed.overlap import BUCKET_BYTES, Overlap, announce, filled, in_order
 from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
-from onnx_backprop.ort_ops.numpy_route import SUM, summing
+from onnx_backprop.ort_ops.numpy_route import SUM, summed_by
 
 OrtValue = onnxruntime.OrtValue
 Run = Callable[[onnxruntime.InferenceSession, onnxruntime.IOBinding, bool], None]  # bool: it may take place twice
@@ -132,7 +131,7 @@ class Replica:
             early.begin(weigh)
         try:
             if binding is not None:
-                with self._summing(share, rows):
+                with summed_by(partial(self._sum_statistics, share=share, rows=rows)):
                     run(self._session, binding, early is None)
                 self._seen.add(shapes)
             buffer.take()
@@ -151,23 +150,12 @@ class Replica:
             raise
         return {self._passed[name]: value for name, value in buffer.values()}
 
-    @contextmanager
-    def _summing(self, share: float, rows: int) -> Iterator[None]:
-        """A block in whose runs statistics are summed over all ranks, of which those without rows have none."""
-
-        def by(name: str, array: np.ndarray) -> None:
-            weight = float(rows > 0) if name == SUM else share
-            array[...] = array * weight if weight else 0
-            self._communicator.sum(array)
-            array /= weight if weight else 1
-
-        summing.by, summing.error = by, None
-        try:
-            yield
-        finally:
-            del summing.by
-        if summing.error is not None:
-            raise summing.error
+    def _sum_statistics(self, name: str, array: np.ndarray, *, share: float, rows: int) -> None:
+        """Sum a statistic over all ranks, of which those without rows have none."""
+        weight = float(rows > 0) if name == SUM else share
+        array[...] = array * weight if weight else 0
+        self._communicator.sum(array)
+        array /= weight if weight else 1
 
     def _with_a_row(self, shard: Shard, fed: Mapping[str, OrtValue]) -> Mapping[str, OrtValue]:
         """What is fed, or where that has no rows one of zeros, so that the sums of all ranks take place everywhere."""

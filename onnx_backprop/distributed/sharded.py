@@ -7,7 +7,6 @@ no messages of their own, and the new values are those of an undivided update, b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -20,6 +19,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.communicator import Communicator, exchange
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.functions.update_functions import members
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
@@ -27,7 +27,6 @@ from onnx_backprop.opset.graphs.walk import all_graphs
 
 OrtValue = onnxruntime.OrtValue
 _ALIGNED = 64  # bytes: tensors, and parts of them but the first, begin with a cache line
-_MEMBER = re.compile(r"(.+)_(\d+)")  # of an update function's inputs: X_0, G_0 and so on
 
 
 @dataclass(frozen=True)
@@ -183,16 +182,8 @@ def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:
         return {}
     key = call.op_type, call.overload
     function = next(f for f in update.functions if f.domain == UPDATE_DOMAIN and (f.name, f.overload) == key)
-    result: dict[str, list[str]] = {}
-    groups: dict[str, str] = {}
-    for formal, name in zip(function.input, call.input, strict=True):
-        match = _MEMBER.fullmatch(formal)
-        if match is None or (match[1] != "X" and match[2] not in groups):
-            continue
-        if match[1] == "X":
-            groups[match[2]] = name
-        result.setdefault(groups[match[2]], []).append(name)
-    return result
+    arguments = [[call.input[n] for n in member.inputs] for member in members(function)]
+    return {parameter: [parameter, *others] for parameter, *others in arguments}
 
 
 def _slice(name: str, part: Part, nodes: list[NodeProto], taken: set[str]) -> str:

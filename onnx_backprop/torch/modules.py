@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from onnx_backprop.converters.training.passes import Passes, Variables, inferenc
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
 from onnx_backprop.opset.graphs.names import unique
-from onnx_backprop.opset.graphs.order import positions
-from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, native_kernels_work, session
-from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
-from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
-from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
+from onnx_backprop.ort_ops import (
+    SessionOptions,
+    be_lean,
+    default_options,
+    kernels_on,
+    lower,
+    native_kernels_work,
+    session,
+)
 from onnx_backprop.training.inputs import Inputs, refusals
 
 try:
@@ -230,24 +235,18 @@ class _Run:
 
     def __init__(self, made: Passes, kernels: str | None, options: SessionOptions | None) -> None:
         self.masks, self.outputs, self.statistics = made.masks, made.outputs, tuple(made.statistics)
-        self._ends, self.seeds, self._gradients = made.ends, made.seeds, made.gradients
+        self.seeds, self._gradients = made.seeds, made.gradients
         self.reads: tuple[str, ...] = ()
-        model = made.model
         # PyTorch's threads want the cores, as those of NumPy do
         own = be_lean(options) if options else default_options(python_operators=True, lean=True)
+        made = replace(made, model=lower(made.model, kernels_on(own, kernels), made.ends).model)
 
         def opened(part: ModelProto) -> onnxruntime.InferenceSession:
-            return session(part, kernels=kernels, session_options=own)
+            return session(part, kernels=None, session_options=own)
 
-        if kernels == "native":
-            replace_operators(model)
-            fuse_elementwise(model)
         if not made.gradients:
-            self._forward = opened(model)
+            self._forward = opened(made.model)
             return
-        if kernels == "native":
-            places = positions(model.graph.node)
-            rematerialize(model, max(self._ends, key=lambda name: places.get(name, -1)))
 
         def types(part: ModelProto) -> dict[str, ValueInfoProto]:
             self._forward = opened(part)

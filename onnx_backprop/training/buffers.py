@@ -34,11 +34,12 @@ class Buffers:
         graph: TrainingGraph,
         session: onnxruntime.InferenceSession,
         in_place: frozenset[str],
+        guard: str,
         division: Division | None,
     ) -> None:
-        """`set` gives them their first values."""
+        """`set` gives them their first values. guard: the input that `in_place` depends on, see `NativeGraph`."""
         self.steps = 0
-        self.in_place = in_place
+        self.in_place, self._guard_input = in_place, guard
         self._updates, self._session, self._division = graph.updates, session, division
         self._types = {value.name: value.type.tensor_type for value in graph.model.graph.input}
         self._guard = np.ones((), np.float32)  # 2 while a step has renewed the state and nothing else knows of it
@@ -85,9 +86,7 @@ class Buffers:
         for name, value in self._results.items():
             binding.bind_ortvalue_output(name, value)
         if self.in_place:
-            from onnx_backprop.ort_ops.rewrites.in_place import GUARD
-
-            binding.bind_ortvalue_input(GUARD, self._guard_value)
+            binding.bind_ortvalue_input(self._guard_input, self._guard_value)
         return binding
 
     def run(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, TensorShapeProto, helper
 
-from onnx_backprop.converters.training.names import CLASSES_LAST, MUST_HAVE_THE_SHAPE_OF
+from onnx_backprop.converters.training.names import CLASSES_LAST, failed_shape_check
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
@@ -29,7 +28,6 @@ _WHOLE = (
     TensorProto.UINT8,
     TensorProto.BOOL,
 )
-_TARGET = re.compile(rf"Name:'(.+){MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape")  # the node that has failed
 
 
 class Inputs:
@@ -235,9 +233,10 @@ def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
             raise
         shapes = ", ".join(f"{name!r} {describe(_shape(value))}" for name, value in fed.items())
         reason = str(e)
-        if (found := _TARGET.search(reason)) and isinstance(target := fed.get(found[1]), OrtValue):
+        name, prediction = failed_shape_check(reason) or ("", "")
+        if isinstance(target := fed.get(name), OrtValue):
             less = ", without the axis of its classes" if target.element_type() in _WHOLE else ""
-            reason = f"{found[1]!r} must have the shape of {found[2]!r}{less}"
+            reason = f"{name!r} must have the shape of {prediction!r}{less}"
         raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {reason}") from e
 
 

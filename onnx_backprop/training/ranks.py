@@ -21,10 +21,7 @@ from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
-from onnx_backprop.ort_ops import SessionOptions, run_bound, session
-from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
-from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
-from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
+from onnx_backprop.ort_ops import SessionOptions, lower, run_bound, session
 from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, refusals
 
@@ -81,10 +78,8 @@ class Ranks:
         )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
-        if self._trainer.kernels == "native":
-            replace_operators(model)
-            rematerialize(fuse_elementwise(model), self._trainer.graph.loss)
-        return session(model, kernels=self._trainer.kernels, session_options=self._trainer.session_options)
+        native = lower(model, self._trainer.kernels, [self._trainer.graph.loss])
+        return session(native.model, kernels=None, session_options=self._trainer.session_options)
 
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""

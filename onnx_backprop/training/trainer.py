@@ -30,7 +30,15 @@ from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
-from onnx_backprop.ort_ops import SessionOptions, be_lean, default_options, kernels_on, require_operators, session
+from onnx_backprop.ort_ops import (
+    SessionOptions,
+    be_lean,
+    default_options,
+    kernels_on,
+    lower,
+    require_operators,
+    session,
+)
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.data.batches import of_data
@@ -133,7 +141,6 @@ class Trainer:
         self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
-        in_place: frozenset[str] = frozenset()
         self._ranks: Ranks | None = None
         if self.communicator.size > 1:
             require_operators("training on several ranks")
@@ -143,20 +150,11 @@ class Trainer:
                 self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap, shard_update=shard_update
             )
             model = self._ranks.update
-        if self.kernels == "native":
-            from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
-            from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
-            from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
-            from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
-            from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
-
-            replace_operators(model)
-            rematerialize(fuse_elementwise(model), self.graph.loss)
-            if options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL:
-                in_place = update_in_place(fuse_updates(model), self.graph.loss, self.graph.updates)
-        self._session = session(model, kernels=self.kernels, session_options=options)
+        in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
+        self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
-        self._buffers = Buffers(self.graph, self._session, in_place, self._division)
+        self._buffers = Buffers(self.graph, self._session, native.in_place, native.guard, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         self._counters = {name: state_of(self.graph.fill, name) for name in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}

@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
-from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import positions
 from onnx_backprop.opset.graphs.walk import reads
@@ -38,26 +38,25 @@ Shape = tuple[int | str, ...]
 
 def fuse_elementwise(model: ModelProto) -> ModelProto:
     """Replace chains of the main graph, of two or more nodes, in place; returns the model."""
-    _pass_by(model)
+    _bypass_dropout(model)
     chains = _Chains(model)
     absorbed: dict[int, NodeProto | None] = {}
     for last in range(len(model.graph.node) - 1, -1, -1):
-        if last not in absorbed and chains.joins(last):
-            own, copies = chains.before(last, absorbed)
-            if own | copies != {last} or model.graph.node[last].op_type in _ROUNDED:
-                absorbed |= dict.fromkeys(own)
-                absorbed[last] = chains.fused(sorted(own | copies), last)
+        if last not in absorbed and chains.is_step(last):
+            members, copies = chains.grown(last, absorbed)
+            if members | copies != {last} or model.graph.node[last].op_type in _ROUNDED:
+                absorbed |= dict.fromkeys(members)
+                absorbed[last] = chains.fused(sorted(members | copies), last)
     if absorbed:
         nodes = list(map(copied, model.graph.node))
         kept = [left for n, node in enumerate(nodes) if (left := absorbed.get(n, node)) is not None]
-        assign(model.graph.node, _read(kept, {value.name for value in model.graph.output}))
+        assign(model.graph.node, _without_unread(kept, {value.name for value in model.graph.output}))
         model.graph.initializer.extend(chains.numbers)
-        if all(o.domain != NATIVE_DOMAIN for o in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(NATIVE_DOMAIN, 1))
+        add_import(model, NATIVE_DOMAIN)
     return model
 
 
-def _pass_by(model: ModelProto) -> None:
+def _bypass_dropout(model: ModelProto) -> None:
     """Let nodes read what Dropout in inference mode passes on."""
     inside = {name for node in model.graph.node for name in reads(node) if name not in node.input}
     passed: dict[str, str] = {}
@@ -74,7 +73,7 @@ def _pass_by(model: ModelProto) -> None:
             passed[node.output[0]] = node.input[0]
 
 
-def _read(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
+def _without_unread(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
     """The nodes without steps that nobody reads any more, every chain having its own copy."""
     kept: list[NodeProto] = []
     for node in reversed(nodes):
@@ -86,7 +85,7 @@ def _read(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
 
 @dataclass
 class _Chains:
-    """What is known of a graph's values, and the numbers of the chains found so far."""
+    """What is known of a graph's values, and the numbers of the chains so far."""
 
     model: ModelProto
     numbers: list[TensorProto] = field(default_factory=list)
@@ -94,7 +93,7 @@ class _Chains:
     def __post_init__(self) -> None:
         graph = self.model.graph
         self._nodes = graph.node
-        self._taken = used_names(graph)
+        self._used_names = used_names(graph)
         self._shapes: dict[str, Shape] = {}
         self._types: dict[str, int] = {}
         for value in [*graph.value_info, *graph.input, *graph.output]:
@@ -107,7 +106,7 @@ class _Chains:
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constant(node.output[0], node.attribute[0].t)
-        self._maker = positions(graph.node)
+        self._producers = positions(graph.node)
         self._reads = Counter(name for node in graph.node for name in (*node.input, *(reads(node) - {*node.input})))
         self._reads.update(value.name for value in graph.output)
 
@@ -123,7 +122,7 @@ class _Chains:
         if tensor.data_type == TensorProto.FLOAT and local and set(tensor.dims) <= {1}:
             self._scalars[name] = float(numpy_helper.to_array(tensor).reshape(())), len(tensor.dims)
 
-    def joins(self, n: int) -> bool:
+    def is_step(self, n: int) -> bool:
         """Whether a node is a step on tensors of the shape of its result, numbers aside."""
         node = self._nodes[n]
         step = STEPS.get(node.op_type)
@@ -144,57 +143,58 @@ class _Chains:
             tensors += 1
         return tensors > 0
 
-    def before(self, last: int, taken: dict[int, NodeProto | None]) -> tuple[set[int], set[int]]:
+    def grown(self, last: int, absorbed: dict[int, NodeProto | None]) -> tuple[set[int], set[int]]:
         """(a node and those before it that only it and each other read, those that others read and that are copied).
 
         Copies read nothing but what the chain reads anyway, so that their results need not be kept for the chain.
         """
-        own, copies = {last}, set[int]()
+        members, copies = {last}, set[int]()
         if STEPS[self._nodes[last].op_type].result == FLAG:
-            return own, copies
+            return members, copies
         while True:
-            reads = Counter(name for n in own for name in self._nodes[n].input)
-            names = dict.fromkeys(name for n in sorted(own | copies, reverse=True) for name in self._nodes[n].input)
-            makers = [(self._maker[name], name) for name in names if name in self._maker]
-            more = [(n, name) for n, name in makers if n not in own | copies and n not in taken and self.joins(n)]
-            mine = [n for n, name in more if self._reads[name] == reads[name] and self._fits(own | copies | {n})]
-            if mine:
-                own.add(mine[0])
+            chain = members | copies
+            reads = Counter(name for n in members for name in self._nodes[n].input)
+            names = dict.fromkeys(name for n in sorted(chain, reverse=True) for name in self._nodes[n].input)
+            before = [(self._producers[name], name) for name in names if name in self._producers]
+            steps = [(n, name) for n, name in before if n not in chain and n not in absorbed and self.is_step(n)]
+            exclusive = [n for n, name in steps if self._reads[name] == reads[name] and self._fits(chain | {n})]
+            if exclusive:
+                members.add(exclusive[0])
                 continue
-            again = next((found for n, _ in more if (found := self._copied(n, own | copies, taken))), None)
-            if again is None:
+            duplicated = next((more for n, _ in steps if (more := self._duplicable(n, chain, absorbed))), None)
+            if duplicated is None:
                 break
-            copies |= again
-        made = {name for n in own | copies for name in self._nodes[n].output}
-        read = {name for n in own | copies for name in self._nodes[n].input} - made
+            copies |= duplicated
+        produced = {name for n in members | copies for name in self._nodes[n].output}
+        read = {name for n in members | copies for name in self._nodes[n].input} - produced
         if any(self._types.get(name) == TensorProto.BOOL for name in read):
             return {last}, set()
-        return own, copies
+        return members, copies
 
-    def _copied(self, n: int, members: set[int], taken: dict[int, NodeProto | None]) -> set[int] | None:
+    def _duplicable(self, n: int, members: set[int], absorbed: dict[int, NodeProto | None]) -> set[int] | None:
         """A node with those before it, up to what members of a chain read beside its result."""
-        there = {name for m in members for name in (*self._nodes[m].input, *self._nodes[m].output)}
-        there -= set(self._nodes[n].output)
-        found, left = set[int](), [n]
-        while left:
-            found.add(one := left.pop())
-            for name in self._nodes[one].input:
-                if name in there or name in self._scalars:
+        available = {name for m in members for name in (*self._nodes[m].input, *self._nodes[m].output)}
+        available -= set(self._nodes[n].output)
+        collected, waiting = set[int](), [n]
+        while waiting:
+            collected.add(step := waiting.pop())
+            for name in self._nodes[step].input:
+                if name in available or name in self._scalars:
                     continue
-                maker = self._maker.get(name)
-                if maker is None or maker in taken or not self.joins(maker) or len(members | found) >= _MOST_STEPS:
+                m = self._producers.get(name)
+                if m is None or m in absorbed or not self.is_step(m) or len(members | collected) >= _MOST_STEPS:
                     return None
-                left.append(maker)
-        return found
+                waiting.append(m)
+        return collected
 
     def _fits(self, members: set[int]) -> bool:
         return len(members) <= _MOST_STEPS and len(self._tensors(members)) <= _MOST_TENSORS
 
     def _tensors(self, members: Iterable[int]) -> list[str]:
         """What they read from elsewhere, numbers aside."""
-        made = {name for n in members for name in self._nodes[n].output}
+        produced = {name for n in members for name in self._nodes[n].output}
         read = dict.fromkeys(name for n in sorted(members) for name in self._nodes[n].input)
-        return [name for name in read if name not in made and name not in self._scalars]
+        return [name for name in read if name not in produced and name not in self._scalars]
 
     def fused(self, members: list[int], last: int) -> NodeProto:
         """The native node of a chain; its numbers become an initializer."""
@@ -215,7 +215,7 @@ class _Chains:
         node = self._nodes[last]
         program = Program(len(tensors), tuple(steps), (known[node.output[0]],))
         numbers = np.frombuffer(bytes.fromhex("".join(values) or "00000000"), np.float32)
-        name = unique(f"{node.output[0]}/numbers", self._taken)
+        name = unique(f"{node.output[0]}/numbers", self._used_names)
         self.numbers.append(numpy_helper.from_array(numbers, name))
         return helper.make_node(
             ELEMENTWISE, [name, *tensors], node.output, name=node.name, domain=NATIVE_DOMAIN, program=str(program)

@@ -14,50 +14,52 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.graphs.facts import MAY_SHARE
+from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
 from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 
-GUARD = "update_guard"
 _OTHER_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) -> frozenset[str]:
-    """Make the native updates of a model wait for all its other outputs; the inputs that they may overwrite.
+def update_in_place(model: ModelProto, loss: str, updates: Mapping[str, str]) -> tuple[frozenset[str], str]:
+    """Make the native updates of a model wait for all its other outputs, in place.
 
-    updates: {input: the output that is its new value}. Where that is any, the model has one more input, GUARD, 0-D
-    float32: where it is no finite number nothing is overwritten, else every update raises it by 1 when it is done.
+    updates: {input: the output that is its new value}. Returns the inputs that the updates may overwrite, and the name
+    of the guard, one more input, 0-D float32, "" where there are none: where it is no finite number nothing is
+    overwritten, else every update raises it by 1 when it is done.
     """
     graph = model.graph
     native = [n for n, node in enumerate(graph.node) if node.domain == NATIVE_DOMAIN and node.op_type == NAME]
-    given = {name: n for n in native for name in graph.node[n].output}
-    if not native or any(not given.keys().isdisjoint(reads(node)) for node in graph.node):
-        return frozenset()
+    renewed = {name: n for n in native for name in graph.node[n].output}
+    if not native or any(not renewed.keys().isdisjoint(reads(node)) for node in graph.node):
+        return frozenset(), ""
     types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     if any(types[new] in _OTHER_FLOATS for new in updates.values()):  # renewed by nodes that nothing here waits for
-        return frozenset()
-    others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *given)]
+        return frozenset(), ""
+    others = [name for name, kind in types.items() if kind == TensorProto.FLOAT and name not in (loss, *renewed)]
     before = ancestors(graph.node, [*others, loss, *(name for n in native for name in graph.node[n].input)])
     read = Counter(name for n in native for name in graph.node[n].input)
-    held = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in reads(node)}
-    own = {x for x, new in updates.items() if new in given and x in graph.node[given[new]].input and x not in held}
+    read_elsewhere = {name for n, node in enumerate(graph.node) if n not in {*before, *native} for name in reads(node)}
+    beside = {x for x, new in updates.items() if new in renewed and x in graph.node[renewed[new]].input}
     shared = _shared(graph, [name for n in native for name in graph.node[n].input])
-    own = frozenset(x for x in own if read[x] == 1 and x not in shared)
-    if not own:
-        return own
-    cast = f"{GUARD}/loss"
+    overwritten = frozenset(x for x in beside - read_elsewhere - shared if read[x] == 1)
+    if not overwritten:
+        return overwritten, ""
+    taken = used_names(graph)
+    guard, cast = unique("update_guard", taken), unique("update_guard/loss", taken)
     added = [] if types[loss] == TensorProto.FLOAT else [helper.make_node("Cast", [loss], [cast], to=TensorProto.FLOAT)]
-    made = [name for name, n in positions(graph.node).items() if n not in native]
-    after = [name for name in read if name in made] if len(native) > 1 else []  # what any of them reads, all wait for
-    after += [*others, cast if added else loss, GUARD]
-    graph.input.append(helper.make_tensor_value_info(GUARD, TensorProto.FLOAT, []))
+    produced = {name for name, n in positions(graph.node).items() if n not in native}
+    after = [name for name in read if name in produced and len(native) > 1]  # what any of them reads, all wait for
+    after += [*others, cast if added else loss, guard]
+    graph.input.append(helper.make_tensor_value_info(guard, TensorProto.FLOAT, []))
     nodes = [deepcopy(node) for node in graph.node]
     for n in native:
         nodes[n].input.extend(after)
         nodes[n].attribute.append(helper.make_attribute("after", len(after)))
     del graph.node[:]
     graph.node.extend([*(node for n, node in enumerate(nodes) if n not in native), *added, *(nodes[n] for n in native)])
-    return own
+    return overwritten, guard
 
 
 def _shared(graph: GraphProto, names: list[str]) -> set[str]:
@@ -65,13 +67,13 @@ def _shared(graph: GraphProto, names: list[str]) -> set[str]:
 
     Such a gradient would change when the input is overwritten, be it by another item of the same update.
     """
-    maker, inputs, found = positions(graph.node), {value.name for value in graph.input}, set[str]()
-    waiting = [name for name in names if name in maker]
+    producers, inputs, sharing = positions(graph.node), {value.name for value in graph.input}, set[str]()
+    waiting = [name for name in names if name in producers]
     seen = set(waiting)
     while waiting:
-        node = graph.node[maker[waiting.pop()]]
+        node = graph.node[producers[waiting.pop()]]
         if node.op_type in MAY_SHARE:
-            found |= inputs.intersection(node.input)
-            waiting += [name for name in node.input if name in maker and name not in seen]
+            sharing |= inputs.intersection(node.input)
+            waiting += [name for name in node.input if name in producers and name not in seen]
             seen.update(node.input)
-    return found
+    return sharing

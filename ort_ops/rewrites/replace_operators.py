@@ -23,12 +23,12 @@ def replace_operators(model: ModelProto) -> ModelProto:
     All of a model whose opset is older than the bodies of our kernels is left alone.
     """
     if all(o.domain not in DEFAULT_DOMAINS or o.version >= MIN_BODY_OPSET for o in model.opset_import):
-        _own_convolutions(model)
-        _own_batch_norms(model)
+        _replace_convolutions(model)
+        _replace_batch_norms(model)
     return model
 
 
-def _own_convolutions(model: ModelProto) -> None:
+def _replace_convolutions(model: ModelProto) -> None:
     """Convolution nodes of the Conv nodes whose weights are inputs of the graph.
 
     Left alone: weights that are no float32 or whose shape is unknown, kernels of one cell, auto_pad SAME, negative
@@ -40,10 +40,10 @@ def _own_convolutions(model: ModelProto) -> None:
         if is_standard(node, "Conv") and node.input[1] in weights:
             attributes = _attributes(node, weights[node.input[1]])
             if attributes is not None:
-                _become(node, "Convolution", attributes)
+                _replace(node, "Convolution", attributes)
 
 
-def _own_batch_norms(model: ModelProto) -> None:
+def _replace_batch_norms(model: ModelProto) -> None:
     """BatchNormForwardTraining nodes of the BatchNormalization nodes in training mode, all in float32.
 
     Their gradients read the statistics that these give out. Left alone: inputs whose rank is unknown or 1, numbers that
@@ -54,7 +54,7 @@ def _own_batch_norms(model: ModelProto) -> None:
     kinds = {name: kind.elem_type for name, kind in types.items()}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     taken = used_names(graph)
-    found: dict[str, list[str]] = {}  # of an input: its mean and variance
+    statistics_of: dict[str, list[str]] = {}  # of an input: its mean and variance
     for node in graph.node:
         if is_standard(node, "BatchNormalization"):
             numbers = _numbers(node)
@@ -65,23 +65,23 @@ def _own_batch_norms(model: ModelProto) -> None:
                 statistics = [unique(f"{next(filter(None, outputs))}/{name}", taken) for name in ("mean", "variance")]
                 node.input[:] = x, mean, variance, gamma, beta
                 node.output[:] = *outputs, *statistics
-                _become(node, "BatchNormForwardTraining", numbers | {"data_format": "NCX"})
-                found.setdefault(x, statistics)
-        elif node.op_type == "BatchNormTrainingBackward" and node.domain == DOMAIN and node.input[0] in found:
+                _replace(node, "BatchNormForwardTraining", numbers | {"data_format": "NCX"})
+                statistics_of.setdefault(x, statistics)
+        elif node.op_type == "BatchNormTrainingBackward" and node.domain == DOMAIN and node.input[0] in statistics_of:
             channels_first = any(a.name == "data_format" and a.s == b"NCX" for a in node.attribute)
             if channels_first and not any(node.input[2:4]):
-                node.input[:] = *node.input[:2], *found[node.input[0]], *node.input[4:5]
+                node.input[:] = *node.input[:2], *statistics_of[node.input[0]], *node.input[4:5]
 
 
 def _numbers(node: NodeProto) -> dict[str, float] | None:
     """ε and the momentum of a BatchNormalization in training mode; None where our operator refuses them."""
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    numbers = {"epsilon": given.get("epsilon", 1e-5), "momentum": given.get("momentum", 0.9)}
-    fits = given.get("training_mode") and all(map(math.isfinite, numbers.values())) and numbers["epsilon"] >= 0
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    numbers = {"epsilon": attributes.get("epsilon", 1e-5), "momentum": attributes.get("momentum", 0.9)}
+    fits = attributes.get("training_mode") and all(map(math.isfinite, numbers.values())) and numbers["epsilon"] >= 0
     return numbers if fits else None
 
 
-def _become(node: NodeProto, op_type: str, attributes: dict[str, Any]) -> None:
+def _replace(node: NodeProto, op_type: str, attributes: dict[str, Any]) -> None:
     node.op_type, node.domain = op_type, DOMAIN
     del node.attribute[:]
     node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
@@ -97,18 +97,18 @@ def _shape(value: ValueInfoProto) -> tuple[int, ...] | None:
 
 def _attributes(node: NodeProto, weights: tuple[int, ...]) -> dict[str, Any] | None:
     """The attributes of the same Convolution; None where the Conv is to stay."""
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     axes = len(weights) - 2
-    pads, auto_pad = given.get("pads", [0] * 2 * axes), given.get("auto_pad", b"NOTSET").decode()
+    pads, auto_pad = attributes.get("pads", [0] * 2 * axes), attributes.get("auto_pad", b"NOTSET").decode()
     if math.prod(weights[2:]) == 1 or min(pads) < 0 or auto_pad not in ("NOTSET", "VALID"):
         return None
     return {
-        "strides": given.get("strides", [1] * axes),
+        "strides": attributes.get("strides", [1] * axes),
         "pads_begin": pads[:axes],
         "pads_end": pads[axes:],
-        "dilations": given.get("dilations", [1] * axes),
+        "dilations": attributes.get("dilations", [1] * axes),
         "auto_pad": "None" if auto_pad == "NOTSET" else auto_pad,
-        "groups": given.get("group", 1),
+        "groups": attributes.get("group", 1),
         "data_format": "NCX",
         "weights_format": "OIX",
     }

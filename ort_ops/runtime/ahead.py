@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -47,7 +48,16 @@ _KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
 watchers: list[Callable[[int, int], None]] = []
 
-_threads = threading.local()  # .missing: what the run of this thread has missed; .guard: its number
+
+@dataclass(frozen=True)
+class _Trial:
+    """A run that finds out which functions are missing. guard: see `run`."""
+
+    missing: dict[Exported, None]
+    guard: np.ndarray | None
+
+
+_trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)  # that of this thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +81,13 @@ CLEAR = stage("clear", Zeros, _clear)
 
 def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     """The plan and True; where code is missing that is to be compiled ahead, zeros of those sizes and False."""
-    missing: dict[Exported, None] | None = getattr(_threads, "missing", None)
+    trial = _trial.get()
     lacks = [function for function, _ in plan.stages if not function.at_hand]
-    if missing is None or not lacks:
+    if trial is None or not lacks:
         return plan, True
-    missing.update(dict.fromkeys(lacks))
-    if _threads.guard is not None:
-        _threads.guard[...] = math.nan
+    trial.missing.update(dict.fromkeys(lacks))
+    if trial.guard is not None:
+        trial.guard[...] = math.nan
     memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
     first, second, third, fourth, fifth = (*sizes, 0, 0, 0, 0)[:5]
     return Plan(Zeros(memset=memset, sizes=(first, second, third, fourth, fifth)), ((CLEAR, 1),)), False
@@ -92,7 +102,7 @@ def run(once: Callable[[], _T], guard: np.ndarray | None = None) -> _T:
     guard: a number that is NaN as soon as kernels have answered zeros, and 1 again before the run is repeated.
     """
     missing: dict[Exported, None] = {}
-    _threads.missing, _threads.guard = missing, guard
+    token = _trial.set(_Trial(missing, guard))
     try:
         result = once()
         if not missing:
@@ -102,7 +112,7 @@ def run(once: Callable[[], _T], guard: np.ndarray | None = None) -> _T:
         if not missing:
             raise
     finally:
-        _threads.missing = None
+        _trial.reset(token)
     compile_all(list(missing))
     if guard is not None:
         guard[...] = 1

@@ -1,5 +1,7 @@
 """Writes one operator as a composition of standard ones, in a form that reads like the mathematics."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +11,11 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.graphs.emit import Emitter
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import attributes_of, called
 
-DEFINES = "onnx_backprop.defines"  # a node's metadata "index: what": an input that is no parameter though it is float
+_DEFINES = "onnx_backprop.defines"  # a node's metadata, which `defined_by` writes and `defined` reads
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 Operand = str | float | Sequence[int] | np.ndarray | None
 
@@ -53,7 +56,7 @@ class Composer(Emitter):
     def defined_by(self, result: str, index: int, what: str) -> str:
         """`result`, the node that makes it saying that its input at `index` is no parameter to train, but `what`."""
         maker = next(node for node in self.nodes if result in node.output)
-        maker.metadata_props.add(key=DEFINES, value=f"{index}: {what} of {self.node.op_type}")
+        maker.metadata_props.add(key=_DEFINES, value=f"{index}: {what} of {self.node.op_type}")
         return result
 
     def parameter(self, attribute: str, array: np.ndarray) -> str:
@@ -164,3 +167,9 @@ class Composer(Emitter):
 
 Expansion = Callable[[Composer], str | Sequence[str | None]]
 Table = Mapping[tuple[str, str], Expansion]
+
+
+def defined(node: ir.Node, index: int) -> str | None:
+    """What `defined_by` says of the input at `index` of a node, float but no parameter; None where it says nothing."""
+    stated, _, what = node.metadata_props.get(_DEFINES, "").partition(": ")
+    return what if stated == str(index) else None

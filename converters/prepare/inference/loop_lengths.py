@@ -7,15 +7,18 @@ whose shape certainly changes is noted, for a gradient that would have to stack 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import NAMELESS
 from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_graphs, is_standard, subgraphs
 
-CHANGES = "onnx_backprop.changes"  # a Loop's metadata, "state: how" in lines: states whose shape its steps change
+_CHANGES = "onnx_backprop.changes"  # a Loop's metadata, which `_write_changes` writes and `shape_changes` reads
 Dims = tuple[int | str | None, ...]
 _COUNTERS = 2  # iteration and condition, in front of the states
 _ROUNDS = 32
@@ -38,13 +41,23 @@ def loop_states(proto: ModelProto) -> Correct:
         if states != before:
             return _stated(proto, states)
         for n, (node, _, _) in enumerate(loops):
-            kept = [p for p in node.metadata_props if p.key != CHANGES]
-            assign(node.metadata_props, kept)
-            if changes.get(n):
-                node.metadata_props.add(key=CHANGES, value="\n".join(f"{m} {how}" for m, how in changes[n].items()))
+            _write_changes(node, changes.get(n, {}))
         return None
 
     return correct
+
+
+def _write_changes(node: NodeProto, changes: Mapping[int, str]) -> None:
+    """Write down which states change their shape from step to step, and how, in the place of what was there."""
+    assign(node.metadata_props, [p for p in node.metadata_props if p.key != _CHANGES])
+    if changes:
+        node.metadata_props.add(key=_CHANGES, value="\n".join(f"{state} {how}" for state, how in changes.items()))
+
+
+def shape_changes(node: ir.Node) -> dict[int, str]:
+    """The states of a Loop whose shape changes from step to step, and how, as far as inference knows it."""
+    lines = (line.partition(" ") for line in node.metadata_props.get(_CHANGES, "").splitlines())
+    return {int(state): how for state, _, how in lines}
 
 
 def _loops(graph: GraphProto) -> list[tuple[NodeProto, GraphProto, Scope]]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.inference.loop_lengths import CHANGES
+from onnx_backprop.converters.prepare.inference.loop_lengths import shape_changes
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
@@ -186,9 +186,8 @@ class _Back:
         return [n for n, value in enumerate(values) if value in read]
 
     def _require_same_shapes(self, states: Collection[int]) -> None:
-        for line in self.node.metadata_props.get(CHANGES, "").splitlines():
-            n, _, how = line.partition(" ")
-            if int(n) in states:
+        for state, how in shape_changes(self.node).items():
+            if state in states:
                 raise unsupported(
                     self.node,
                     f"the gradient stacks the states of all steps, so each must keep its shape; state {how}. Give it "

@@ -16,7 +16,7 @@ from onnx import defs
 from onnx_backprop.converters.reverse.builder import Builder, Operand
 from onnx_backprop.converters.reverse.known import dims, type_name
 from onnx_backprop.converters.rules.common import widen
-from onnx_backprop.converters.training.names import MUST_HAVE_THE_SHAPE_OF
+from onnx_backprop.converters.training.names import shape_check
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
@@ -289,7 +289,7 @@ def checked(op: Builder, target: ir.Value, shape: Dims, wanted: ir.Value | None,
     """
     if wanted is None:
         return target
-    outer, op.prefix = op.prefix, f"{target.name}{MUST_HAVE_THE_SHAPE_OF}{prediction.name}"
+    outer, op.prefix = op.prefix, shape_check(str(target.name), str(prediction.name))
     result = op.Reshape(target, wanted)
     if symbolic(shape) > 1:
         got = op.Shape(target)

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.names import STAGED
 from onnx_backprop.opset.graphs.names import used_names
 
 _AT_ONCE = 1024  # elements
@@ -55,8 +54,8 @@ def stage_sums(graph: ir.Graph, kept: Collection[str], losses: Collection[str] =
 
     Cross entropies that are reduced to a mean or a sum count too. kept: names of values whose nodes stay as they are.
     losses: names of values of the loss, where sums over some axes of unknown or many elements count too.
-    The values keep their names; the last node of the stages has the name of the node that it stands for, and the
-    metadata `STAGED`. Backward nodes are to be there already: stages have a longer gradient than one reduction.
+    The values keep their names; the last node of the stages has the name of the node that it stands for. Backward nodes
+    are to be there already: stages have a longer gradient than one reduction.
     """
     used = used_names(graph)
     graphs = [graph]
@@ -92,7 +91,6 @@ def _stage(graph: ir.Graph, node: ir.Node, used: set[str], *, some_axes: bool) -
     graph.insert_before(node, op.nodes)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    last.metadata_props[STAGED] = node.op_type
     last.name, new.name = node.name, name
 
 

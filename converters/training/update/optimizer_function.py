@@ -17,6 +17,7 @@ from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
+from onnx_backprop.opset.functions.update_functions import GRADIENT, VALUE, formal_names
 from onnx_backprop.opset.graphs.names import rename
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
@@ -159,13 +160,14 @@ def update_function(
     update = Update(body, "learning_rate", "step", str)
     update.decay = "weight_decay" if "weight_decay" in numbers else None
     averaged = [_MEAN] if EMA in numbers else []
-    kinds = ("X", "G", *slots, *averaged)
-    made: dict[str, str] = {}
+    kinds = (VALUE, GRADIENT, *slots, *averaged)
+    arguments, new_names = formal_names(kinds, len(tensors))
+    made: list[str] = []
     for n, tensor in enumerate(tensors):
         own = element_type(tensor)
         wide, shape = work_type(own), one_element(tensor.shape)
         update.of_type((wide, len(shape)), _cast_to(body, wide, shape))
-        x, g, *state = (f"{kind}_{n}" for kind in kinds)
+        x, g, *state = arguments[n * len(kinds) : (n + 1) * len(kinds)]
         if CLIP_FACTOR in numbers:
             g = update.Mul(g, update.number(CLIP_FACTOR))
         now, old = x if own == wide else body.Cast(x, to=wide.value), state[: len(slots)]
@@ -177,11 +179,10 @@ def update_function(
         if FINITE in numbers:
             finite = update.once(f"finite, {len(shape)} axes", partial(_truth, body, shape))
             results = [body.Where(finite, *pair) for pair in zip(results, (x, *state), strict=True)]
-        for kind, result in zip(("X", *slots, *averaged), results, strict=True):
-            made[f"{kind}_{n}_new"] = result
-    inputs = ["learning_rate", "step", *numbers, *(f"{kind}_{n}" for n in range(len(tensors)) for kind in kinds)]
-    nodes = _named(body.nodes, inputs, made)
-    return helper.make_function(UPDATE_DOMAIN, name, inputs, list(made), nodes, [helper.make_opsetid("", opset)])
+        made += results
+    inputs = ["learning_rate", "step", *numbers, *arguments]
+    nodes = _named(body.nodes, inputs, dict(zip(new_names, made, strict=True)))
+    return helper.make_function(UPDATE_DOMAIN, name, inputs, new_names, nodes, [helper.make_opsetid("", opset)])
 
 
 def _named(nodes: list[NodeProto], inputs: Sequence[str], outputs: Mapping[str, str]) -> list[NodeProto]:

@@ -18,7 +18,7 @@ from onnx_backprop.ort_ops import register_ops
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import PIECE, Program
 from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
-from onnx_backprop.ort_ops.rewrites.in_place import GUARD, update_in_place
+from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
 from tests.ort_ops.guarded import Guarded
 
 SHAPES = ((), (1,), (0, 3), (17,), (2, 3, 5, 7), (5, 3, 1, 1), (PIECE,), (PIECE * 2 + 3,), (1, 16))
@@ -218,11 +218,11 @@ def test_a_gradient_in_the_memory_of_a_parameter(op_type: str) -> None:
         opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.contrib", 1)],
         ir_version=10,
     )
-    own = update_in_place(model, "loss", {"a": "a_new", "b": "b_new"})
+    own, guard = update_in_place(model, "loss", {"a": "a_new", "b": "b_new"})
     assert own == {"a"}
     session = opened(model)
     drawn = {"a": np.full(count, 2, np.float32), "b": np.full(count, 5, np.float32), "s": np.float32([0.1])}
-    drawn[GUARD] = np.ones((), np.float32)
+    drawn[guard] = np.ones((), np.float32)
     binding, held_values = session.io_binding(), {}
     for name, value in drawn.items():
         held_values[name] = onnxruntime.OrtValue.ortvalue_from_numpy(value)
@@ -233,7 +233,7 @@ def test_a_gradient_in_the_memory_of_a_parameter(op_type: str) -> None:
     session.run_with_iobinding(binding)
     np.testing.assert_allclose(drawn["a"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(new.numpy(), 4.8, rtol=1e-6)
-    assert drawn[GUARD] == 2
+    assert drawn[guard] == 2
 
 
 def view(address: int, count: int) -> np.ndarray:

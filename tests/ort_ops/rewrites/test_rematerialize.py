@@ -37,7 +37,7 @@ KEPT = "t = Tanh(x)  y = Mul(t, w)  last = Tanh(y)"
     ids=["kept", "kept too briefly", "of inputs", "not cheap", "of what is made again", "in front of its reader"],
 )
 def test_what_is_made_again(forward: str, backward: str, again: set[str]) -> None:
-    plain, changed = model(forward, backward), rematerialize(model(forward, backward), "loss")
+    plain, changed = model(forward, backward), rematerialize(model(forward, backward), ["loss"])
     copies = {node.output[0]: n for n, node in enumerate(changed.graph.node) if node.output[0].endswith("/again")}
     assert set(copies) == {f"{name}/again" for name in again}
     for name, n in copies.items():
@@ -54,8 +54,8 @@ def test_outputs_and_what_branches_read_stay() -> None:
         c = Less(one, two)
         z = If(c) <then_branch = t () => (float[N] p) { p = Mul(y, x) }, else_branch = e () => (float[N] q) { q = Neg(x) }>
         """.replace("one", "loss").replace("two", "loss")
-    assert len(rematerialize(model("y = Mul(x, w)  last = Tanh(y)", branch), "loss").graph.node) == 5
+    assert len(rematerialize(model("y = Mul(x, w)  last = Tanh(y)", branch), ["loss"]).graph.node) == 5
     graph = model("y = Mul(x, w)  last = Tanh(y)", "z = Mul(y, last)")
     graph.graph.output.add().CopyFrom(graph.graph.output[1])
     graph.graph.output[2].name = "y"
-    assert len(rematerialize(graph, "loss").graph.node) == 4
+    assert len(rematerialize(graph, ["loss"]).graph.node) == 4
