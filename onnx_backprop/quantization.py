@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from onnx import ModelProto, helper
 from onnx_backprop.converters.quantized.dequantize import walked
 from onnx_backprop.converters.quantized.requantize import put_floats, requantized
 from onnx_backprop.converters.quantized.walk import Walk
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 
@@ -59,12 +58,10 @@ def _warn(walk: Walk, ranges: Mapping[str, tuple[float, float]], *, calibrated: 
     if fixed:
         shown = ", ".join(repr(one.values[0]) for one in fixed[:3])
         inside = "They are inside branches or loops, which calibration does not measure"
-        warnings.warn(
+        warn(
             f"the scales of values that runs compute stay those of the original ({len(fixed)}): {shown}"
             f"{', …' if len(fixed) > 3 else ''}. What training has moved beyond them is cut. "
-            f"{inside if calibrated else 'calibration=[…] takes them anew from batches of data'}",
-            OnnxBackpropWarning,
-            stacklevel=3,
+            f"{inside if calibrated else 'calibration=[…] takes them anew from batches of data'}"
         )
 
 

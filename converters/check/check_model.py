@@ -19,12 +19,10 @@ from onnx_backprop.converters.check.report import Result, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
-from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.models.backward import Differentiation, finish
+from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
@@ -125,12 +123,9 @@ class Examiner:
         return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
-        original = prepare(model)
-        graph_model = to_ir(original)
-        names = list(wrt) if wrt is not None else reached(graph_model.graph, of)
-        differentiation = Differentiation(graph_model, wrt=names, of=of)
-        differentiation.given = wrt is not None
-        variables = differentiation.emit()
+        draft = Draft(model, kernels=self.kernels, progress=iter)
+        names = list(wrt) if wrt is not None else reached(draft.graph, of)
+        differentiation, variables = draft.differentiate(wrt=names, of=of, all_reached=wrt is not None)
         inside = [x for x in differentiation.wrt if x.producer() is not None]
         if inside:
             raise InvalidArgumentError(
@@ -138,11 +133,11 @@ class Examiner:
                 "inputs and initializers: their gradients pass through it",
                 "wrt",
             )
-        training = finish(graph_model, original, self.kernels, inline=False)
+        training = draft.finish()
         inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
         stored = {value.name for value in (*model.graph.input, *model.graph.initializer)}
-        whole = model if stored.issuperset(variables) else original
+        whole = model if stored.issuperset(variables) else draft.original
         forward = _with_variables(with_outputs(whole, outputs), variables)
         seeds = {y: f"{y}_grad" for y in outputs if f"{y}_grad" in inputs}
         return _Subject(whole, forward, self.open(training), variables, seeds)

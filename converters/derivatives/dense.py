@@ -8,8 +8,8 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import batch
-from onnx_backprop.converters.derivatives.products import Names, gradients_of_scalar, tangents
-from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work
+from onnx_backprop.converters.derivatives.products import gradients_of_scalar, tangents
+from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
@@ -38,7 +38,7 @@ def jacobian(
     if direction not in DIRECTIONS:
         allowed = ", ".join(map(repr, DIRECTIONS))
         raise InvalidArgumentError(f"direction: expected one of {allowed}, got {direction!r}")
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     stage = work.plan(wrt, of)
     xs, ys = ([str(value.name) for value in values] for values in (stage.wrt, stage.of))
     forward = direction == "forward" or (direction == "auto" and _elements(stage.wrt) < _elements(stage.of))
@@ -59,7 +59,7 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
 
     There is a block for every pair of names in `wrt`. Raises: what `hvp` does.
     """
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     gradients = gradients_of_scalar(work, wrt, of)
     results: Table = {x: {} for x in gradients}
     for x, gradient in gradients.items():

@@ -4,7 +4,7 @@ One table of rules serves all three. The gradient Jᵀu is linear in its seed u,
 with v, is J·v: a tangent is the adjoint of the adjoint, and what only Jᵀu needed goes. H·v is the gradient of <∇y, v>.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Unpack
 
 import onnx_ir as ir
@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
-from onnx_backprop.converters.derivatives.work import Model, Options, Settings, Work, drop_dead, named
+from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead, named
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import unsupported
@@ -22,8 +22,6 @@ from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.sequences import is_optional
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.names import used_names
-
-Names = Sequence[str] | None
 
 
 @as_given
@@ -39,7 +37,7 @@ def vjp(
 
     Returns and raises: what `backward` does.
     """
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     stage, results = work.differentiate(wrt=wrt, of=of, seed_all=True)
     made = Derivative("vjp", stage.seeds, results, batched)
     if batched:
@@ -60,7 +58,7 @@ def jvp(
     Returns: the model with an input `<x>_tangent`, of the shape and type of x, for each of `wrt`, and an output
     `<y>_tangent` for each of `of`. A y that depends on no x gets zeros and a warning. Raises: what `backward` does.
     """
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     made = tangents(work, wrt, of)
     if batched:
         made = Derivative(made.mode, made.seeds, made.results, batched=True)
@@ -83,7 +81,7 @@ def hvp(
     `wrt`. Where y is linear in all of them, zeros and a warning; `strict` refuses that. Raises: InvalidArgumentError
     for a y of more elements, or of a shape that inference does not find, and what `backward` raises.
     """
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     gradients = gradients_of_scalar(work, wrt, of)
     stage, second = work.differentiate(
         wrt=list(gradients),
@@ -104,7 +102,7 @@ def scalar_gradient(
     model: Model, wrt: Names = None, of: Names = None, *, advice: str = "", **options: Unpack[Options]
 ) -> ModelProto:
     """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does, with advice."""
-    work = Work(model, wrt, of, Settings(**options))
+    work = Work(model, wrt, of, **options)
     return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of, advice)))
 
 
@@ -124,7 +122,7 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
             "of",
         )
     _, gradients = work.differentiate(wrt=wrt, of=of)
-    work.type()
+    work.infer_types()
     return gradients
 
 
@@ -133,7 +131,7 @@ def tangents(work: Work, wrt: Names, of: Names) -> Derivative:
     first, gradients = work.differentiate(wrt=wrt, of=of, seed_all=True)
     shapes = {str(g.name): str(x.name) for x, g in first.gradients.items() if x.name}
     seeds = first.seeds
-    work.type()
+    work.infer_types()
     second, results = work.differentiate(
         wrt=list(seeds.values()),
         of=list(gradients.values()),

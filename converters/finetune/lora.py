@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from onnx_backprop.converters.finetune.targets import Place, choose
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning, printable
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.names import unique
@@ -171,7 +170,7 @@ def lora(
     adapters: list[_Adapter] = []
     chosen, warning = choose(layers, targets, whole)
     if warning:
-        warnings.warn(warning, OnnxBackpropWarning, stacklevel=2)
+        warn(warning)
     for own in chosen:
         first = next(iter(own.values()))
         down, up = (unique(f"{first.weight.tensor}.{factor}", layers.taken) for factor in ("lora_A", "lora_B"))

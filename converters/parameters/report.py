@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
@@ -14,7 +13,7 @@ from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
 from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
-from onnx_backprop.opset.core.errors import OnnxBackpropWarning, printable
+from onnx_backprop.opset.core.errors import printable, warn
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
@@ -25,13 +24,7 @@ HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torc
 
 
 def warn_of(
-    graph: ir.Graph,
-    choice: Choice,
-    trained: Collection[ir.Value],
-    *,
-    frozen: Collection[str] = (),
-    share: bool = True,
-    stacklevel: int,
+    graph: ir.Graph, choice: Choice, trained: Collection[ir.Value], *, frozen: Collection[str] = (), share: bool = True
 ) -> None:
     """Say what a choice by default has guessed, in one warning for each kind.
 
@@ -47,7 +40,7 @@ def warn_of(
     if share:
         sentences.append(share_of(graph, choice.left_out, trained, frozen))
     for sentence in filter(None, sentences):
-        warnings.warn(sentence, OnnxBackpropWarning, stacklevel=stacklevel + 1)
+        warn(sentence)
 
 
 def doubts(choice: Choice, decided: Collection[str]) -> str:

@@ -1,6 +1,5 @@
 """What onnxruntime takes and onnx's checker does not, put in order."""
 
-import warnings
 from contextlib import suppress
 from graphlib import CycleError
 from itertools import chain
@@ -9,7 +8,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
 
 from onnx_backprop.converters.prepare.exporters.detached import mark_detached
-from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, UnsupportedError, warn
 from onnx_backprop.opset.core.sound import tensors
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.order import topological
@@ -71,7 +70,7 @@ def put_in_order(proto: ModelProto) -> None:
     if again is not None:
         raise InvalidModelError(f"the model does not pass onnx.checker: {again}") from again
     text = str(complaint).splitlines()[0]
-    warnings.warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}", OnnxBackpropWarning, 2)
+    warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}")
 
 
 def initializers_are_constants(proto: ModelProto) -> None:

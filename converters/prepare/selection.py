@@ -6,14 +6,13 @@ modules around it; a pattern may match any of them.
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
 from onnx_backprop.converters.prepare.exporters.origins import origin_of, owner
 from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near, suggest
 from onnx_backprop.opset.graphs.lazy import ir
 
@@ -123,10 +122,7 @@ def _warn_of_parts(argument: str, pattern: str | re.Pattern[str], chosen: set[st
     rest = [n for n in names if modules[n] in partly and n not in chosen]
     if rest:
         shown = ", ".join(map(repr, rest[:_SHOWN])) + (f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else "")
-        warnings.warn(
-            OnnxBackpropWarning(f"{text!r} chooses a part of the tensors of a module; it leaves out {shown}", argument),
-            stacklevel=4,
-        )
+        warn(f"{text!r} chooses a part of the tensors of a module; it leaves out {shown}", argument=argument)
 
 
 def _matches(argument: str, pattern: str | re.Pattern[str], names: Collection[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Range, scale_for, used, zero_for
 from onnx_backprop.converters.quantized.records import Activation, Weight, array_of, product_of, put, range_of
 from onnx_backprop.converters.quantized.walk import Walk
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.graphs.edit import replace_values
 from onnx_backprop.opset.graphs.names import unique, used_names
@@ -104,12 +103,10 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
     lost = sum(_distance(weight, values) for weight in stored)
     if lost >= _MUCH * moved > 0:
         count = sum(values[weight.name].size for weight in stored)
-        warnings.warn(
+        warn(
             f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
             f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it may be lost. Train longer, "
-            "with a larger learning rate, or keep the floats",
-            OnnxBackpropWarning,
-            stacklevel=3,
+            "with a larger learning rate, or keep the floats"
         )
     return walk.model
 

@@ -1,52 +1,104 @@
 """What a model says about the training graph that it is, read from its metadata and believed only as far as it fits."""
 
 import json
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
+from reprlib import Repr
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 from onnx import ModelProto, TypeProto, helper
 
+from onnx_backprop.converters.training.slots import MEAN, MOMENT, ROLES, SUM, Slot, of_format_1
 from onnx_backprop.opset.core.errors import InvalidModelError
 
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
-FORMAT = 1
+FORMAT = 2
+_STATE_OF_FORMAT_1 = {"updates": dict[str, str], "fill": dict[str, float], "copies": dict[str, str]}
 OPTIONAL: Mapping[str, Any] = {"input_gradients": {}}  # left out where they are empty, and by earlier versions
+_SETTINGS = (
+    ("loss_inputs", tuple[str, ...], "names"),
+    ("labels", dict[str, dict[str, int | tuple[int | None, ...] | None]], "numbers by name"),
+    ("doubtful", dict[str, str], "reasons by name"),
+    ("memory", dict[str, int | float], "numbers by name"),
+    ("frozen_statistics", tuple[str, ...], "names"),
+)
+_short = Repr()
+_short.maxlist = _short.maxdict = 3
+_shown = _short.repr
 _LARGEST = 65504  # that a state may be full of, which every type of float has
 _SMALL = 16  # elements of a state that may be larger than every tensor of the model
 
 
 def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TrainingGraph, of the types that `hints` gives them; InvalidModelError for anything else."""
-    said = fields(text, {"format": int, **hints}, _wrong, OPTIONAL)
-    if said.pop("format") != FORMAT:
+    hints = {"format": int, **hints, "state": tuple[dict[str, Any], ...]}
+    said = _object(text, hints, _wrong)
+    version = said.get("format")
+    if type(version) is int and version not in (1, FORMAT):
         raise InvalidModelError("the training graph was written by a later version. Install that one")
+    if version == 1:
+        del hints["state"]
+        hints |= _STATE_OF_FORMAT_1
+    said = _typed(said, hints, _wrong, OPTIONAL)
+    if said.pop("format") == 1:
+        state = (said.pop(name) for name in _STATE_OF_FORMAT_1)
+        said["state"] = of_format_1(*state, said["parameters"])
+    else:
+        said["state"] = tuple(slot(entry, _wrong) for entry in said["state"])
     _check_settings(said["settings"])
     _check_names(said, model)
     _check_shapes(said, model)
     return said
 
 
-def fields(
-    text: str, hints: Mapping[str, Any], wrong: Callable[[str], Exception], optional: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """An object of JSON with exactly these entries, of these types; what `wrong` makes of anything else is raised.
+def slot(entry: Mapping[str, Any], wrong: Callable[[str], Exception]) -> Slot:
+    """A record of the state, from its values in JSON."""
+    said = _typed(dict(entry), get_type_hints(Slot), wrong, {"start": None, "of": ""})
+    if said["role"] not in ROLES:
+        raise wrong(f"state: role: expected one of {', '.join(ROLES)}, got {_shown(said['role'])}")
+    return Slot(**said)
 
-    optional: what stands for entries that are not there.
+
+def optimizer_state(text: str, wrong: Callable[[str], Exception]) -> tuple[str, tuple[Slot, ...]]:
+    """What an optimizer model says: the name of its learning rate, and the records of its state.
+
+    What `wrong` makes of anything else is raised.
     """
+    hints: dict[str, Any] = {"learning_rate": str, "state": tuple[dict[str, Any], ...]}
+    said = _object(text, hints, wrong)
+    if "state" in said:
+        said = _typed(said, hints, wrong)
+        return said["learning_rate"], tuple(slot(entry, wrong) for entry in said["state"])
+    said = _typed(said, {"learning_rate": str, **_STATE_OF_FORMAT_1}, wrong)  # by an earlier version
+    updates, fill, copies = (said[name] for name in _STATE_OF_FORMAT_1)
+    parameters = [name for name in updates if name not in fill and name not in copies]
+    return said["learning_rate"], of_format_1(updates, fill, copies, parameters)
+
+
+def _object(text: str, names: Iterable[str], wrong: Callable[[str], Exception]) -> dict[str, Any]:
     try:
         said = json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError) as e:
         raise wrong(f"it is no JSON: {e}") from e
-    said = {**(optional or {}), **said} if isinstance(said, dict) else said
-    if not isinstance(said, dict) or said.keys() != hints.keys():
-        got = sorted(said) if isinstance(said, dict) else said
-        raise wrong(f"expected {', '.join(hints)}, got {reprlib.repr(got)}")
+    if not isinstance(said, dict):
+        raise wrong(f"expected {', '.join(names)}, got {_shown(said)}")
+    return said
+
+
+def _typed(
+    said: dict[str, Any],
+    hints: Mapping[str, Any],
+    wrong: Callable[[str], Exception],
+    optional: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """optional: what stands for entries that are not there."""
+    said = {**(optional or {}), **said}
+    if said.keys() != hints.keys():
+        raise wrong(f"expected {', '.join(hints)}, got {_shown(sorted(said))}")
     for name, hint in hints.items():
         if not _fits(said[name], hint):
-            raise wrong(f"{name}: expected {getattr(hint, '__name__', hint)}, got {reprlib.repr(said[name])}")
+            raise wrong(f"{name}: expected {getattr(hint, '__name__', hint)}, got {_shown(said[name])}")
         if get_origin(hint) is tuple:
             said[name] = tuple(said[name])
     return said
@@ -82,14 +134,13 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     optimizer = settings.get("optimizer") or {}
     steps = optimizer.get("accumulate", 1) if isinstance(optimizer, dict) else None
     if type(steps) is not int or steps < 1:
-        raise _wrong(f"settings: optimizer: expected accumulate of 1 or more, got {reprlib.repr(optimizer)}")
-    if not _fits(settings.get("loss_inputs", []), tuple[str, ...]):
-        raise _wrong(f"settings: loss_inputs: expected names, got {reprlib.repr(settings['loss_inputs'])}")
+        raise _wrong(f"settings: optimizer: expected accumulate of 1 or more, got {_shown(optimizer)}")
     loss = settings.get("loss")
     if isinstance(loss, dict) and not _fits(loss.get("ignore_index"), int | None):
-        raise _wrong(f"settings: loss: expected ignore_index of a label or null, got {reprlib.repr(loss)}")
-    if not _fits(settings.get("labels", {}), dict[str, dict[str, int | tuple[int | None, ...] | None]]):
-        raise _wrong(f"settings: labels: expected numbers by name, got {reprlib.repr(settings['labels'])}")
+        raise _wrong(f"settings: loss: expected ignore_index of a label or null, got {_shown(loss)}")
+    for name, hint, expected in _SETTINGS:
+        if not _fits(settings.get(name), hint | None):
+            raise _wrong(f"settings: {name}: expected {expected}, got {_shown(settings[name])}")
 
 
 def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
@@ -97,26 +148,28 @@ def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
     inputs = {value.name for value in model.graph.input}
     outputs = {value.name for value in model.graph.output}
     tensors = {tensor.name for tensor in model.graph.initializer}
-    updates, copies, fill = said["updates"], said["copies"], said["fill"]
+    state: tuple[Slot, ...] = said["state"]
+    renewed, stored = [slot.name for slot in state], [slot for slot in state if slot.start is None]
 
     def check(field: str, names: Iterable[str | None], known: Iterable[str], what: str) -> None:
         unknown = sorted({name for name in names if name is not None}.difference(known))
         if unknown:
-            raise _wrong(f"{field}: expected names of {what}, got {reprlib.repr(unknown[0])}")
+            raise _wrong(f"{field}: expected names of {what}, got {_shown(unknown[0])}")
 
     check("loss, gradient_norms", (said["loss"], said["gradient_norms"]), outputs, "outputs")
     check("inputs, learning_rate", (*said["inputs"], said["learning_rate"]), inputs, "inputs")
     check("target", [said["target"]], said["inputs"], "inputs")
     check("parameters", said["parameters"], tensors, "initializers")
-    if not updates:
+    if not state:
         check("parameters", said["parameters"].values(), outputs, "outputs")
     check("input_gradients", said["input_gradients"], said["inputs"], "inputs")
     check("input_gradients", said["input_gradients"].values(), outputs, "outputs")
-    check("updates", updates, inputs, "inputs")
-    check("updates", updates.values(), outputs, "outputs")
-    check("updates", updates.keys() - copies.keys() - fill.keys(), tensors, "initializers")
-    check("copies, fill", (*copies, *fill), updates, "the state")
-    check("copies", copies.values(), tensors, "initializers")
+    check("state", renewed, inputs, "inputs")
+    check("state", (slot.output for slot in state), outputs, "outputs")
+    check("state", (slot.of if slot.role == MEAN else slot.name for slot in stored), tensors, "initializers")
+    check("state", (slot.of for slot in state if slot.role in (MOMENT, SUM)), {*said["parameters"], ""}, "parameters")
+    if len({*renewed}) < len(renewed):
+        raise _wrong("state: expected each name once")
 
 
 def _check_shapes(said: Mapping[str, Any], model: ModelProto) -> None:
@@ -128,16 +181,17 @@ def _check_shapes(said: Mapping[str, Any], model: ModelProto) -> None:
     if norms is not None and _lengths(declared[norms]) != [len(said["parameters"])]:
         raise _wrong(f"gradient_norms: expected a number for each parameter, got {_lengths(declared[norms])}")
     rate = said["learning_rate"]
-    for name in (*said["updates"], *said["inputs"], *filter(None, [rate])):
+    state = {slot.name: slot for slot in said["state"]}
+    for name in (*state, *said["inputs"], *filter(None, [rate])):
         if declared[name].tensor_type.elem_type not in helper.get_all_tensor_dtypes():
-            raise _wrong(f"updates, inputs, learning_rate: expected tensors, {name!r} is none")
+            raise _wrong(f"state, inputs, learning_rate: expected tensors, {name!r} is none")
     if rate is not None and _lengths(declared[rate]) not in ([], [1]):
         raise _wrong(f"learning_rate: expected an input of one number, got one of shape {_lengths(declared[rate])}")
-    for name in said["updates"]:
+    for name, slot in state.items():
         lengths = _lengths(declared[name])
-        if (name in said["fill"] and min(lengths, default=0) < 0) or prod(lengths) > max(largest, _SMALL):
+        if (slot.start is not None and min(lengths, default=0) < 0) or prod(lengths) > max(largest, _SMALL):
             raise _wrong(
-                f"updates: expected known lengths, and no more of them than of a parameter, {name!r} has {lengths}"
+                f"state: expected known lengths, and no more of them than of a parameter, {name!r} has {lengths}"
             )
 
 

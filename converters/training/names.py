@@ -1,7 +1,6 @@
 """Names of what a training graph keeps beside its parameters, and of what it says of itself."""
 
 import re
-from collections.abc import Collection
 
 RANDOM_STATE = "random_state"  # int64: the seed, and the number of runs so far
 LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
@@ -11,14 +10,6 @@ OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 _MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"
 SOFTMAX_CROSS_ENTROPY = "softmax_cross_entropy"
 CLASSES_LAST = "If the classes are on the last axis, give the loss axis=-1"  # what to do about labels of another shape
-
-
-def state_of(fill: Collection[str], name: str) -> str | None:
-    """The state that a graph keeps under a name of the above, or under that and a number where a model had it.
-
-    fill: of a `TrainingGraph`, where no tensor of a model is. None where the graph keeps none.
-    """
-    return next((n for n in fill if re.fullmatch(re.escape(name) + r"(_\d+)?", n)), None)
 
 
 def shape_check(target: str, prediction: str) -> str:

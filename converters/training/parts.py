@@ -63,7 +63,7 @@ def _is_kept(whole: TrainingGraph, value: ir.Value, *, used: bool, outputs: list
     if value.is_initializer():
         return used and state
     name = str(value.name)
-    target = whole.loss not in outputs and name in whole.settings.get("loss_inputs", [])
+    target = whole.loss not in outputs and name in whole.options.loss_inputs
     return used or (name in whole.inputs and not target)
 
 

@@ -6,7 +6,6 @@ nothing, as changes of shape, which would be copied as outputs.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep
 from onnx_backprop.converters.training.sharing import shared, told_shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
-from onnx_backprop.opset.core.errors import OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import used_names
@@ -95,7 +94,7 @@ class Passes:
         late = set(ancestors(nodes, self.gradients.values())).difference(early)
         read = set().union(*(reads(nodes[n]) for n in late)) | set(self.gradients.values())
         again: set[int] = set()
-        waiting = [name for name in read if name in maker]
+        waiting = sorted(name for name in read if name in maker)  # the same order in every process
         kept: dict[str, None] = {}
         while waiting:
             name = waiting.pop()
@@ -133,7 +132,7 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
     choice = choose(graph, [value for value in floats if value in path.active])
     trained = [value for value in floats if value in path.active and value not in choice.left_out]
-    warn_of(graph, choice, trained, stacklevel=4)
+    warn_of(graph, choice, trained)
     parameters = [*trained, *(value for value in floats if origin_of(value).kind == FROZEN)]
     normalizations = [node for node in graph if node.domain == "" and node.op_type == "BatchNormalization"]
     read = [value for node in normalizations for place in STATISTICS if (value := node.inputs[place]) is not None]
@@ -145,7 +144,7 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     names = {str(value.name) for value in parameters}
     together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in names}
     if together:
-        warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=4)
+        warn(told_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
     return Variables(infer_large(to_proto(ir_model)), *groups, layouts=layouts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,6 +19,8 @@ from onnx_backprop.converters.prepare.exporters.origins import origin_of
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
+from onnx_backprop.converters.training.settings import Settings
+from onnx_backprop.converters.training.slots import MEAN, Slot
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
@@ -41,8 +44,9 @@ class TrainingGraph:
     parameters: each trainable initializer and the name of its gradient; an output where there is no optimizer.
     outputs: the outputs of the forward model, in its order.
     learning_rate: the name of the 0-D input, None without an optimizer.
-    updates: each input that a step renews and the output that holds its new value: the parameters, the state of the
-        optimizer, running statistics of BatchNormalization, and the state of Dropout's random numbers.
+    state: a record of each input that a step renews: the parameters, the state of the optimizer, running statistics of
+        BatchNormalization, and the state of Dropout's random numbers.
+    updates: each of these inputs and the output that holds its new value.
     gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
     input_gradients: each input of `wrt_inputs` and the output that is the gradient of the loss by it.
     frozen: the float initializers that could be trained and are not.
@@ -57,14 +61,36 @@ class TrainingGraph:
     parameters: dict[str, str]
     outputs: tuple[str, ...] = ()
     learning_rate: str | None = None
-    updates: dict[str, str] = field(default_factory=dict)
+    state: tuple[Slot, ...] = ()
     gradient_norms: str | None = None
     input_gradients: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
-    fill: dict[str, float] = field(default_factory=dict)
-    copies: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def updates(self) -> dict[str, str]:
+        """Each input that a step renews and the output that holds its new value."""
+        return {slot.name: slot.output for slot in self.state}
+
+    @cached_property
+    def fill(self) -> dict[str, float]:
+        """Each input of the state that starts full of a number, and the number."""
+        return {slot.name: slot.start for slot in self.state if slot.start is not None}
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Each running mean of a parameter, and the parameter, as which it starts."""
+        return {slot.name: slot.of for slot in self.state if slot.role == MEAN}
+
+    def slot(self, role: str, of: str = "") -> str | None:
+        """The name of the state of a role, where there is one of it; None where the graph keeps none."""
+        return next((slot.name for slot in self.state if slot.role == role and slot.of == of), None)
+
+    @cached_property
+    def options(self) -> Settings:
+        """`settings` as a record."""
+        return Settings.of(self.settings)
 
     @property
     def _tensors(self) -> dict[str, TensorProto]:
@@ -177,7 +203,7 @@ class TrainingGraph:
         """What is trained, frozen, renewed by a step and left out, in this order."""
         from onnx_backprop.converters.parameters.structure import NEVER_TRAINED  # for which onnx_ir is imported
 
-        tensors, doubtful = self._tensors, self.settings.get("doubtful") or {}
+        tensors, doubtful = self._tensors, self.options.doubtful
         states = dict.fromkeys(self.parameters, TRAINED) | dict.fromkeys(self.frozen, FROZEN)
         states |= {name: STATISTIC for name in self.updates if name not in states}
         statistic, ratio = NEVER_TRAINED
@@ -196,7 +222,7 @@ class TrainingGraph:
 
         numbers = counted(self.rows())
         lines = [f"{len(self.parameters)} parameters trained, {len(self.frozen)} frozen; numbers: {numbers}"]
-        if kept := self.settings.get("frozen_statistics"):
+        if kept := self.options.frozen_statistics:
             shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
@@ -207,12 +233,9 @@ class TrainingGraph:
 
     def memory_told(self) -> str:
         """What is expected of a budget of memory, in one sentence; nothing where there is none."""
-        expected = self.settings.get("memory")
-        if not isinstance(expected, dict):
-            return ""
         from onnx_backprop.converters.recompute.memory import describe  # for which onnx_ir is imported
 
-        return describe(expected)
+        return describe(self.options.memory)
 
     def __str__(self) -> str:
         """The summary."""
@@ -220,9 +243,8 @@ class TrainingGraph:
 
     def __repr__(self) -> str:
         """What it is, in one line."""
-        given = self.settings.get("optimizer")
-        numbers = counted(self.rows())
-        optimizer = f", {given['name']}" if isinstance(given, dict) and "name" in given else ""
+        numbers, given = counted(self.rows()), self.options.optimizer or {}
+        optimizer = f", {given['name']}" if "name" in given else ""
         return (
             f"<TrainingGraph {printable(self.model.graph.name)!r}: ({', '.join(map(printable, self.inputs))}) -> "
             f"{printable(self.loss)}, {len(self.parameters)} parameters of {numbers}{optimizer}, "
@@ -269,7 +291,9 @@ class TrainingGraph:
 
     def describe(self) -> None:
         """Write what is known about the model into its metadata."""
-        said = {key: value for key, value in vars(self).items() if key != "model" and (value or key not in OPTIONAL)}
+        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        said = {name: value for name, value in said.items() if value or name not in OPTIONAL}
+        said["state"] = [slot.described() for slot in self.state]
         assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
         text = json.dumps({"format": FORMAT, **said}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)

@@ -1,53 +1,25 @@
 """`training_graph`: a forward model in, one graph that computes its loss, its gradients and the update out."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.parameters.choice import choose
-from onnx_backprop.converters.parameters.report import warn_of
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.load import check_names
-from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
-from onnx_backprop.converters.prepare.stops import prepared
-from onnx_backprop.converters.prepare.writing.inline import check_inline
-from onnx_backprop.converters.recompute.memory import check_memory, fit_memory
-from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import Progress, find_path
-from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
+from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.converters.recompute.memory import check_memory
+from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
-from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
-from onnx_backprop.converters.training.losses.base import LossBuilder
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
-from onnx_backprop.converters.training.modes import (
-    draw_masks,
-    keep_statistics,
-    nothing_to_switch,
-    renew_statistics,
-    train,
-)
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
+from onnx_backprop.converters.training.phases import TrainingDraft
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.converters.training.rewrites.precision import check_precision, emit_gradients
-from onnx_backprop.converters.training.rewrites.sums import stage_sums
-from onnx_backprop.converters.training.sharing import Ties, shared, told_shared
-from onnx_backprop.converters.training.sharing import tie as share
-from onnx_backprop.converters.training.sharing import untie as separate
-from onnx_backprop.converters.training.update.loss_scale import renewed_scale, with_default
-from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.converters.training.rewrites.precision import check_precision
+from onnx_backprop.converters.training.settings import Settings, plain
+from onnx_backprop.converters.training.sharing import Ties
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.opset.functions.use_kernels import check_kernels
-from onnx_backprop.opset.graphs.names import used_names
 
 
 def training_graph(
@@ -154,240 +126,62 @@ def training_graph(
     Raises: InvalidArgumentError (unknown names with near misses, a name both trainable and frozen, a loss of more
     than one element, several outputs to choose from), and what `backward` raises.
     """
-    check_kernels(kernels)
-    check_inline(kernels, inline=inline)
     chosen = check_loss(loss, LOSSES)
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    original, ir_model = prepared(model, stop=stop, free=free, prediction=None if prediction is None else [prediction])
-    outputs = tuple(str(value.name) for value in ir_model.graph.outputs)
-    share(ir_model.graph, tie)
-    if untie:
-        separate(ir_model.graph)
-    if training_mode and not train(ir_model.graph):
-        warnings.warn(nothing_to_switch(ir_model), OnnxBackpropWarning, stacklevel=2)
-    asked = _inputs_in(ir_model.graph, trainable, trained=updater is not None)
-    if wrt_inputs:
-        check_names("wrt_inputs", wrt_inputs)
-    wrt_inputs = [*wrt_inputs, *(name for name in asked if name not in wrt_inputs)]
-    _check_names(ir_model.graph, None if asked else trainable, frozen)
-    inputs = [str(value.name) for value in ir_model.graph.inputs if not value.is_initializer()]
-    half = check_precision(precision, ir_model.graph)
-    made = used_names(ir_model.graph)
-    ir_model, loss_name, targets, labels = add_loss(ir_model, chosen, prediction)
-    graph = ir_model.graph
-    of_loss = used_names(graph) - made
-    others = [] if updater is None else [p for group in updater.groups if group.frozen for p in group.parameters]
-    choice = _choose(graph, loss_name, () if asked else trainable, [*(frozen or ()), *others], stopped=bool(stop))
-    held = _held(graph, None if asked else trainable, [*(frozen or ()), *others]) if frozen_statistics else set()
-    kept = keep_statistics(graph, choice.frozen, choice.left_out, held)
-    op = LossBuilder(used_names(graph))
-    stateful = carry_state or updater is not None
-    state = renew_statistics(graph, op) if stateful else {}
-    masks = draw_masks(graph, op) if stateful else None
-    graph.inputs.extend(x for x in state if not x.is_graph_input())
-    if masks is not None:
-        graph.inputs.append(masks)
-    ir_model = typed(ir_model)
-    graph = ir_model.graph
-    end = len(graph.outputs)
-    together = shared(graph.initializers.values())
-    renewed = [value.name for value in state]
-    forward = set(graph)
-    differentiate = partial(
-        Differentiation,
-        ir_model,
-        wrt=choice.wanted,
-        inputs=wrt_inputs,
-        inputs_alone=updater is None,
-        without=choice.without,
-        argument="trainable",
+    draft = TrainingDraft(
+        model,
+        updater,
+        prediction,
+        stop=stop,
+        free=free,
+        kernels=kernels,
+        inline=inline,
         straight_through=straight_through,
         strict=strict,
         checkpoint=checkpoint,
         progress=progress,
     )
-    scale, parameters = emit_gradients(graph, differentiate, loss_name, of_loss, half, budget=budget is not None)
-    input_gradients = {name: parameters.pop(name) for name in wrt_inputs}
-    if scale is not None and updater is None:
-        with_default(graph, scale)
-    together = {name: readers for name, readers in together.items() if name in {*parameters, *map(str, renewed)}}
-    if together:
-        warnings.warn(told_shared(together), OnnxBackpropWarning, stacklevel=2)
-    backward = set(graph) - forward
-    produced = {str(v.name): v for node in graph for v in node.outputs}
-    gradients = [produced[name] for name in (*input_gradients.values(), *parameters.values())]
-    known: dict[str, Any] = {}
+    draft.tie(tie, apart=untie)
+    if training_mode:
+        draft.set_modes()
+    requested = draft.requested(trainable, frozen, wrt_inputs)
+    half = check_precision(precision, draft.graph)
+    draft.add_loss(chosen, prediction)
+    choice = draft.choose(requested, stopped=bool(stop))
+    kept = draft.keep_statistics(requested, choice) if frozen_statistics else []
+    stateful = carry_state or updater is not None
     if stateful:
-        named = {str(old.name): str(new.name) for old, new in state.items()}
-        end += len(input_gradients)
-        known = _add_update(ir_model, updater, parameters, end, named, masks, scale, norms=gradient_norms)
-    expected = None
-    if budget is not None:
-        expected = fit_memory(ir_model, forward, backward, gradients, budget, lengths or {})
-    stage_sums(graph, made, of_loss)
-    proto = finish(ir_model, original, kernels, inline=inline)
+        draft.carry_state()
+    draft.differentiate_loss(requested, choice, half, budget=budget is not None)
+    if stateful:
+        draft.update(norms=gradient_norms)
+    expected = {} if budget is None else draft.keep_to_budget(budget, lengths or {})
+    draft.stage_sums()
     result = TrainingGraph(
-        model=proto,
-        loss=loss_name,
-        inputs=(*inputs, *targets),
-        target=targets[0] if targets else None,
-        parameters=parameters,
-        input_gradients=input_gradients,
-        outputs=outputs,
-        frozen=tuple(name for name in choice.frozen if name not in parameters),
+        model=draft.finish(),
+        loss=draft.loss,
+        inputs=(*draft.inputs, *draft.targets),
+        target=draft.targets[0] if draft.targets else None,
+        parameters=draft.parameters,
+        input_gradients=draft.input_gradients,
+        outputs=draft.outputs,
+        learning_rate=draft.learning_rate,
+        state=draft.state,
+        gradient_norms=draft.gradient_norms,
+        frozen=tuple(name for name in choice.frozen if name not in draft.parameters),
         left_out=choice.left_out,
-        settings={
-            "loss": _settings(chosen),
-            "optimizer": _settings(updater),
-            "loss_inputs": targets,
-            **({"labels": labels} if labels else {}),
-            "training_mode": training_mode,
-            "precision": precision,
-            **({"doubtful": choice.doubtful} if choice.doubtful else {}),
-            **({} if expected is None else {"memory": expected}),
-            **({"frozen_statistics": kept} if kept else {}),
-        },
-        **known,
+        settings=Settings(
+            loss=plain(chosen),
+            optimizer=plain(updater),
+            loss_inputs=draft.targets,
+            labels=draft.labels,
+            training_mode=training_mode,
+            precision=precision,
+            doubtful=choice.doubtful,
+            memory=expected,
+            frozen_statistics=kept,
+        ).described(),
     )
     result.describe()
     return result
-
-
-def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns | None) -> None:
-    """Names that are written out exist, are not repeated and are not in both lists."""
-    names = aliases(graph.initializers.values())
-    plain: list[set[str]] = []
-    for argument, patterns in (("trainable", trainable), ("frozen", frozen)):
-        if patterns is not None and (patterns or argument == "trainable"):
-            select(argument, patterns, names)
-        plain.append(written_out(patterns or (), names))
-    if both := sorted(plain[0] & plain[1]):
-        raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
-
-
-def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) -> list[str]:
-    """The inputs of the model that `trainable` names where it names nothing else: the caller wants their gradients."""
-    inputs = {str(value.name) for value in graph.inputs if not value.is_initializer()}
-    listed = () if trainable is None or isinstance(trainable, str) else trainable
-    named = [name for name in listed if isinstance(name, str) and name in inputs]
-    if named and (trained or len(named) < len(listed)):
-        raise InvalidArgumentError(
-            f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
-            "the gradient by it",
-            "trainable",
-        )
-    return named
-
-
-class _Choice(NamedTuple):
-    """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
-
-    wanted: list[str] | None
-    without: dict[str, str]
-    frozen: list[str]  # parameters all the same
-    left_out: dict[str, str]  # no parameters, and what each is
-    doubtful: dict[str, str]  # of which the file does not say enough, and what speaks for a doubt
-
-
-def _choose(
-    graph: ir.Graph, loss: str, trainable: Patterns | None, frozen: Patterns, *, stopped: bool = False
-) -> _Choice:
-    """The choice, with its warnings. stopped: whether the caller keeps gradients from a part of the graph."""
-    floats = [v for v in graph.initializers.values() if is_float(v)]
-    path = find_path(graph, [value for value in graph.outputs if value.name == loss], floats)
-    found = choose(graph, [v for v in floats if v in path.active])
-    left_out = {str(v.name): what for v, what in found.left_out.items()}
-    doubtful = {str(v.name): why for v, why in found.doubtful.items()}
-    reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
-    names = aliases(graph.initializers.values())
-    frozen_names = select("frozen", frozen, names) if frozen else []
-    without = dict.fromkeys(frozen_names, "frozen") | left_out
-    if not trainable:  # the default, or none at all
-        if trainable is not None:
-            without |= dict.fromkeys(reached, "not asked for")
-            return _Choice(None, without, reached, left_out, {})
-        trained = [v for v in floats if v.name in reached and v.name not in frozen_names]
-        warn_of(graph, found, trained, frozen=frozen_names, share=not stopped, stacklevel=3)
-        doubtful = {name: why for name, why in doubtful.items() if name not in frozen_names}
-        return _Choice(None, without, [name for name in reached if name in frozen_names], left_out, doubtful)
-    chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)
-    written = written_out(trainable, names)
-    chosen = [name for name in chosen if name in written or name not in frozen_names]
-    for name in chosen:
-        if left_out.get(name) in NEVER_TRAINED:
-            raise InvalidArgumentError(f"{name!r} is a {left_out[name]}. Leave it out of trainable", "trainable")
-    if not chosen:
-        raise InvalidArgumentError("frozen leaves nothing of what it chooses", "trainable")
-    left_out = {name: what for name, what in left_out.items() if name not in chosen}
-    return _Choice(chosen, without, [name for name in reached if name not in chosen], left_out, {})
-
-
-def _held(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns) -> set[str]:
-    """The initializers that a caller wants left as they are: those that are frozen, and those not chosen."""
-    names = aliases(graph.initializers.values())
-    held = set(select("frozen", frozen, names)) if frozen else set[str]()
-    return held | (set(names) - set(select("trainable", trainable, names)) if trainable else set())
-
-
-def _add_update(
-    ir_model: ir.Model,
-    optimizer: Optimizer | None,
-    parameters: dict[str, str],
-    end: int,
-    statistics: dict[str, str],
-    masks: ir.Value | None,
-    scale: ir.Value | None,
-    *,
-    norms: bool,
-) -> dict[str, Any]:
-    """Put the update in the place of the gradients among the outputs; what `TrainingGraph` says about it.
-
-    Without an optimizer the gradients stay, and the new statistics and random numbers come behind them.
-    """
-    graph = ir_model.graph
-    values = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    produced = {str(v.name): v for node in graph for v in node.outputs}
-    gradients = {values[name]: produced[g] for name, g in parameters.items()}
-    op = Builder(used_names(graph))
-    writer = None if optimizer is None else StepWriter(op, graph, optimizer, ir_model.opset_imports[""])
-    state = State() if writer is None else writer.state
-    if scale is not None and writer is not None:
-        writer.finite = renewed_scale(op, state, values[str(scale.name)], list(gradients.values()))
-    if writer is not None:
-        writer.write(gradients)
-        del graph.outputs[end:]
-    for name, new in statistics.items():
-        state.new[values[name]] = produced[new]
-    if masks is not None:
-        state.new[values[str(masks.name)]] = op.Add(values[str(masks.name)], [0, 1])
-        state.fill[str(masks.name)] = 0
-    known: dict[str, Any] = {"fill": state.fill, "copies": state.copies}
-    known["updates"] = write_outputs(op, graph, state, [] if writer is None else [writer.rate])
-    if writer is not None:
-        known["learning_rate"] = str(writer.rate.name)
-        if norms:
-            measured = writer.norms(gradients)
-            measured.name = op.unique("gradient_norms")
-            measured.shape = ir.Shape([len(parameters)])
-            graph.outputs.append(measured)
-            known["gradient_norms"] = str(measured.name)
-        writer.attach(ir_model)
-    graph.extend(op.nodes)
-    return known
-
-
-def _settings(chosen: object) -> Any:
-    """What was asked for as something JSON can hold."""
-    if is_dataclass(chosen):
-        named = {f.name: _settings(getattr(chosen, f.name)) for f in fields(chosen)}
-        return {"name": getattr(chosen, "name", type(chosen).__name__), **named}
-    if chosen is None or isinstance(chosen, str | bool | int | float):
-        return chosen
-    if isinstance(chosen, np.generic):
-        return chosen.item()
-    if isinstance(chosen, np.ndarray):
-        return chosen.tolist()
-    if isinstance(chosen, Sequence):
-        return [_settings(entry) for entry in chosen]
-    return getattr(chosen, "__name__", None) or str(chosen)

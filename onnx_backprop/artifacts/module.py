@@ -12,9 +12,10 @@ from onnx import ModelProto, helper
 
 from onnx_backprop.artifacts.state import ArtifactError, CheckpointState, OrtValue, Uri
 from onnx_backprop.converters.prepare.writing.files import save_model
-from onnx_backprop.converters.training.metadata import fields
-from onnx_backprop.converters.training.names import OPTIMIZER_METADATA, STEP, state_of
+from onnx_backprop.converters.training.metadata import optimizer_state
+from onnx_backprop.converters.training.names import OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.slots import COUNTER, MEAN, Slot
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.ort_ops import SessionOptions, session
@@ -22,7 +23,6 @@ from onnx_backprop.training.divergence import bad_batch
 from onnx_backprop.training.inputs import refusals
 from onnx_backprop.training.schedules import checked_rate
 
-_ABOUT = {"updates": dict[str, str], "learning_rate": str, "fill": dict[str, float], "copies": dict[str, str]}
 LAZY_RESET = "lazy_reset_grad"
 
 
@@ -129,7 +129,7 @@ class Module:
         if loss is None or not loss.is_tensor() or np.isfinite(value := loss.numpy()).all():
             return
         given = {name: feeds[name] for name in self.graph.inputs}
-        fault = bad_batch(f"the loss is {float(value.reshape(-1)[0])}", given, self.graph.settings.get("labels") or {})
+        fault = bad_batch(f"the loss is {float(value.reshape(-1)[0])}", given, self.graph.options.labels)
         if fault is not None:
             raise ArtifactError(str(fault))
 
@@ -202,25 +202,26 @@ class Optimizer:
     def __init__(self, optimizer_uri: Uri, module: Module) -> None:
         proto = load(os.fspath(optimizer_uri))
         self._module, self._state = module, module._state
-        self._about = _about(proto, Path(os.fspath(optimizer_uri)))
+        self._rate, self._slots = _about(proto, Path(os.fspath(optimizer_uri)))
         self._session = session(proto, kernels=None, session_options=module._options)
         self._learning_rate = 1e-3
-        self._rate_type = _types(proto)[self._about["learning_rate"]][0]
+        self._rate_type = _types(proto)[self._rate][0]
         own = self._initial(proto)
         kept = self._state.optimizer
         _check_state(kept, {name: (value.dtype, list(value.shape)) for name, value in own.items()})
         self._own = {n: kept[n] if n in kept else OrtValue.ortvalue_from_numpy(value) for n, value in own.items()}
         self._state.optimizer = self._own
+        self._state.counter = next((s.name for s in self._slots if (s.role, s.of) == (COUNTER, STEP)), STEP)
 
     def _initial(self, proto: ModelProto) -> dict[str, np.ndarray]:
         """What the optimizer's own state starts from."""
         types, result = _types(proto), {}
-        for name in self._about["updates"]:
-            dtype, shape = types[name]
-            if name in self._about["fill"]:
-                result[name] = np.full(shape, self._about["fill"][name], dtype)
-            elif self._about["copies"].get(name) in self._state.values:
-                result[name] = self._state.values[self._about["copies"][name]].numpy().astype(dtype)
+        for slot in self._slots:
+            dtype, shape = types[slot.name]
+            if slot.start is not None:
+                result[slot.name] = np.full(shape, slot.start, dtype)
+            elif slot.role == MEAN and slot.of in self._state.values:
+                result[slot.name] = self._state.values[slot.of].numpy().astype(dtype)
         return result
 
     def step(self) -> None:
@@ -231,16 +232,15 @@ class Optimizer:
         rate = np.array(self._learning_rate, self._rate_type)
         feeds = {name: state.values[name] for name in graph.parameters} | self._own
         feeds |= {f"{name}_grad": state.gradients[name] for name in graph.parameters}
-        feeds[self._about["learning_rate"]] = OrtValue.ortvalue_from_numpy(rate)
-        names = list(self._about["updates"])
-        results = self._session.run_with_ort_values([self._about["updates"][name] for name in names], feeds)
-        for name, value in zip(names, results, strict=True):
-            (self._own if name in self._own else state.values)[name] = value
+        feeds[self._rate] = OrtValue.ortvalue_from_numpy(rate)
+        results = self._session.run_with_ort_values([slot.output for slot in self._slots], feeds)
+        for slot, value in zip(self._slots, results, strict=True):
+            (self._own if slot.name in self._own else state.values)[slot.name] = value
 
     @property
     def steps(self) -> int:
         """How many updates there have been."""
-        return int(self._own[state_of(self._own, STEP) or STEP].numpy())
+        return int(self._own[self._state.counter].numpy())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The learning rate of the next updates; InvalidArgumentError unless it is a finite number of 0 or more."""
@@ -274,7 +274,8 @@ class LinearLRScheduler:
         self._optimizer.set_learning_rate(self._initial * factor)
 
 
-def _about(proto: ModelProto, path: Path) -> dict[str, Any]:
+def _about(proto: ModelProto, path: Path) -> tuple[str, tuple[Slot, ...]]:
+    """What an optimizer model says of itself: the name of its learning rate, and the records of its state."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == OPTIMIZER_METADATA), None)
     if text is None:
         raise ArtifactError(f"{path} is no optimizer model of onnx_backprop. Write one with generate_artifacts")
@@ -282,11 +283,11 @@ def _about(proto: ModelProto, path: Path) -> dict[str, Any]:
     def wrong(what: str) -> ArtifactError:
         return ArtifactError(f"{path} is no optimizer model of onnx_backprop: its metadata entry: {what}")
 
-    about = fields(text, _ABOUT, wrong)
     types, outputs = _types(proto), {value.name for value in proto.graph.output}
-    if not {*about["updates"], about["learning_rate"]} <= types.keys() or not outputs >= {*about["updates"].values()}:
-        raise wrong("updates, learning_rate: expected names of tensors that go in, and of outputs")
-    return about
+    rate, slots = optimizer_state(text, wrong)
+    if not {rate, *(slot.name for slot in slots)} <= types.keys() or not outputs >= {slot.output for slot in slots}:
+        raise wrong("state, learning_rate: expected names of tensors that go in, and of outputs")
+    return rate, slots
 
 
 def _check_state(values: Mapping[str, OrtValue], declared: Mapping[str, tuple[Any, list[int]]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from onnx_backprop.converters.training.names import STEP, state_of
+from onnx_backprop.converters.training.names import STEP
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
@@ -70,52 +70,52 @@ class Parameter:
         return OrtValue.ortvalue_from_numpy(np.array(value).astype(old.dtype))
 
 
-class Parameters:
-    """The parameters by name: `parameters["w"]`; iteration gives (name, parameter)."""
+class _Named:
+    """What stands under names; iteration gives (name, value), not names, as onnxruntime-training's does."""
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Any:
+        return self._stored[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, self[name]) for name in self._stored)
+
+
+class Parameters(_Named):
+    """The parameters by name: `parameters["w"]`."""
 
     def __init__(self, state: CheckpointState) -> None:
+        super().__init__(state.values)
         self._state = state
 
     def __getitem__(self, name: str) -> Parameter:
-        if name not in self._state.values:
-            raise KeyError(f"the checkpoint has no parameter {name!r}{near(name, self._state.values)}")
+        if name not in self._stored:
+            raise KeyError(f"the checkpoint has no parameter {name!r}{near(name, self._stored)}")
         return Parameter(self._state, name)
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         self[name].data = value
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._state.values
 
-    def __len__(self) -> int:
-        return len(self._state.values)
-
-    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        return ((name, self[name]) for name in self._state.values)
-
-
-class Properties:
-    """Numbers and texts to keep with a checkpoint; iteration gives (name, value)."""
+class Properties(_Named):
+    """Numbers and texts to keep with a checkpoint."""
 
     def __init__(self, values: dict[str, int | float | str]) -> None:
+        super().__init__(values)
         self.values = values
-
-    def __getitem__(self, name: str) -> int | float | str:
-        return self.values[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         if not isinstance(value, (int, float, str)):
             raise TypeError(f"a property is an int, a float or a str, got {type(value).__name__}")
         self.values[name] = value
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
-        return iter(self.values.items())
 
 
 class CheckpointState:
@@ -127,6 +127,7 @@ class CheckpointState:
         self.trained = dict(trained)
         self.gradients: dict[str, OrtValue] = {}
         self.optimizer: dict[str, OrtValue] = {}
+        self.counter = STEP  # the name of the number of updates in it
         self.nominal = False
         self.parameters = Parameters(self)
         self.properties = Properties({})
@@ -182,7 +183,7 @@ class CheckpointState:
     def check_finite(self, tensors: Mapping[str, np.ndarray], checkpoint: Uri | None = None) -> None:
         """Before tensors are written: FloatingPointError for numbers that are not finite and were at the start."""
         accepted = {f"parameter/{name}": where for name, where in self.accepted.items()} | self.accepted
-        updates = self.optimizer.get(state_of(self.optimizer, STEP) or STEP)
+        updates = self.optimizer.get(self.counter)
         check_finite(
             tensors,
             accepted,

@@ -18,7 +18,8 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from onnx_backprop.converters.training.names import LOSS_SCALE, MICRO_STEP, RANDOM_STATE, state_of
+from onnx_backprop.converters.training import slots
+from onnx_backprop.converters.training.names import MICRO_STEP
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.split import Split
 from onnx_backprop.distributed.batch_norm import synchronise
@@ -60,17 +61,18 @@ class Replica:
         self._passed, self._statistics = parts.passed, parts.statistics
         self._weights = Weights(graph)
         self._scale = None if self._weights.summed else divide_by_all(parts.gradients, graph.loss)
-        self._accumulate = int((graph.settings.get("optimizer") or {}).get("accumulate", 1))
-        self._scaled = state_of(graph.fill, LOSS_SCALE) is not None
+        self._accumulate = graph.options.accumulate
+        self._scaled = graph.slot(slots.SCALE) is not None
         self._inputs = list(parts.gradients.graph.input)
         self._buffer = _Buffer(parts, in_order(parts.gradients, set(parts.of.values())))
         self.overlap = self._overlapping(parts.gradients, start) if start is not None else None
         self._session = open_session(parts.gradients)
         self._read = [value.name for value in self._session.get_inputs() if value.name in graph.updates]
         self._seen = set[tuple[tuple[int, ...], ...]]()  # shapes that a run has had, whose kernels are compiled
-        self._micro = state_of(graph.fill, MICRO_STEP)
-        self._random = state_of(graph.fill, RANDOM_STATE)
-        self._sums = self._accumulated(parts) if self._accumulate > 1 else {}
+        self._micro = graph.slot(slots.COUNTER, MICRO_STEP)
+        self._random = graph.slot(slots.RANDOM)
+        sums = {slot.of: slot.name for slot in graph.state if slot.role == slots.SUM}
+        self._sums = {g: sums[p] for p, g in parts.of.items() if p in sums}  # of each gradient, between updates
         self._waits = False  # whether gradients wait to be summed
 
     def _overlapping(self, model: ModelProto, start: Start) -> Overlap | None:
@@ -80,17 +82,6 @@ class Replica:
             return None
         names = buffer.into_buckets(BUCKET_BYTES)
         return Overlap(start, announce(model, names), buffer.buckets, buffer.rest) if len(names) > 1 else None
-
-    def _accumulated(self, parts: Split) -> dict[str, str]:
-        """The state that holds the sum of each gradient between updates."""
-        result = {g: f"{p}.accumulated" for p, g in parts.of.items()}
-        for name in result.values():
-            if name not in self._graph.fill:
-                raise UnsupportedError(
-                    f"accumulation on several ranks: expected a state {name!r}. Rename the initializer that has that "
-                    "name in the model"
-                )
-        return result
 
     def step(
         self, shard: Shard, fed: Mapping[str, OrtValue], state: Mapping[str, OrtValue], run: Run

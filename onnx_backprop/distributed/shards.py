@@ -61,7 +61,7 @@ class Weights:
     """
 
     def __init__(self, graph: TrainingGraph) -> None:
-        loss = graph.settings.get("loss")
+        loss = graph.options.loss
         losses = _terms(loss)
         self.summed = all(term.get("reduction") == "sum" for term in losses)
         self._labels: str | None = None

@@ -4,63 +4,32 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from onnx_backprop.converters.prepare.writing.files import check_writable
-from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, own_rows_of
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.inputs import Inputs
 from onnx_backprop.training.reports.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.schedules import Schedule
 
+if TYPE_CHECKING:
+    from onnx_backprop.training.trainer import Trainer
+
 Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
-
-
 Logger = Callable[[dict[str, Any]], Any]  # of what is known of a step
 
 
-class Trained(Protocol):
-    """What the loop moves: a Trainer."""
-
-    epoch: int
-    batch: int
-    schedule: Schedule | None
-    graph: TrainingGraph
-    inputs: Inputs
-    communicator: Communicator
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None: ...
-    @property
-    def updates(self) -> int: ...
-    @property
-    def skipped_steps(self) -> int: ...
-    @property
-    def loss_scale(self) -> float | None: ...
-    def named(self, batch: Any) -> dict[str, Any]: ...
-    def step(self, feeds: Mapping[str, Any], /) -> float: ...
-    def evaluate(self, loader: Iterable[Any], /, *, ema: bool = False) -> float: ...
-    def save(self, path: str | Path) -> None: ...
-
-
 def fit(
-    trainer: Trained,
+    trainer: Trainer,
     loader: Iterable[Any],
     epochs: int,
     *,
@@ -159,12 +128,12 @@ def fit(
         try:
             draw(records, plot)
         except InvalidArgumentError as e:  # which is no reason to lose the records
-            warnings.warn(str(e), OnnxBackpropWarning, stacklevel=2)
+            warn(str(e))
     return records
 
 
 def _steps(
-    trainer: Trained, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None
+    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None
 ) -> Iterator[Record]:
     """Run step after step; the trainer's epoch and batch are those of the step to come."""
     while trainer.epoch < epochs:
@@ -199,7 +168,7 @@ def _steps(
             trainer.epoch, trainer.batch = epoch + 1, 0
 
 
-def _measured(trainer: Trained, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None) -> float:
+def _measured(trainer: Trainer, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None) -> float:
     """The loss of the evaluation; where its data are at fault the epoch is saved all the same."""
     try:
         return trainer.evaluate(evaluation, ema=ema)
@@ -212,7 +181,7 @@ def _measured(trainer: Trained, evaluation: Iterable[Any], ema: bool, checkpoint
 class _Bar:
     """A progress bar with the running mean of the loss."""
 
-    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trained) -> None:
+    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trainer) -> None:
         total = len(loader) * epochs if hasattr(loader, "__len__") else None
         pause = 0.1 if bars.watched() else 10  # a log file wants few lines
         shown = {"total": total, "initial": trainer.steps, "desc": "training", "unit": "step", "mininterval": pause}

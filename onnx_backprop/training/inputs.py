@@ -44,9 +44,8 @@ class Inputs:
         self._shapes = {
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
-        self._targets = graph.settings.get("loss_inputs") or ()
-        labels = graph.settings.get("labels") or {}
-        self.labels = {name: known for name, known in labels.items() if name in self.names}
+        self._targets = graph.options.loss_inputs
+        self.labels = {name: known for name, known in graph.options.labels.items() if name in self.names}
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""

@@ -5,45 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnx_backprop.converters.training.names import RANDOM_STATE, state_of
-from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.slots import RANDOM
 from onnx_backprop.converters.training.split import split
 from onnx_backprop.distributed.agreement import check_equal, named
-from onnx_backprop.distributed.communicator import Communicator, broadcast_json, gathered, start_of
+from onnx_backprop.distributed.communicator import broadcast_json, gathered, start_of
 from onnx_backprop.distributed.failures import end_all_on_uncaught
 from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import own_rows
 from onnx_backprop.opset.core.errors import CheckpointError
-from onnx_backprop.ort_ops import SessionOptions, lower, run_bound, session
+from onnx_backprop.ort_ops import lower, run_bound, session
 from onnx_backprop.training.data.batches import Batches
-from onnx_backprop.training.inputs import Inputs, refusals
+from onnx_backprop.training.inputs import refusals
+
+if TYPE_CHECKING:
+    from onnx_backprop.training.trainer import Trainer
 
 OrtValue = onnxruntime.OrtValue
 _PROGRAMS = ("onnxruntime", "onnx", "numpy", "llvmlite")  # whose versions decide about bits
-
-
-class Trained(Protocol):
-    """The trainer of this rank."""
-
-    graph: TrainingGraph
-    communicator: Communicator
-    kernels: str | None
-    session_options: SessionOptions
-
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    def held_by_all(self) -> dict[str, np.ndarray]: ...
 
 
 class Ranks:
@@ -51,7 +36,7 @@ class Ranks:
 
     def __init__(
         self,
-        trainer: Trained,
+        trainer: Trainer,
         model: ModelProto,
         verify_every: int,
         *,
@@ -84,7 +69,7 @@ class Ranks:
     def start(self, state: dict[str, np.ndarray]) -> None:
         """Give all ranks rank 0's values; what graphs state to be zeros or copies is the same anyway."""
         graph = self._trainer.graph
-        random = state_of(graph.fill, RANDOM_STATE)
+        random = graph.slot(RANDOM)
         for name in sorted(state):
             if name == random or name not in graph.fill:
                 self._communicator.broadcast(state[name])

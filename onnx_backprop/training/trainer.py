@@ -14,15 +14,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.writing.files import save_model
-from onnx_backprop.converters.training.names import (
-    GOOD_STEPS,
-    LEAST_SCALE,
-    LOSS_SCALE,
-    RANDOM_STATE,
-    SKIPPED_STEPS,
-    state_of,
-)
+from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
@@ -157,8 +151,9 @@ class Trainer:
         self._buffers = Buffers(self.graph, self._session, native.in_place, native.guard, self._division)
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
-        self._counters = {name: state_of(self.graph.fill, name) for name in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}
-        if random := state_of(self.graph.fill, RANDOM_STATE):
+        counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
+        self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
+        if random := self.graph.slot(RANDOM):
             state[random][0] = seed
         if self._ranks is not None:
             self._ranks.start(state)
@@ -383,8 +378,7 @@ class Trainer:
     @property
     def updates(self) -> int:
         """How many updates there have been: steps, but for accumulation and those that were skipped."""
-        settings = self.graph.settings.get("optimizer") or {}
-        return (self.steps - self.skipped_steps) // int(settings.get("accumulate", 1))
+        return (self.steps - self.skipped_steps) // self.graph.options.accumulate
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.

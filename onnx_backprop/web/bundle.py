@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.slots import MEAN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.graphs.edit import assign, without_tensors
@@ -79,17 +80,16 @@ def _about(graph: TrainingGraph, places: dict[str, int]) -> dict[str, Any]:
     declared = {value.name: value for value in (*graph.model.graph.input, *graph.model.graph.output)}
     inputs = Inputs(graph)
     state: dict[str, dict[str, Any]] = {}
-    for name, new in graph.updates.items():
-        entry = _declared(declared[name]) | {"new": new}
-        if name in graph.fill:
-            entry["fill"] = graph.fill[name]
-        elif name in graph.copies:
-            entry["copy"] = graph.copies[name]
-        elif name in places:
-            entry["at"] = places[name]
+    for slot in graph.state:
+        state[slot.name] = entry = _declared(declared[slot.name]) | {"new": slot.output}
+        if slot.start is not None:
+            entry["fill"] = slot.start
+        elif slot.role == MEAN:
+            entry["copy"] = slot.of
+        elif slot.name in places:
+            entry["at"] = places[slot.name]
         else:
-            raise InvalidArgumentError(f"{name!r} is trained, but no output of the model depends on it. Freeze it")
-        state[name] = entry
+            raise InvalidArgumentError(f"{slot.name!r} is trained, but no output of the model depends on it. Freeze it")
     known = [
         {"name": name, "classes": of.get("classes"), "ignored": of.get("ignored")} for name, of in inputs.labels.items()
     ]

@@ -74,7 +74,7 @@ def write_site(
         raise InvalidArgumentError(
             f"the model takes {batch} rows at a time, there are {train} to train on. Give it more"
         )
-    settings = graph.settings["loss"]
+    settings = graph.options.loss
     identity = hashlib.blake2b(digest_size=16)
     for name in sorted(files):
         if name.startswith(("model/", "data")):
@@ -105,7 +105,7 @@ def _any_batch(graph: TrainingGraph) -> bool:
 
 def _own(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> dict[str, Any] | None:
     """What a visitor may drop into the page: pictures or a table of numbers, in the range of the rows to train on."""
-    names = [name for name in graph.inputs if name not in graph.settings["loss_inputs"]]
+    names = [name for name in graph.inputs if name not in graph.options.loss_inputs]
     if len(names) != 1:
         return None
     array = arrays[names[0]][:train]

@@ -17,7 +17,9 @@ argument that is wrong, ``{argument}: ``, which the error carries too. Names com
 terminal would obey is escaped in it and what would fill the screen is cut, see `printable`.
 """
 
+import inspect
 import re
+import warnings
 
 _WORD, _LINE = 400, 4000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
@@ -104,3 +106,11 @@ class OnnxBackpropWarning(UserWarning):
     def __init__(self, message: str, argument: str = "") -> None:
         super().__init__(printable(_about(argument, message), lines=True))
         self.argument = argument
+
+
+def warn(message: str, *, argument: str = "") -> None:
+    """Give a warning whose place is the line outside of this package that came here, however deep this is called."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "onnx_backprop":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(OnnxBackpropWarning(message, argument=argument), stacklevel=level)

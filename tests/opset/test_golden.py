@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
@@ -106,18 +107,6 @@ def test_reference(case: Golden) -> None:
     assert_agrees(case, got.astype(np.float32))
 
 
-def answers(cases: Sequence[Golden], kernels: str, shapes: str) -> list[np.ndarray]:
-    """Of one session on all calls, whose models know the shapes or have symbols for them."""
-    models = [single_op.model(case.op, case.attributes, case.inputs, dtype=case.dtype) for case in cases]
-    for case, model in zip(cases, models, strict=True):
-        for graph_input, array in zip(model.graph.input, case.inputs, strict=True):
-            for dim, length in zip(graph_input.type.tensor_type.shape.dim, array.shape, strict=True):
-                if shapes == "known":
-                    dim.dim_value = length
-    feeds = [single_op.feeds(case.op, case.inputs) for case in cases]
-    return [outputs[0] for outputs in together(models, feeds, partial(ob.session, kernels=kernels))()]
-
-
 # a Python operator is the same whatever is known of the shapes
 @pytest.mark.parametrize(
     ("kernels", "shapes"),
@@ -132,5 +121,18 @@ def answers(cases: Sequence[Golden], kernels: str, shapes: str) -> list[np.ndarr
 @pytest.mark.parametrize("op", sorted({case.op for case in ALL}))
 def test_sessions(op: str, dtype: str, kernels: str, shapes: str) -> None:
     """All calls of an operator in one session."""
-    run = partial(answers, kernels=kernels, shapes=shapes)
+
+    def model(case: Golden) -> ModelProto:
+        result = single_op.model(case.op, case.attributes, case.inputs, dtype=dtype)
+        for graph_input, array in zip(result.graph.input, case.inputs, strict=True):
+            for dim, length in zip(graph_input.type.tensor_type.shape.dim, array.shape, strict=True):
+                if shapes == "known":
+                    dim.dim_value = length
+        return result
+
+    def run(cases: Sequence[Golden]) -> list[np.ndarray]:
+        feeds = [single_op.feeds(case.op, case.inputs) for case in cases]
+        run_all = together([model(case) for case in cases], feeds, partial(ob.session, kernels=kernels))
+        return [answers[0] for answers in run_all()]
+
     check_each([case for case in ALL if (case.op, case.dtype) == (op, dtype)], run, assert_agrees)

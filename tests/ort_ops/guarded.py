@@ -4,7 +4,8 @@ Every input and the output lie at the end of a page before an unreadable one, th
 unreadable one: a read or write beyond a tensor ends the process. Answers are compared with the float64 reference; every
 third call is spoilt and must be refused like the reference refuses it, or answered like the reference answers it.
 
-Kernels' scratch, of exactly the bytes that a plan says, ends less than a vector of 64 bytes before an unreadable page.
+Kernels' scratch, of exactly the bytes that a plan says, ends at most a vector of 64 bytes before an unreadable page, and
+what lies between must stay as it is.
 
 The call about to run is printed before it runs.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import mmap
+import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,17 +62,27 @@ def guard_scratch() -> None:
     """Give kernels memory of their own for every block of scratch, none of it pooled, so that none is larger."""
     assert native_table.KERNELS  # plans, which are imported with it, keep their limits
     scratch.POOL_BYTES = 0  # before anything is compiled
-    blocks: dict[int, Guarded] = {}
+    blocks: dict[int, tuple[Guarded, int, bytes]] = {}
+    shifts = [0]
 
     def malloc(size: int) -> int:
-        memory = Guarded(size)
-        address = memory.address(at_end=True)
-        blocks[address] = memory
+        """As malloc aligns, to a multiple of 16; what follows up to the page must stay as it is."""
+        shifts.append(shifts[-1] + 16)
+        memory = Guarded(size + 64)
+        end = memory.address(at_end=True) + size + 64
+        address = end - size - (end - size - shifts[-1]) % 64
+        behind = b"\xa5" * (end - address - size)
+        ctypes.memmove(address + size, behind, len(behind))
+        blocks[address] = memory, size, behind
         return address
 
     def free(address: int) -> None:
-        if blocks.pop(address, None) is None:  # a plan
+        block = blocks.pop(address, None)
+        if block is None:  # a plan
             _libc.free(ctypes.c_void_p(address))
+        elif ctypes.string_at(address + block[1], len(block[2])) != block[2]:
+            print(f"a kernel writes behind its scratch of {block[1]} bytes", file=sys.stderr, flush=True)
+            os._exit(1)
 
     functions = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(malloc), ctypes.CFUNCTYPE(None, ctypes.c_int64)(free)
     _kept.append(functions)

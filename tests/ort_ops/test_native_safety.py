@@ -176,3 +176,19 @@ def test_sessions_free_their_memory() -> None:
         if grown < 0.5:
             break
     assert grown < 0.5, f"{grown} KiB stay behind per session"
+
+
+def test_winograd_in_scratch_of_exactly_its_size() -> None:
+    """Beyond it lies an unreadable page; malloc aligns to 16 bytes, and kernels to 64 by themselves."""
+    code = f"""if True:
+        import sys, pytest
+
+        class Guard:
+            def pytest_sessionstart(self):
+                from tests.ort_ops.guarded import guard_scratch
+                guard_scratch()
+
+        names = "f32 and against_the_reference and lengths11"
+        sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", names, {WINOGRAD!r}], plugins=[Guard()]))
+    """
+    assert " passed" in run("-c", code)

@@ -1,9 +1,9 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
-from onnx_backprop.converters.prepare.ir_models import as_given, to_proto
+from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, pick
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared, put_identity
@@ -37,7 +37,7 @@ from onnx_backprop.converters.reverse.models.faults import avoid_faults
 from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
@@ -109,27 +109,20 @@ def backward(
     a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError
     (every missing rule at once, with node names), UnsupportedAttributeError.
     """
-    check_kernels(kernels)
-    check_inline(kernels, inline=inline)
-    original, ir_model = prepared(model, stop=stop, free=free, wrt=wrt, of=of)
-    differentiation = Differentiation(
-        ir_model,
-        wrt=wrt,
-        of=of,
+    draft = Draft(
+        model,
+        stop=stop,
+        free=free,
+        kernels=kernels,
+        inline=inline,
         straight_through=straight_through,
         strict=strict,
         checkpoint=checkpoint,
         progress=progress,
+        names={"wrt": wrt, "of": of},
     )
-    gradients = differentiation.emit()
-    record(ir_model, Derivative("vjp", differentiation.seeds, gradients))
-    return finish_short(ir_model, original, kernels, inline=inline)
-
-
-def finish_short(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
-    """`finish`, and take away what a file need not say: names and types that nobody reads."""
-    made = finish(ir_model, original, kernels, inline=inline)
-    return without_inferred(shorten_names(made, used_names(original.graph)))
+    stage, gradients = draft.differentiate(wrt=wrt, of=of)
+    return draft.done(Derivative("vjp", stage.seeds, gradients))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
@@ -177,13 +170,15 @@ class Differentiation:
         names: Mapping[str, str] | None = None,
         seed_all: bool = False,
         quiet: bool = False,
+        all_reached: bool = True,
     ) -> None:
         """`argument`: what the caller calls `wrt`. `without`: what its default leaves out, and why; None: constants.
 
         `inputs`: graph inputs to differentiate by in front of those; `inputs_alone`: there may be no other.
 
         `names`: other names than `<x>_grad` of the gradient or the seed of a value. `seed_all`: a graph input seeds
-        a one-element output too. `quiet`: no warning of zeros.
+        a one-element output too. `quiet`: no warning of zeros. `all_reached`: whether a gradient for each of `wrt` must
+        be; else those without one are left out.
         """
         self.model = model
         self.graph = model.graph
@@ -192,7 +187,7 @@ class Differentiation:
         self.strict = strict
         self.checkpoint = check_checkpoint(checkpoint)
         self.argument = argument
-        self.given = wrt is not None
+        self.given = wrt is not None and all_reached
         self.without = without
         self.chosen_names = names or {}
         self.seed_all = seed_all
@@ -242,7 +237,7 @@ class Differentiation:
         if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
             text = f"the derivative {what} is zero: {'; '.join(reasons)}"
-            warnings.warn(OnnxBackpropWarning(text, self._argument(*zeros[:1])), stacklevel=5)
+            warn(text, argument=self._argument(*zeros[:1]))
         return zeros
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
@@ -256,7 +251,7 @@ class Differentiation:
                 reached = [value for value in reached if value not in choice.left_out]
                 self.without = {str(value.name): what for value, what in choice.left_out.items()}
                 if not self.quiet:
-                    warn_of(self.graph, choice, reached, share=False, stacklevel=4)
+                    warn_of(self.graph, choice, reached, share=False)
                 path = find_path(self.graph, self.of, reached)
             if not reached and not (self.inputs and self.inputs_alone):
                 raise self._nothing_to_differentiate_by()
@@ -361,6 +356,54 @@ class Differentiation:
         self.seeds[str(y.name)] = str(seed.name)
         self.graph.inputs.append(seed)
         return seed
+
+
+class Draft:
+    """A model under conversion: the message that came, and the graph that stages add to. Values go by their names."""
+
+    def __init__(
+        self,
+        model: ModelProto | ir.Model | str | Path,
+        *,
+        stop: Patterns | None = None,
+        free: Free | None = None,
+        kernels: str = DEFAULT_KERNELS,
+        inline: bool = False,
+        straight_through: bool = False,
+        strict: bool = False,
+        checkpoint: int = 0,
+        progress: Progress = shown,
+        names: Mapping[str, Patterns | None] | None = None,
+    ) -> None:
+        """The keywords of `backward`; names: the caller's other arguments that name values of the model."""
+        check_kernels(kernels)
+        check_inline(kernels, inline=inline)
+        self.kernels, self._inline = kernels, inline
+        self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
+        self._progress: Progress = progress
+        self.original, self.model = prepared(model, stop=stop, free=free, **(names or {}))
+
+    @property
+    def graph(self) -> ir.Graph:
+        return self.model.graph
+
+    def differentiate(self, **arguments: Any) -> tuple[Differentiation, dict[str, str]]:
+        """A stage of the reverse mode, and {x: its gradient}; arguments: of `Differentiation`."""
+        stage = Differentiation(self.model, progress=self._progress, **(self._how | arguments))
+        return stage, stage.emit()
+
+    def infer_types(self) -> None:
+        """Give what a stage has emitted its types and shapes, which the next one wants to know; values are new ones."""
+        self.model = to_ir(infer_large(to_proto(self.model)))
+
+    def finish(self) -> ModelProto:
+        """The converted model."""
+        return finish(self.model, self.original, self.kernels, inline=self._inline)
+
+    def done(self, derivative: Derivative) -> ModelProto:
+        """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
+        record(self.model, derivative)
+        return without_inferred(shorten_names(self.finish(), used_names(self.original.graph)))
 
 
 def check_checkpoint(checkpoint: int) -> int:

@@ -112,6 +112,23 @@ def require_held(what: str, values: ArrayLike, dtype: Any) -> np.ndarray:
     return result
 
 
+Expectation = tuple[str, Callable[[Any], bool]]  # what an argument is to be, in words, and whether it is
+NAME: Expectation = ("a name", lambda given: isinstance(given, str | None) and given != "")
+POSITIVE: Expectation = ("more than 0", lambda number: 0 < number < np.inf)
+NOT_NEGATIVE: Expectation = ("0 or more", lambda number: 0 <= number < np.inf)
+
+
+def between(low: int, high: int) -> Expectation:
+    """A number from low to high."""
+    return f"{low} … {high}", lambda number: low <= number <= high
+
+
+def one_of(*choices: str | None) -> Expectation:
+    """One of some names."""
+    *others, last = map(repr, choices)
+    return " or ".join(filter(None, (", ".join(others), last))), lambda given: given in choices
+
+
 LossFunction = Callable[[LossBuilder, Mapping[str, ir.Value]], ir.Value]
 
 
@@ -162,6 +179,7 @@ class Loss(Composable, ABC):
 
     name: ClassVar[str]
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum")
+    expects: ClassVar[Mapping[str, Expectation]] = {}  # of arguments of its own
     roles: ClassVar[tuple[str, ...]] = ("target",)  # of the inputs that it adds
     prediction: str | None = field(default=None, kw_only=False)
     reduction: str = "mean"
@@ -174,14 +192,10 @@ class Loss(Composable, ABC):
             if kind in (float, int) or (optional and getattr(self, argument) is not None):
                 number = _number(f"{self.name}: {argument}", getattr(self, argument), whole=kind in (int, int | None))
                 object.__setattr__(self, argument, number)
-        if self.reduction not in self.reductions:
-            expected = " or ".join(
-                filter(None, (", ".join(map(repr, self.reductions[:-1])), repr(self.reductions[-1])))
-            )
-            raise InvalidArgumentError(f"{self.name}: reduction: expected {expected}, got {self.reduction!r}")
-        for argument in ("prediction", "target"):
-            if not isinstance(given := getattr(self, argument), str | None) or given == "":
-                raise InvalidArgumentError(f"{self.name}: {argument}: expected a name, got {given!r}")
+        expects = {"reduction": one_of(*self.reductions), "prediction": NAME, "target": NAME, **self.expects}
+        for argument, (expected, holds) in expects.items():
+            if not holds(given := getattr(self, argument)):
+                raise InvalidArgumentError(f"{self.name}: {argument}: expected {expected}, got {given!r}")
 
     def __call__(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes in a callable of one's own; the loss, 0-D. The target is `<prediction>_target` (`_labels`)."""

@@ -1,5 +1,6 @@
 """Losses of two classes, for every element: t is 1 where it is of the class, 0 where not, or between them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,7 @@ from numpy.typing import ArrayLike
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
-from onnx_backprop.converters.training.losses.base import ElementLoss, require_broadcast, require_held
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.converters.training.losses.base import ElementLoss, Expectation, require_broadcast, require_held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,12 @@ class Focal(ElementLoss):
     """
 
     name: ClassVar[str] = "focal"
+    expects: ClassVar[Mapping[str, Expectation]] = {
+        "alpha": ("0 … 1 or None", lambda alpha: alpha is None or 0 <= alpha <= 1),
+        "gamma": ("0, or 1 or more", lambda gamma: gamma == 0 or 1 <= gamma < np.inf),  # or infinite slopes at q = 1
+    }
     alpha: float | None = 0.25
     gamma: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise InvalidArgumentError(f"focal: alpha: expected 0 … 1 or None, got {self.alpha}")
-        if not (self.gamma == 0 or 1 <= self.gamma < np.inf):  # below 1 the derivative is infinite at q = 1
-            raise InvalidArgumentError(f"focal: gamma: expected 0, or 1 or more, got {self.gamma}")
 
     def squashes(self) -> bool:
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from onnx_backprop.converters.training.losses.base import (
     require_held,
     scalar,
 )
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -119,11 +118,9 @@ def _warn_of_squashed(loss: Loss, y: ir.Value) -> None:
     if node is None or node.domain or node.op_type not in _SQUASHING or node.inputs[0] is None:
         return
     instead = "NLL" if node.op_type == "Softmax" else "BCE"
-    warnings.warn(
+    warn(
         f"loss: {loss.name} takes logits, and {y.name!r} is the output of a {node.op_type}: it would be applied twice. "
-        f"Read the logits: prediction={node.inputs[0].name!r}, or take a loss of probabilities, losses.{instead}()",
-        OnnxBackpropWarning,
-        stacklevel=5,  # who called training_graph
+        f"Read the logits: prediction={node.inputs[0].name!r}, or take a loss of probabilities, losses.{instead}()"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple
@@ -13,8 +14,10 @@ from numpy.typing import ArrayLike
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.training.losses.base import (
+    Expectation,
     Loss,
     LossBuilder,
+    between,
     checked,
     require_held,
     require_rank,
@@ -124,14 +127,8 @@ class SoftmaxCrossEntropy(ClassLoss):
     """
 
     name: ClassVar[str] = SOFTMAX_CROSS_ENTROPY
+    expects: ClassVar[Mapping[str, Expectation]] = {"label_smoothing": between(0, 1)}
     label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.label_smoothing <= 1:
-            raise InvalidArgumentError(
-                f"softmax_cross_entropy: label_smoothing: expected 0 … 1, got {self.label_smoothing}"
-            )
 
     def squashes(self) -> bool:
         return True

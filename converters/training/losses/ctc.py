@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +11,19 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, checked, require_rank, wide
+from onnx_backprop.converters.training.losses.base import (
+    Expectation,
+    Loss,
+    LossBuilder,
+    checked,
+    one_of,
+    require_rank,
+    wide,
+)
 from onnx_backprop.converters.training.losses.cross_entropy import LABEL_TYPES, check_labels
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import describe
 
-FORMS = ("log_probabilities", "logits")
 _NEVER = -1e30  # the logarithm of the probability of what cannot happen: -inf has no difference to itself
 _IMPOSSIBLE = 1e29
 
@@ -42,6 +50,10 @@ class CTC(Loss):
 
     name: ClassVar[str] = "ctc"
     roles: ClassVar[tuple[str, ...]] = ("labels", "input_lengths", "target_lengths")
+    expects: ClassVar[Mapping[str, Expectation]] = {
+        "form": one_of("log_probabilities", "logits"),
+        "blank": ("the number of a class", lambda blank: blank >= 0),
+    }
     form: str = "log_probabilities"
     blank: int = 0
     batch_first: bool = False
@@ -51,10 +63,6 @@ class CTC(Loss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_labels(self.name, self.label_type)
-        if self.form not in FORMS:
-            raise InvalidArgumentError(f"ctc: form: expected {' or '.join(map(repr, FORMS))}, got {self.form!r}")
-        if self.blank < 0:
-            raise InvalidArgumentError(f"ctc: blank: expected the number of a class, got {self.blank}")
 
     def squashes(self) -> bool:
         return self.form == "logits"

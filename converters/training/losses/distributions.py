@@ -1,5 +1,6 @@
 """Losses of distributions and of embeddings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -8,10 +9,14 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.training.losses.base import (
+    NAME,
+    Expectation,
     Loss,
     LossBuilder,
+    between,
     checked,
     compared,
+    one_of,
     require_rank,
     scalar,
     shaped_as,
@@ -22,7 +27,6 @@ from onnx_backprop.converters.training.losses.binary import log
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import describe
 
-FORMS = ("log_probabilities", "probabilities", "logits")
 _EPSILON = 1e-12  # added to squared norms, as torch does
 
 
@@ -43,15 +47,11 @@ class KLDivergence(Loss):
 
     name: ClassVar[str] = "kl_div"
     reductions: ClassVar[tuple[str, ...]] = ("batchmean", "mean", "sum")
+    expects: ClassVar[Mapping[str, Expectation]] = {"form": one_of("log_probabilities", "probabilities", "logits")}
     reduction: str = "batchmean"
     form: str = "log_probabilities"
     log_target: bool = False
     axis: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in FORMS:
-            raise InvalidArgumentError(f"kl_div: form: expected {', '.join(map(repr, FORMS))}, got {self.form!r}")
 
     def squashes(self) -> bool:
         return self.form == "logits"
@@ -96,15 +96,9 @@ class CosineEmbedding(Loss):
     """
 
     name: ClassVar[str] = "cosine_embedding"
+    expects: ClassVar[Mapping[str, Expectation]] = {"other": NAME, "margin": between(-1, 1)}
     other: str | None = field(default=None, kw_only=False)
     margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.other == "":
-            raise InvalidArgumentError("cosine_embedding: other: expected a name, got ''")
-        if not -1 <= self.margin <= 1:
-            raise InvalidArgumentError(f"cosine_embedding: margin: expected -1 … 1, got {self.margin}")
 
     def reads(self) -> tuple[str | None, ...]:
         return (self.prediction,) if self.other is None else (self.prediction, self.other)

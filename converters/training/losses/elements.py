@@ -1,14 +1,13 @@
 """Losses of every element of a regression."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.training.losses.base import ElementLoss
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.converters.training.losses.base import POSITIVE, ElementLoss, Expectation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +39,8 @@ class Huber(ElementLoss):
     """
 
     name: ClassVar[str] = "huber"
+    expects: ClassVar[Mapping[str, Expectation]] = {"delta": POSITIVE}
     delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_positive("huber: delta", self.delta)
 
     def elements(self, op: Builder, y: ir.Value, t: ir.Value) -> ir.Value:
         return _huber(op, y, t, self.delta)
@@ -58,11 +54,8 @@ class SmoothL1(ElementLoss):
     """
 
     name: ClassVar[str] = "smooth_l1"
+    expects: ClassVar[Mapping[str, Expectation]] = {"beta": POSITIVE}
     beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_positive("smooth_l1: beta", self.beta)
 
     def elements(self, op: Builder, y: ir.Value, t: ir.Value) -> ir.Value:
         return op.Mul(_huber(op, y, t, self.beta), 1 / self.beta)
@@ -72,8 +65,3 @@ def _huber(op: Builder, y: ir.Value, t: ir.Value, delta: float) -> ir.Value:
     difference = op.Sub(y, t)
     clipped = op.Clip(difference, -delta, delta)
     return op.Mul(clipped, op.Sub(difference, op.Mul(0.5, clipped)))
-
-
-def _require_positive(what: str, number: float) -> None:
-    if not 0 < number < np.inf:
-        raise InvalidArgumentError(f"{what}: expected more than 0, got {number}")

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, compared, require_rank, shaped_as, wide
+from onnx_backprop.converters.training.losses.base import (
+    NOT_NEGATIVE,
+    Expectation,
+    Loss,
+    LossBuilder,
+    compared,
+    one_of,
+    require_rank,
+    shaped_as,
+    wide,
+)
 from onnx_backprop.converters.training.losses.cross_entropy import check_axis, check_labels, labels_of
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import describe
-
-ACTIVATIONS = (None, "sigmoid", "softmax")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapLoss(Loss):
     """1 - (TP + s) / (TP + α·FP + β·FN + s) of every row and class, their mean or sum."""
 
+    expects: ClassVar[Mapping[str, Expectation]] = {
+        "activation": one_of(None, "sigmoid", "softmax"),
+        "smooth": NOT_NEGATIVE,
+    }
     activation: str | None = None
     smooth: float = 1.0
     axis: int = 1
@@ -30,11 +42,6 @@ class OverlapLoss(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation not in ACTIVATIONS:
-            expected = "None, 'sigmoid' or 'softmax'"
-            raise InvalidArgumentError(f"{self.name}: activation: expected {expected}, got {self.activation!r}")
-        if not 0 <= self.smooth < np.inf:
-            raise InvalidArgumentError(f"{self.name}: smooth: expected 0 or more, got {self.smooth}")
         check_axis(self.name, self.axis)
         check_labels(self.name, self.label_type)
 
@@ -127,14 +134,9 @@ class Tversky(OverlapLoss):
     """
 
     name: ClassVar[str] = "tversky"
+    expects: ClassVar[Mapping[str, Expectation]] = OverlapLoss.expects | {"alpha": NOT_NEGATIVE, "beta": NOT_NEGATIVE}
     alpha: float = 0.3
     beta: float = 0.7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for argument, number in (("alpha", self.alpha), ("beta", self.beta)):
-            if not 0 <= number < np.inf:
-                raise InvalidArgumentError(f"tversky: {argument}: expected 0 or more, got {number}")
 
     def shares(self) -> tuple[float, float, float]:
         return self.alpha, self.beta, self.smooth

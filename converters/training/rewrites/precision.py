@@ -13,22 +13,19 @@ otherwise be the first one, shared, with its float32 result kept from the forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.recompute.marks import ROUNDED
-from onnx_backprop.converters.recompute.order import weights_early
-from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first, waiting
+from onnx_backprop.converters.recompute.waiting import Backward, waiting
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
-from onnx_backprop.converters.training.update.loss_scale import scaled_loss, unscale
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.facts import KEEPS_ROUNDED
-from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import values_read
 
 PRECISIONS = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
@@ -81,14 +78,20 @@ class Rounding:
         op: Builder,
         forward: Sequence[ir.Node],
         differentiation: Differentiation,
-        kept: Collection[str],
+        of_loss: Collection[str],
         half: ir.DataType,
     ) -> None:
-        """forward: all nodes but those of the backward pass. kept: names of values that stay float32."""
+        """forward: all nodes but those of the backward pass. of_loss: names of what the loss has added to the model.
+
+        These values stay float32, and so does what the nodes that make them read.
+        """
         self._op = op
         op.prefix = half.name.lower()
         self.graph, self.half = graph, half
-        self._forward, self._active, self._kept = list(forward), differentiation.path.active, kept
+        self._forward, self._active, self._kept = list(forward), differentiation.path.active, set(of_loss)
+        for node in forward:
+            if not self._kept.isdisjoint(_names(node)):
+                self._kept |= {str(x.name) for x in node.inputs if x is not None}
         self._pass = Backward(graph, forward, differentiation.gradients.values())
         self._backward, self._place, self._late = self._pass.nodes, self._pass.place, self._pass.late
         self._gate = self._pass.gate
@@ -213,44 +216,3 @@ def _operands(node: ir.Node) -> list[tuple[int, ir.Value]]:
 
 def _names(node: ir.Node) -> set[str]:
     return {str(y.name) for y in node.outputs}
-
-
-def emit_gradients(
-    graph: ir.Graph,
-    differentiate: Callable[..., Differentiation],
-    loss: str,
-    of_loss: Collection[str],
-    half: ir.DataType | None,
-    *,
-    budget: bool,
-) -> tuple[ir.Value | None, dict[str, str]]:
-    """Differentiate, in mixed precision where `half` is given: (the scale of the loss, if any; gradients by parameter).
-
-    of_loss: names of what the loss has added to the model, which stays float32, and so does what it reads. budget:
-    whether `recompute` follows, which orders nodes and takes shapes early by itself.
-    """
-    scale, target = None, next(y for y in graph.outputs if y.name == loss)
-    if half == ir.DataType.FLOAT16:
-        scale, target = scaled_loss(graph, Builder(used_names(graph)), target)
-    forward = list(graph)
-    differentiation = differentiate(of=[target.name])
-    parameters = differentiation.emit()
-    names, gradients = used_names(graph), differentiation.gradients
-    backward = Backward(graph, forward, gradients.values())
-    dropped_again(graph, Builder(names), backward)
-    if half is not None:
-        kept = set(of_loss)
-        for node in forward:
-            if not kept.isdisjoint(_names(node)):
-                kept |= {str(x.name) for x in node.inputs if x is not None}
-        Rounding(graph, Builder(names), forward, differentiation, kept, half).apply()
-    if not budget:
-        shapes_first(graph, Builder(names), forward)
-    if scale is not None:
-        graph.outputs.remove(target)
-        unscale(graph, Builder(names), scale, [y for y in graph.outputs if y.name in parameters.values()])
-    for x, g in gradients.items():
-        if g.shape is None:
-            g.shape = x.shape
-    weights_early(graph, forward, [y for y in graph.outputs if y.name in parameters.values()])
-    return scale, parameters

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TrainingInfoProto, helper, numpy_helper
 
 from onnx_backprop.converters.training.result import METADATA, TrainingGraph
+from onnx_backprop.converters.training.slots import MOMENT, PARAMETER, Slot
 from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients, has_training_nodes
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
 from onnx_backprop.opset.core.hints import suggest
@@ -149,5 +150,5 @@ def _foreign(
         parameters={name: "" for name in updates if name in main},
         outputs=tuple(name for name in free if name != chosen),
         learning_rate=rate,
-        updates=updates,
+        state=tuple(Slot(name, new, PARAMETER if name in main else MOMENT) for name, new in updates.items()),
     )

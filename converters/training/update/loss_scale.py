@@ -15,8 +15,9 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
+from onnx_backprop.converters.training.slots import COUNTER, SCALE
 from onnx_backprop.converters.training.update.optimizer_function import one_element
-from onnx_backprop.converters.training.update.step import State
+from onnx_backprop.converters.training.update.step import State, state_input
 
 INITIAL, LARGEST = 2.0**15, 2.0**24
 INTERVAL = 2000  # good steps until the scale grows
@@ -64,11 +65,11 @@ def renewed_scale(op: Builder, state: State, scale: ir.Value, gradients: list[ir
     op.prefix = LOSS_SCALE
     total = op.Sum(*(cast(op, op.ReduceL1(g, keepdims=0), ir.DataType.FLOAT) for g in gradients))
     finite = op.LessOrEqual(total, float(np.finfo(np.float32).max))
-    good, skipped = (state.add(op, name, ir.DataType.INT64, ir.Shape([])) for name in (GOOD_STEPS, SKIPPED_STEPS))
-    state.fill[str(scale.name)] = INITIAL
+    good, skipped = (state_input(op, name, ir.DataType.INT64) for name in (GOOD_STEPS, SKIPPED_STEPS))
     grows = op.GreaterOrEqual(op.Add(good, 1), INTERVAL)
     larger = op.Where(grows, op.Min(op.Mul(scale, 2.0), LARGEST), scale)
-    state.new[scale] = op.Where(finite, larger, op.Max(op.Mul(scale, 0.5), LEAST_SCALE))
-    state.new[good] = op.Where(op.And(finite, op.Not(grows)), op.Add(good, 1), 0)
-    state.new[skipped] = op.Add(skipped, op.Cast(op.Not(finite), to=ir.DataType.INT64))
+    state.renew(scale, op.Where(finite, larger, op.Max(op.Mul(scale, 0.5), LEAST_SCALE)), SCALE, INITIAL)
+    state.renew(good, op.Where(op.And(finite, op.Not(grows)), op.Add(good, 1), 0), COUNTER, 0, GOOD_STEPS)
+    number = op.Cast(op.Not(finite), to=ir.DataType.INT64)
+    state.renew(skipped, op.Add(skipped, number), COUNTER, 0, SKIPPED_STEPS)
     return finite

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.modes import is_statistic
 from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.optimizers import Optimizer
 from onnx_backprop.converters.training.rewrites.sums import staged
+from onnx_backprop.converters.training.slots import COUNTER, MEAN, MOMENT, PARAMETER, SUM, Slot
 from onnx_backprop.converters.training.update.optimizer_function import (
     CLIP_FACTOR,
     EMA,
@@ -34,22 +35,26 @@ from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
 NORM_EPSILON = 1e-6  # added to the norm that gradients are scaled by, as torch does
 
 
-@dataclass
 class State:
-    """What a step carries over: for each input that it renews, the new value and what it starts from.
+    """What a step carries over: for each input that it renews the new value, and what else its `Slot` says."""
 
-    fill: the number that a tensor of state is full of at the start; copies: state that starts as another input's value.
-    """
+    def __init__(self) -> None:
+        self.new: dict[ir.Value, ir.Value] = {}
+        self._slots: dict[ir.Value, Slot] = {}
 
-    new: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    fill: dict[str, float] = field(default_factory=dict)
-    copies: dict[str, str] = field(default_factory=dict)
+    def renew(self, x: ir.Value, new: ir.Value, role: str, start: float | None = None, of: str = "") -> None:
+        """Let a step put a new value in the place of an input; role, start, of: see `Slot`."""
+        self.new[x] = new
+        self._slots[x] = Slot(str(x.name), "", role, start, of)
 
-    def add(self, op: Builder, name: str, dtype: ir.DataType, shape: ir.Shape | None, fill: float = 0) -> ir.Value:
-        """A new graph input that holds state."""
-        value = ir.Value(name=op.unique(name), type=ir.TensorType(dtype), shape=shape)
-        self.fill[str(value.name)] = fill
-        return value
+    def written(self, outputs: Mapping[ir.Value, str]) -> tuple[Slot, ...]:
+        """The records, once the outputs have their names."""
+        return tuple(replace(self._slots[x], output=name) for x, name in outputs.items())
+
+
+def state_input(op: Builder, name: str, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
+    """A new graph input for state, 0-D by default."""
+    return ir.Value(name=op.unique(name), type=ir.TensorType(dtype), shape=ir.Shape([]) if shape is None else shape)
 
 
 @dataclass(frozen=True)
@@ -103,20 +108,25 @@ class StepWriter:
         if any(element_type(x) == ir.DataType.DOUBLE for x in gradients):
             self.rate.dtype = ir.DataType.DOUBLE
         wide = {x: self._widened(x, g) for x, g in gradients.items()}
-        step = state.add(op, STEP, ir.DataType.INT64, ir.Shape([]))
-        slots = {
-            x: [
-                state.add(op, f"{x.name}.{slot}", work_type(element_type(x)), x.shape, fill)
-                for slot, fill in optimizer.slots().items()
-            ]
-            for x in gradients
-        }
-        means = {x: self._mean_input(x) for x in gradients} if optimizer.ema is not None else {}
+        step = state_input(op, STEP, ir.DataType.INT64)
+        names = optimizer.slots()
+        slots = {x: [self._beside(x, name) for name in names] for x in gradients}
+        means = {x: self._beside(x, "ema") for x in gradients} if optimizer.ema is not None else {}
         kept = [step, *gradients, *(s for of_x in slots.values() for s in of_x), *means.values()]
         update = _Update(wide, step, slots, means)
         new = self._update(op, update) if optimizer.accumulate == 1 else self._accumulated(update, kept)
-        for value in kept:
-            state.new[value] = new[value]
+        state.renew(step, new[step], COUNTER, 0, STEP)
+        for x in gradients:
+            state.renew(x, new[x], PARAMETER)
+        for x, of_x in slots.items():
+            for slot, start in zip(of_x, names.values(), strict=True):
+                state.renew(slot, new[slot], MOMENT, start, str(x.name))
+        for x, mean in means.items():
+            state.renew(mean, new[mean], MEAN, of=str(x.name))
+
+    def _beside(self, x: ir.Value, what: str) -> ir.Value:
+        """An input for what is kept beside a parameter, of its shape."""
+        return state_input(self.op, f"{x.name}.{what}", work_type(element_type(x)), x.shape)
 
     def _widened(self, x: ir.Value, g: ir.Value) -> ir.Value:
         """The gradient in the type of the update, also where it was rounded for the output alone."""
@@ -124,23 +134,17 @@ class StepWriter:
         source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
         return _shaped(source if source is not None and source.dtype == wide else cast(self.op, g, wide), x)
 
-    def _mean_input(self, x: ir.Value) -> ir.Value:
-        value = self.state.add(self.op, f"{x.name}.ema", work_type(element_type(x)), x.shape)
-        del self.state.fill[str(value.name)]
-        self.state.copies[str(value.name)] = str(x.name)
-        return value
-
     def _accumulated(self, update: _Update, kept: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays."""
-        op, state, count = self.op, self.state, self.optimizer.accumulate
-        micro = state.add(op, MICRO_STEP, ir.DataType.INT64, ir.Shape([]))
+        op, count = self.op, self.optimizer.accumulate
+        micro = state_input(op, MICRO_STEP, ir.DataType.INT64)
         due = op.GreaterOrEqual(op.Add(micro, 1), count)
         if self.finite is not None:
             due = op.And(due, self.finite)
         sums: dict[ir.Value, ir.Value] = {}
         totals: dict[ir.Value, ir.Value] = {}
         for x, g in update.gradients.items():
-            sums[x] = state.add(op, f"{x.name}.accumulated", work_type(element_type(x)), x.shape)
+            sums[x] = self._beside(x, "accumulated")
             totals[x] = self.if_finite(op, op.Add(sums[x], op.Mul(g, _number_like(1 / count, g, x))), sums[x])
         renewed = [*kept, micro, *sums.values()]
         then, otherwise = op.inside(), op.inside()
@@ -152,8 +156,9 @@ class StepWriter:
         stays[micro] = otherwise.Add(micro, 1 if self.finite is None else self._count(otherwise))
         branches = [(then, [updated[v] for v in renewed]), (otherwise, [stays[v] for v in renewed])]
         new = dict(zip(renewed, op.choose(due, renewed, *branches), strict=True))
-        for value in (micro, *sums.values()):
-            state.new[value] = new[value]
+        self.state.renew(micro, new[micro], COUNTER, 0, MICRO_STEP)
+        for x, total in sums.items():
+            self.state.renew(total, new[total], SUM, 0, str(x.name))
         return new
 
     def _update(self, op: Builder, update: _Update) -> dict[ir.Value, ir.Value]:
@@ -216,9 +221,13 @@ class StepWriter:
             number = ir.Value(name=tensor.name, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([]))
             number.const_value = tensor
             self.graph.register_initializer(number)
-            self.graph.inputs.append(number)
             self._numbers[name] = number
         return self._numbers[name]
+
+    @property
+    def numbers(self) -> list[ir.Value]:
+        """The numbers of the optimizer that its update reads."""
+        return list(self._numbers.values())
 
     def _groups(self, parameters: list[ir.Value]) -> list[tuple[int | None, list[ir.Value]]]:
         """The parameters by the index of the group that takes them, None for those that no group takes."""
@@ -247,32 +256,29 @@ class StepWriter:
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
 
-def write_outputs(op: Builder, graph: ir.Graph, state: State, first: Sequence[ir.Value]) -> dict[str, str]:
-    """Make inputs of everything in the state and outputs `<x>_new` of its new values; {input: output}.
+def write_outputs(op: Builder, graph: ir.Graph, state: State, writer: StepWriter | None) -> tuple[Slot, ...]:
+    """Make inputs of everything in the state and outputs `<x>_new` of its new values; the records.
 
-    Numbers of the optimizer come last among the inputs, `first` in front of the state.
+    The learning rate comes in front of the state, the numbers of the optimizer are the last inputs.
     """
-    own = [v for v in graph.inputs if str(v.name).startswith("optimizer.") and v.is_initializer()]
-    numbers = [v for v in own if v not in state.new]
-    for value in numbers:
-        graph.inputs.remove(value)
-    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *numbers])
+    first, last = ([], []) if writer is None else ([writer.rate], writer.numbers)
+    graph.inputs.extend([*first, *(x for x in state.new if x not in graph.inputs), *last])
     op.prefix = "optimizer"
-    updates: dict[str, str] = {}
+    outputs: dict[ir.Value, str] = {}
     for x, new in state.new.items():
         own = new.producer() in op.nodes or (is_statistic(new) and not new.uses())
         output = op.Identity(new) if not own or new in graph.outputs else new
         output.name = op.unique(f"{x.name}_new")
         op.typed(output, x)
         graph.outputs.append(output)
-        updates[str(x.name)] = str(output.name)
-    return updates
+        outputs[x] = str(output.name)
+    return state.written(outputs)
 
 
 def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.DataType, Sequence[int]]]) -> ModelProto:
     """The update alone as a model: inputs `<p>`, `<p>_grad`, the learning rate and the state; outputs `<x>_new`.
 
-    Its metadata tell what the state starts from: "fill" and "copies" of `TrainingGraph`, as JSON.
+    Its metadata are JSON: the name of the learning rate, and the records of the state.
     """
     graph = ir.Graph([], [], nodes=[], name="optimizer", opset_imports={"": MIN_OPSET})
     op = Builder(set())
@@ -286,17 +292,12 @@ def optimizer_graph(optimizer: Optimizer, parameters: Mapping[str, tuple[ir.Data
         gradients[x] = g
     writer = StepWriter(op, graph, optimizer, MIN_OPSET)
     writer.write(gradients)
-    updates = write_outputs(op, graph, writer.state, [writer.rate])
+    slots = write_outputs(op, graph, writer.state, writer)
     graph.extend(op.nodes)
     model = ir.Model(graph, ir_version=MIN_IR_VERSION, producer_name="onnx-backprop")
     writer.attach(model)
     proto = to_proto(model)
-    about = {
-        "updates": updates,
-        "learning_rate": writer.rate.name,
-        "fill": writer.state.fill,
-        "copies": writer.state.copies,
-    }
+    about = {"learning_rate": writer.rate.name, "state": [slot.described() for slot in slots]}
     refuse_older_runtimes(proto)
     proto.metadata_props.add(key=OPTIMIZER_METADATA, value=json.dumps(about))
     return proto

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.training.rewrites import precision as module
+from onnx_backprop.converters.training import phases as module
 
 ATTENTION = """
     <ir_version: 8, opset_import: ["": 18]>

@@ -56,19 +56,20 @@ def test_damaged_at_random(saved: ModelProto) -> None:
             raise AssertionError(where) from e
         loaded += 1
         again = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(graph).items()}
-        assert {key: again[key] for key in about if key != "format"} == {
-            k: v for k, v in about.items() if k != "format"
-        }
+        again |= {"format": about["format"], "state": [vars(slot) for slot in graph.state]}
+        about["state"] = [{"start": None, "of": "", **entry} for entry in about["state"]]
+        assert {key: again[key] for key in about} == about
         assert {*graph.inputs, *state, *graph.updates.values(), graph.loss} <= declared, where
     assert 0 < loaded < CASES / 3
 
 
+SLOT = {"name": "w1", "output": "w1_new", "role": "parameter"}
 REFUSED: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "it is no JSON"),
     "deep": ("[" * 100_000, "it is no JSON"),
     "no object": ("[1]", r"expected format, loss, inputs, .*, got \[1\]"),
     "no format": ("{}", "expected format, loss, inputs"),
-    "later": ({"format": 2}, "written by a later version"),
+    "later": ({"format": 3}, "written by a later version"),
     "no fields": ('{"format": 1}', "expected format, loss, inputs, target"),
     "half a format": ({"format": 0.5}, "format: expected int, got 0.5"),
     "inputs": ({"inputs": "x"}, r"inputs: expected .*tuple.*, got 'x'"),
@@ -76,10 +77,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "loss": ({"loss": "nothing"}, "loss, gradient_norms: expected names of outputs, got 'nothing'"),
     "loss of many numbers": ({"loss": "w1_new"}, "loss: expected an output of one number"),
     "target": ({"target": "w1"}, "target: expected names of inputs, got 'w1'"),
-    "state": ({"updates": {"w9": "w1_new"}}, "updates: expected names of inputs, got 'w9'"),
-    "copies": ({"copies": {"w1.ema": "w9"}}, "updates: expected names of initializers, got 'b1.ema'"),
-    "filled with too much": ({"fill": {"w1.mean": 1e300}}, "fill: expected .*dict"),
-    "filled with NaN": ({"fill": {"w1.mean": float("nan")}}, "it is no JSON: NaN is no number"),
+    "state": ({"state": [SLOT | {"name": "w9"}]}, "state: expected names of inputs, got 'w9'"),
+    "new value": ({"state": [SLOT | {"output": "w9_new"}]}, "state: expected names of outputs, got 'w9_new'"),
+    "mean of nothing": ({"state": [SLOT | {"role": "mean", "of": "w9"}]}, "state: expected names of initializers, got 'w9'"),
+    "moment of nothing": ({"state": [SLOT | {"role": "moment", "of": "w9"}]}, "state: expected names of parameters, got 'w9'"),
+    "role": ({"state": [SLOT | {"role": "weight"}]}, "state: role: expected one of parameter, .*, got 'weight'"),
+    "slot": ({"state": [{"name": "w1"}]}, r"expected name, output, role, start, of, got \['name', 'of', 'start'\]"),
+    "slots": ({"state": {"w1": "w1_new"}}, "state: expected .*tuple"),
+    "twice": ({"state": [SLOT, SLOT]}, "state: expected each name once"),
+    "filled with too much": ({"state": [SLOT | {"start": 1e300}]}, "start: expected .*float"),
+    "filled with NaN": ({"state": [SLOT | {"start": float("nan")}]}, "it is no JSON: NaN is no number"),
     "norms": ({"gradient_norms": "loss"}, "gradient_norms: expected a number for each parameter"),
     "accumulate": ({"settings": {"optimizer": {"accumulate": 0}}}, "settings: optimizer: expected accumulate of 1 or more"),
     "settings": ({"settings": {"optimizer": "sgd"}}, "settings: optimizer: expected accumulate"),
@@ -88,6 +95,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "settings: loss: expected ignore_index of a label or null, got",
     ),
     "learning rate": ({"learning_rate": "w1"}, r"learning_rate: expected an input of one number, got one of shape \["),
+    "doubts": ({"settings": {"doubtful": ["w1"]}}, r"settings: doubtful: expected reasons by name, got \['w1'\]"),
     "inputs of the loss": ({"settings": {"loss_inputs": 3}}, "settings: loss_inputs: expected names, got 3"),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 
 import onnx_backprop as ob
 from models import unet_resize
-from onnx_backprop.training import columns, order
+from onnx_backprop.training.data import columns, order
 from onnx_backprop.training.data.order import BlockOrder
 from onnx_backprop.training.data.stored import read_rows
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks

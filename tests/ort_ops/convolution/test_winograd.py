@@ -68,6 +68,7 @@ CASES = [
     (2, 3, 19, 16, (6, 7), (0, 5)),
     (5, 1, 130, 25, (7, 4), (1, 2)),
     (1, 1, 16, 24, (3, 300), (1, 1)),
+    (8, 1, 16, 24, (6, 70), (1, 1)),  # items that write all of their scratch
 ]
 # and taps along z, if there is such an axis, dilations, pads at the ends
 WIDER = [

@@ -1,0 +1,296 @@
+"""The phases of `training_graph`, in their order: each one function over one `TrainingDraft`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.parameters.choice import choose
+from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.load import check_names
+from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
+from onnx_backprop.converters.recompute.memory import fit_memory
+from onnx_backprop.converters.recompute.order import weights_early
+from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import find_path
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.models.backward import Draft
+from onnx_backprop.converters.reverse.models.named import values_by_name
+from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
+from onnx_backprop.converters.training.losses.base import Loss, LossFunction
+from onnx_backprop.converters.training.losses.compose import LossSum
+from onnx_backprop.converters.training.modes import (
+    draw_masks,
+    keep_statistics,
+    nothing_to_switch,
+    renew_statistics,
+    train,
+)
+from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.converters.training.rewrites.precision import Rounding
+from onnx_backprop.converters.training.rewrites.sums import stage_sums
+from onnx_backprop.converters.training.sharing import shared, tie, told_shared, untie
+from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
+from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
+from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.graphs.names import used_names
+
+
+@dataclass(frozen=True)
+class Requested:
+    """What to differentiate by, as it was asked for: inputs, and patterns of parameters.
+
+    trainable: None for the default; () for no parameter. frozen: those of the optimizer's groups included.
+    """
+
+    inputs: list[str]
+    trainable: Patterns | None
+    frozen: list[Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
+
+    wanted: list[str] | None
+    without: dict[str, str]
+    frozen: list[str]  # parameters all the same
+    left_out: dict[str, str]  # no parameters, and what each is
+    doubtful: dict[str, str] = field(default_factory=dict)  # what speaks for a doubt, where the file does not say
+
+
+class TrainingDraft(Draft):
+    """A training graph while phases add to it.
+
+    loss, targets, labels: what `add_loss` has emitted. scale: the input that the loss is multiplied by. masks: the
+    state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
+    variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
+    """
+
+    def __init__(self, model: Any, optimizer: Optimizer | None, prediction: str | None, **options: Any) -> None:
+        super().__init__(model, names={"prediction": None if prediction is None else [prediction]}, **options)
+        self.optimizer = optimizer
+        self.outputs = tuple(str(value.name) for value in self.graph.outputs)
+        self.inputs = [str(value.name) for value in self.graph.inputs if not value.is_initializer()]
+        self.loss = ""
+        self.targets: list[str] = []
+        self.labels: dict[str, Any] = {}
+        self.scale: str | None = None
+        self.masks: str | None = None
+        self.statistics: dict[str, str] = {}
+        self.input_gradients: dict[str, str] = {}
+        self.parameters: dict[str, str] = {}
+        self.state: tuple[Slot, ...] = ()
+        self.learning_rate: str | None = None
+        self.gradient_norms: str | None = None
+        self._of_model: set[str] = set()  # names of the model without its loss
+        self._of_loss: set[str] = set()
+        self._forward: set[ir.Node] = set()
+        self._backward: set[ir.Node] = set()
+
+    def builder(self) -> Builder:
+        """A builder whose names are new to the graph."""
+        return Builder(used_names(self.graph))
+
+    def tie(self, pairs: Sequence[tuple[str, str]], *, apart: bool) -> None:
+        """Make one of tensors that are to stay equal; apart: and several of those that an exporter merged."""
+        tie(self.graph, pairs)
+        if apart:
+            untie(self.graph)
+
+    def set_modes(self) -> None:
+        """Put Dropout and BatchNormalization into training mode."""
+        if not train(self.graph):
+            warn(nothing_to_switch(self.model))
+
+    def requested(self, trainable: Patterns | None, frozen: Patterns | None, wrt_inputs: Sequence[str]) -> Requested:
+        """What the caller has named to differentiate by, once the names are those of the model."""
+        named = _inputs_in(self.graph, trainable, trained=self.optimizer is not None)
+        if wrt_inputs:
+            check_names("wrt_inputs", wrt_inputs)
+        _check_names(self.graph, None if named else trainable, frozen)
+        groups = () if self.optimizer is None else self.optimizer.groups
+        others = [p for group in groups if group.frozen for p in group.parameters]
+        inputs = [*wrt_inputs, *(name for name in named if name not in wrt_inputs)]
+        return Requested(inputs, () if named else trainable, [*(frozen or ()), *others])
+
+    def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
+        """Emit the loss, which becomes the first output, with its targets as inputs."""
+        self._of_model = used_names(self.graph)
+        self.model, self.loss, self.targets, self.labels = add_loss(self.model, loss, prediction)
+        self._of_loss = used_names(self.graph) - self._of_model
+
+    def choose(self, requested: Requested, *, stopped: bool) -> Choice:
+        """What to differentiate by, with warnings about what the file does not say.
+
+        stopped: whether the caller keeps gradients from a part of the graph.
+        """
+        graph, trainable = self.graph, requested.trainable
+        floats = [v for v in graph.initializers.values() if is_float(v)]
+        path = find_path(graph, [value for value in graph.outputs if value.name == self.loss], floats)
+        found = choose(graph, [v for v in floats if v in path.active])
+        left_out = {str(v.name): what for v, what in found.left_out.items()}
+        reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
+        names = aliases(graph.initializers.values())
+        frozen = select("frozen", requested.frozen, names) if requested.frozen else []
+        without = dict.fromkeys(frozen, "frozen") | left_out
+        if trainable is None:
+            trained = [v for v in floats if v.name in reached and v.name not in frozen]
+            warn_of(graph, found, trained, frozen=frozen, share=not stopped)
+            doubtful = {str(v.name): why for v, why in found.doubtful.items() if v.name not in frozen}
+            return Choice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
+        if not trainable:
+            return Choice(None, without | dict.fromkeys(reached, "not asked for"), reached, left_out)
+        chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)
+        written = written_out(trainable, names)
+        chosen = [name for name in chosen if name in written or name not in frozen]
+        for name in chosen:
+            if left_out.get(name) in NEVER_TRAINED:
+                what = left_out[name]
+                raise InvalidArgumentError(f"{name!r} is a {what}. Leave it out of trainable", argument="trainable")
+        if not chosen:
+            raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
+        left_out = {name: what for name, what in left_out.items() if name not in chosen}
+        return Choice(chosen, without, [name for name in reached if name not in chosen], left_out)
+
+    def keep_statistics(self, requested: Requested, choice: Choice) -> list[str]:
+        """Put each BatchNormalization that the caller freezes into inference mode; the labels of those nodes."""
+        names = aliases(self.graph.initializers.values())
+        held = set(select("frozen", requested.frozen, names)) if requested.frozen else set[str]()
+        if requested.trainable:
+            held |= set(names) - set(select("trainable", requested.trainable, names))
+        return keep_statistics(self.graph, choice.frozen, choice.left_out, held)
+
+    def carry_state(self) -> None:
+        """Let a step renew running statistics and random numbers, which become inputs."""
+        op = self.builder()
+        statistics = renew_statistics(self.graph, op)
+        masks = draw_masks(self.graph, op)
+        self.statistics = {str(old.name): str(new.name) for old, new in statistics.items()}
+        self.graph.inputs.extend(x for x in statistics if not x.is_graph_input())
+        if masks is not None:
+            self.graph.inputs.append(masks)
+            self.masks = str(masks.name)
+
+    def differentiate_loss(
+        self, requested: Requested, choice: Choice, half: ir.DataType | None, *, budget: bool
+    ) -> None:
+        """Emit the gradients, in mixed precision where `half` is given, and put what waits for them in order.
+
+        With float16 it is the loss times a scale that is differentiated. What the loss has added to the model stays
+        float32, and so does what it reads. budget: whether `keep_to_budget` follows, which takes shapes early itself.
+        """
+        self.model = typed(self.model)
+        graph = self.graph
+        together = shared(graph.initializers.values())
+        self._forward = set(graph)
+        scale, target = None, next(y for y in graph.outputs if y.name == self.loss)
+        if half == ir.DataType.FLOAT16:
+            scale, target = scaled_loss(graph, self.builder(), target)
+        forward = list(graph)
+        stage, self.parameters = self.differentiate(
+            of=[target.name],
+            wrt=choice.wanted,
+            inputs=requested.inputs,
+            inputs_alone=self.optimizer is None,
+            without=choice.without,
+            argument="trainable",
+        )
+        names = used_names(graph)
+        dropped_again(graph, Builder(names), Backward(graph, forward, stage.gradients.values()))
+        if half is not None:
+            Rounding(graph, Builder(names), forward, stage, self._of_loss, half).apply()
+        if not budget:
+            shapes_first(graph, Builder(names), forward)
+        if scale is not None:
+            graph.outputs.remove(target)
+            unscale(graph, Builder(names), scale, self._gradients())
+        for x, g in stage.gradients.items():
+            if g.shape is None:
+                g.shape = x.shape
+        weights_early(graph, forward, self._gradients())
+        if scale is not None:
+            self.scale = str(scale.name)
+            if self.optimizer is None:
+                with_default(graph, scale)
+        self._backward = set(graph) - self._forward
+        self.input_gradients = {name: self.parameters.pop(name) for name in requested.inputs}
+        trained = {*self.parameters, *self.statistics}
+        if together := {name: readers for name, readers in together.items() if name in trained}:
+            warn(told_shared(together))
+
+    def _gradients(self) -> list[ir.Value]:
+        """The outputs that are gradients."""
+        return [y for y in self.graph.outputs if y.name in self.parameters.values()]
+
+    def update(self, *, norms: bool) -> None:
+        """Put the update in the place of the gradients among the outputs, and what is renewed behind it.
+
+        Without an optimizer the gradients stay. norms: the norms of the gradients as a further output.
+        """
+        graph, op, state, values = self.graph, self.builder(), State(), values_by_name(self.graph)
+        gradients = {values[name]: values[g] for name, g in self.parameters.items()}
+        writer = None
+        if self.optimizer is not None:
+            writer = StepWriter(op, graph, self.optimizer, self.model.opset_imports[""])
+            state, self.learning_rate = writer.state, str(writer.rate.name)
+            if self.scale is not None:
+                writer.finite = renewed_scale(op, state, values[self.scale], list(gradients.values()))
+            writer.write(gradients)
+            for g in gradients.values():
+                graph.outputs.remove(g)
+        for name, new in self.statistics.items():
+            state.renew(values[name], values[new], STATISTIC)
+        if self.masks is not None:
+            state.renew(values[self.masks], op.Add(values[self.masks], [0, 1]), RANDOM, 0)
+        self.state = write_outputs(op, graph, state, writer)
+        if writer is not None:
+            if norms:
+                measured = writer.norms(gradients)
+                measured.name = self.gradient_norms = op.unique("gradient_norms")
+                measured.shape = ir.Shape([len(gradients)])
+                graph.outputs.append(measured)
+            writer.attach(self.model)
+        graph.extend(op.nodes)
+
+    def keep_to_budget(self, budget: float | int, lengths: Mapping[str, int]) -> dict[str, float]:
+        """Let activations keep to a budget of memory; what is expected."""
+        values = values_by_name(self.graph)
+        gradients = [values[name] for name in (*self.input_gradients.values(), *self.parameters.values())]
+        return fit_memory(self.model, self._forward, self._backward, gradients, budget, lengths)
+
+    def stage_sums(self) -> None:
+        """Put long sums of the loss and of the two passes in stages; the model's own sums stay as they are."""
+        stage_sums(self.graph, self._of_model, self._of_loss)
+
+
+def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns | None) -> None:
+    """Names that are written out exist, are not repeated and are not in both lists."""
+    names = aliases(graph.initializers.values())
+    plain: list[set[str]] = []
+    for argument, patterns in (("trainable", trainable), ("frozen", frozen)):
+        if patterns is not None and (patterns or argument == "trainable"):
+            select(argument, patterns, names)
+        plain.append(written_out(patterns or (), names))
+    if both := sorted(plain[0] & plain[1]):
+        raise InvalidArgumentError(f"trainable, frozen: {', '.join(map(repr, both))} in both lists. Leave it in one")
+
+
+def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) -> list[str]:
+    """The inputs of the model that `trainable` names where it names nothing else: the caller wants their gradients."""
+    inputs = {str(value.name) for value in graph.inputs if not value.is_initializer()}
+    listed = () if trainable is None or isinstance(trainable, str) else trainable
+    named = [name for name in listed if isinstance(name, str) and name in inputs]
+    if named and (trained or len(named) < len(listed)):
+        raise InvalidArgumentError(
+            f"{named[0]!r} is an input of the model, which no step renews. wrt_inputs=[{named[0]!r}] gives "
+            "the gradient by it",
+            argument="trainable",
+        )
+    return named
