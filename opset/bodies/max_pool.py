@@ -45,8 +45,12 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
 def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, windows: Vector) -> str:
     """What each pixel of an image (planes, 1, in…) has won of the gradient, of windows (planes, 1, out…), 1-D."""
     lengths, outs, spatial = shape[2:], windows[2:], range(2, shape.count)
-    attributes, exact = _attributes(attrs, lengths, outs)
-    winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
+    if lengths.known is None and _pads_less_than_nothing(attrs):
+        winners = _won_of_padded(b, attrs, image, lengths)
+        exact = True
+    else:
+        attributes, exact = _attributes(attrs, lengths, outs)
+        winners = b.emit("MaxPool", [image], attributes, outputs=2)[1]
     if not exact:
         winners = b.Slice(winners, b.ints([0] * len(spatial)), outs.name, b.ints(spatial))
     reached = _reached(b, attrs, lengths, outs)
@@ -56,6 +60,28 @@ def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, w
     flat = b.ints([-1])
     zeros = b.ConstantOfShape(shape.product().name)
     return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
+
+
+def _pads_less_than_nothing(attrs: Attributes) -> bool:
+    """Whether onnxruntime may cut pixels off instead of padding: it pads SAME by (out - 1)·stride + kernel - in."""
+    beyond = any(stride > kernel for stride, kernel in zip(attrs["strides"], attrs["kernel"], strict=True))
+    return attrs["auto_pad"].startswith("SAME") and beyond
+
+
+def _won_of_padded(b: Body, attrs: Attributes, image: str, lengths: Vector) -> str:
+    """The winners of an image that is padded beforehand, as positions in it without its padding.
+
+    A padded pixel, which wins where all others are -inf, stands for the one at the edge beside it.
+    """
+    begin, end = pooling_body.pads(b, attrs, lengths)
+    none = Vector(b, [0, 0])
+    pads = join(b, none, begin, none, end).name
+    count = b.Reshape(b.Size(image), b.ints([]))
+    positions = b.Reshape(b.Range(b.int_scalar(0), count, b.int_scalar(1)), b.Shape(image), allowzero=1)
+    positions = b.Reshape(b.Pad(positions, pads, mode="edge"), b.ints([-1]))
+    padded = b.Pad(image, pads, b.float_scalar(-np.inf))
+    attributes = {"kernel_shape": attrs["kernel"], "strides": attrs["strides"]}
+    return b.Gather(positions, b.emit("MaxPool", [padded], attributes, outputs=2)[1])
 
 
 def _attributes(attrs: Attributes, lengths: Vector, outs: Vector) -> tuple[dict[str, Any], bool]:

@@ -89,29 +89,18 @@ def test_sessions_agree_with_the_reference(op: str, kernels: str) -> None:
                 rounded = expected.astype(DTYPES[dtype]).astype(np.float32) if spec.type_name == "T1" else expected
                 np.testing.assert_array_equal(got, rounded, err_msg=dtype)
 
-    check_each([call for call in drawn(CALLS[op]) if not (kernels == "onnx" and strides_beyond(call))], run, check)
+    check_each(drawn(CALLS[op]), run, check)
 
 
 @each_op
 def test_one_thread_of_onnxruntime_gives_the_same_bits(op: str) -> None:
     """Its sessions take seconds to begin, so of a quarter of the calls."""
-    calls = [call for call in drawn(CALLS[op])[::4] if not strides_beyond(call)]
+    calls = drawn(CALLS[op])[::4]
     one, two = (session_on(calls, "onnx", threads=threads)() for threads in (1, 2))
     for call, answers, others in zip(calls, one, two, strict=True):
         assert [a.tobytes() for a in answers] == [a.tobytes() for a in others], call
 
 
-def strides_beyond(call: Call) -> bool:
-    """Whether a max pool leaves pixels out between windows with SAME_*, which "onnx" does wrongly of unknown lengths."""
-    a = call.attributes
-    return (
-        call.op == "MaxPoolBackward"
-        and a["auto_pad"].startswith("SAME")
-        and any(stride > kernel for stride, kernel in zip(a["strides"], a["kernel"], strict=True))
-    )
-
-
-@pytest.mark.xfail(reason="onnxruntime's MaxPool pads less than nothing there", strict=True)
 def test_max_pools_with_pixels_between_windows() -> None:
     attributes = {"kernel": [2], "strides": [4], "pads_begin": [0], "pads_end": [0], "auto_pad": "SAME_UPPER"}
     x, dy = np.float32([[[1, 0, 2, 3]]]), np.float32([[[1]]])
