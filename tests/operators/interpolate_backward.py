@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from tests.declarations.calls import DATA_FORMATS, Call, Draws, to_data, values
 from tests.declarations.declaration import (
     DATA_FORMAT,
@@ -42,7 +44,8 @@ def calls(op: str, draws: Draws) -> Call:
     }
     given = draws.pick("", "sizes", "scales")
     if given:
-        attributes[given] = outs if given == "sizes" else [o / i for o, i in zip(outs, lengths, strict=True)]
+        scales = [float(np.float32(o / i)) for o, i in zip(outs, lengths, strict=True)]  # as a file stores them
+        attributes[given] = outs if given == "sizes" else scales
     sizes = [ints(*outs)] if draws.flag() else []
     source, windows = (to_data(values([*head, *ends], seed + n), data) for n, ends in enumerate((lengths, outs)))
     return Call(op, attributes, [source, windows, *sizes], seed)
