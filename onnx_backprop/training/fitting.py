@@ -29,7 +29,7 @@ Logger = Callable[[dict[str, Any]], Any]  # of what is known of a step
 
 
 def fit(
-    trainer: Trainer,
+    trainer: Any,  # a Trainer, whose module imports this one and whose method this is
     loader: Iterable[Any],
     epochs: int,
     *,

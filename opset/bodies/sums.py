@@ -30,26 +30,29 @@ def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
         x, dims = b.Reshape(x, b.ints([0, 0])), dims[:2]
     if len(dims) > 2 and not last:
         return _sum_runs(b, x, dims)
-    return sum_rows(b, dims, x)[0]
+    entries, width = known(dims[:-1]), dims[-1]
+    if entries is not None and prod(entries) <= _ROWS:
+        return b.ReduceSum(x, b.ints(range(len(dims) - 1)), keepdims=0)
+    rows = None if entries is None else prod(entries)
+    return sum_rows(b, (rows, width), x if rows and isinstance(width, int) and width else b.Flatten(x, axis=-1))[0]
 
 
 def sum_rows(b: Body, dims: Dims, *tensors: str) -> list[str]:
-    """Σ over all axes but the last one of tensors of one shape: 64 rows at most in float32, their sums in float64."""
-    *rows, width = dims
-    entries = known(rows)
-    if entries is not None and prod(entries) <= _ROWS:
-        return [b.ReduceSum(x, b.ints(range(len(rows))), keepdims=0) for x in tensors]
-    if len(dims) > 2:
-        tensors = tuple(b.Flatten(x, axis=-1) for x in tensors)
-    fixed = bool(width) and isinstance(width, int)  # a width of 0 divides nothing
-    if entries is not None and fixed:
-        factor = _factor(prod(entries), _ROWS)
-        shape = b.ints([factor, prod(entries) // factor, width])
+    """Σ over the rows of tensors of one shape: 64 rows at most in float32, their sums in float64.
+
+    Of rank 2, or with a number of rows that is known. Nodes of any width share one function where the number of rows is
+    the same, or not known.
+    """
+    rows, width = dims
+    if isinstance(rows, int) and rows <= _ROWS:
+        return [b.ReduceSum(x, b.ints([0]), keepdims=0) for x in tensors]
+    if isinstance(rows, int) and isinstance(width, int) and width:  # a width of 0 divides nothing
+        factor = _factor(rows, _ROWS)
+        shape = b.ints([factor, rows // factor, -1])
     else:
         count = b.Shape(tensors[0], end=1)
         divisor = _divisor(b, count, _ROWS)
-        rest = [b.ints([-1, width])] if fixed else [b.Div(count, divisor), b.Shape(tensors[0], start=1)]
-        shape = b.Concat(divisor, *rest, axis=0)
+        shape = b.Concat(divisor, b.Div(count, divisor), b.Shape(tensors[0], start=1), axis=0)
     return [_in_two(b, b.Reshape(x, shape, allowzero=1), [0], [0]) for x in tensors]
 
 

@@ -49,6 +49,6 @@ def test_a_sample() -> None:
     if reason := limited.reason_against_x86(8):
         pytest.skip(reason)
     printed = python("-m", "tests.processors.sample", "--expect", limited.AVX2, "--every", "4")
-    assert int(printed.split("passed: ")[1]) >= 200, printed
+    assert int(printed.split("passed: ")[1]) >= 100, printed
     with pytest.raises(AssertionError, match="code is generated for 'x86_64 16 32', not for 'x86_64 8 16'"):
         python("-m", "tests.processors.sample", "--expect", limited.AVX2, NUMBA_CPU_FEATURES="+avx512f")

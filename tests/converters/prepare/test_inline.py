@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,9 +90,8 @@ def test_the_same_numbers_in_standard_operators(case: str, tmp_path: Path) -> No
     graph.save(tmp_path / "inlined.onnx")
     read = ob.TrainingGraph.load(tmp_path / "inlined.onnx")
     assert read == graph
-    assert {k: v for k, v in vars(read).items() if k != "model"} == {
-        k: v for k, v in vars(plain).items() if k != "model"
-    }
+    stated = [field.name for field in dataclasses.fields(read) if field.name != "model"]
+    assert {name: getattr(read, name) for name in stated} == {name: getattr(plain, name) for name in stated}
     keys = {entry.key: entry.value for entry in read.model.metadata_props}
     assert keys == {e.key: e.value for e in plain.model.metadata_props if e.key != REQUIREMENT}
     for part in (read.eval_model(), read.inference_model()):
