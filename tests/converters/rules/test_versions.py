@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import ModelProto, defs, parser
@@ -11,6 +14,7 @@ import onnx_backprop as ob
 from onnx_backprop.converters.reverse import registry
 from tests.support.renamed import anonymous
 
+ROOT = Path(__file__).parents[3]
 A, B = np.float32([[5.5, -7.25], [3.0, -0.5]]), np.float32([[2.0, 3.0], [-2.0, 0.75]])
 NODES = {
     "Celu": "y = Celu <alpha = 2.0> (a)",
@@ -54,3 +58,18 @@ def test_a_version_that_says_something_else() -> None:
     if defs.onnx_opset_version() >= 28:
         assert registry._rule_of_equal("", "QuantizeLinear", 28) is None
         assert registry._rule_of_equal("", "Einsum", 28) is registry.RULES["", "Einsum", 12]
+
+
+def test_versions_that_are_served_exist() -> None:
+    there = {(s.domain, s.name, s.since_version) for s in defs.get_all_schemas_with_history()}
+    served = {key for key in registry.RULES if key[0] == ""}
+    assert len(served) > 200
+    newest = max(version for _, _, version in there)
+    assert {key for key in served if key[2] <= newest} <= there
+
+
+def test_as_many_operators_have_a_rule_as_the_readme_says() -> None:
+    """A rule that goes is noticed, though the operator has a gradient through its function body."""
+    said = re.search(r"(\d+) operators of ONNX have a gradient rule", (ROOT / "README.md").read_text("utf-8"))
+    assert said is not None
+    assert len({op for domain, op, _ in registry.RULES if domain == ""}) == int(said[1])
