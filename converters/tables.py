@@ -71,7 +71,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[int(7 * (m - low) / (high - low)) if high > low else 0] for m in means)
 
 
-def told_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """A size of memory or of a file."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 

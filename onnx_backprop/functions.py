@@ -117,9 +117,9 @@ class ValueAndGrad:
         self._variables = _variables(gradients, list(made.results), {**values, **feeds})
         self._size = self._variables[-1].part.stop
         self.start = np.zeros(self._size)
-        for one in self._variables:
-            if one.name in values:
-                self.start[one.part] = values[one.name].ravel()
+        for variable in self._variables:
+            if variable.name in values:
+                self.start[variable.part] = values[variable.name].ravel()
         y = y or _only_float(source)
         self._gradient = _Function(session(gradients, kernels=kernels), [y, *made.results.values()])
         self._hessian = None
@@ -132,7 +132,7 @@ class ValueAndGrad:
     def __call__(self, x: np.ndarray, feeds: Feeds | None = None) -> tuple[float, np.ndarray]:
         """(y, ∂y/∂x)."""
         shape, inputs = np.shape(x), self._split(x)
-        shapes = [(), *(one.shape for one in self._variables)]
+        shapes = [(), *(variable.shape for variable in self._variables)]
         y, *parts = self._gradient({**self._feeds, **(feeds or {}), **inputs}, shapes)
         return float(y.item()), np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(shape)
 
@@ -142,7 +142,9 @@ class ValueAndGrad:
             raise InvalidArgumentError("hvp: the Hessian was not asked for. Give value_and_grad hvp=True")
         inputs = self._split(x)
         inputs |= {self._directions.seeds[name]: part for name, part in self._split(p).items()}
-        parts = self._hessian({**self._feeds, **(feeds or {}), **inputs}, [one.shape for one in self._variables])
+        parts = self._hessian(
+            {**self._feeds, **(feeds or {}), **inputs}, [variable.shape for variable in self._variables]
+        )
         return np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(np.shape(p))
 
     def split(self, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -151,10 +153,16 @@ class ValueAndGrad:
 
     def _split(self, x: np.ndarray) -> dict[str, np.ndarray]:
         x = np.asarray(x)
-        if x.shape not in [(self._size,), *(one.shape for one in self._variables if len(self._variables) == 1)]:
+        if x.shape not in [
+            (self._size,),
+            *(variable.shape for variable in self._variables if len(self._variables) == 1),
+        ]:
             raise InvalidArgumentError(f"expected a vector of {self._size} numbers, got an array of shape {x.shape}")
         flat = x.reshape(-1)
-        return {one.name: flat[one.part].astype(one.dtype).reshape(one.shape) for one in self._variables}
+        return {
+            variable.name: flat[variable.part].astype(variable.dtype).reshape(variable.shape)
+            for variable in self._variables
+        }
 
 
 class _Function:

@@ -95,9 +95,9 @@ def judge(point: Point, names: list[str], precision: Precision, rng: np.random.G
     """
     results: list[_Residual] = []
     verdicts: list[str] = []
-    at = {name: np.asarray(value, np.float64) for name, value in point.forward(point.values).items()}
+    y0 = {name: np.asarray(value, np.float64) for name, value in point.forward(point.values).items()}
     while len(results) < MOST:
-        results.append(_decided(point, _direction(point, names, rng), at, precision))
+        results.append(_decided(point, _direction(point, names, rng), y0, precision))
         verdicts = [result.verdict for result in results]
         if len(results) >= ENOUGH and len(set(verdicts)) == 1:
             break
@@ -129,24 +129,24 @@ def _direction(point: Point, names: list[str], rng: np.random.Generator) -> dict
     return result
 
 
-def _decided(point: Point, v: dict[str, np.ndarray], at: Arrays, precision: Precision) -> _Residual:
+def _decided(point: Point, v: dict[str, np.ndarray], y0: Arrays, precision: Precision) -> _Residual:
     """The residual along v; along a longer one first where steps of its own size are lost in rounding.
 
     The longer one may reach behind a kink, as of a Relu that is off, and then tells nothing about this side of it.
     """
-    longer = _visible(point, v, at, precision.steps[0]) if precision.blind else v
-    result = _along(point, longer, at, precision)
-    return result if longer is v or result.verdict in (RIGHT, WRONG) else _along(point, v, at, precision)
+    longer = _visible(point, v, y0, precision.steps[0]) if precision.blind else v
+    result = _along(point, longer, y0, precision)
+    return result if longer is v or result.verdict in (RIGHT, WRONG) else _along(point, v, y0, precision)
 
 
-def _visible(point: Point, v: dict[str, np.ndarray], at: Arrays, h: float) -> dict[str, np.ndarray]:
+def _visible(point: Point, v: dict[str, np.ndarray], y0: Arrays, h: float) -> dict[str, np.ndarray]:
     """The direction, longer where a step of its own size is lost in the rounding of the outputs.
 
     So is that of a bias of 1e-6 before outputs of size 1. A step that leaves the finite numbers is taken back.
     """
     for _ in range(LONGEST):
         y = point.forward(_shifted(point.values, v, h))
-        if any(_moves(y[name], at[name]) for name in point.cotangents):
+        if any(_moves(y[name], y0[name]) for name in point.cotangents):
             break
         longer = {name: STRETCH * d for name, d in v.items()}
         y = point.forward(_shifted(point.values, longer, h))
@@ -156,8 +156,8 @@ def _visible(point: Point, v: dict[str, np.ndarray], at: Arrays, h: float) -> di
     return v
 
 
-def _moves(y: np.ndarray, at: np.ndarray) -> bool:
-    return bool(y.size) and float(np.abs(np.asarray(y, np.float64) - at).max()) > SEEN * float(np.abs(at).max())
+def _moves(y: np.ndarray, y0: np.ndarray) -> bool:
+    return bool(y.size) and float(np.abs(np.asarray(y, np.float64) - y0).max()) > SEEN * float(np.abs(y0).max())
 
 
 def _smallest(dtype: np.dtype) -> float:
@@ -168,19 +168,19 @@ def _rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(x * x))) if x.size else 0.0
 
 
-def _along(point: Point, v: Mapping[str, np.ndarray], at: Mapping[str, np.ndarray], precision: Precision) -> _Residual:
+def _along(point: Point, v: Mapping[str, np.ndarray], y0: Mapping[str, np.ndarray], precision: Precision) -> _Residual:
     gradients = {name: np.asarray(point.gradients[name], np.float64) for name in v}
     if not all(np.isfinite(g).all() for g in gradients.values()):
-        return _not_finite(point, v, at, precision)
+        return _not_finite(point, v, y0, precision)
     spread = math.sqrt(sum(float(np.sum((gradients[n] * d) ** 2)) for n, d in v.items()))
-    visible = precision.zero * sum(float(np.sum(np.abs(dy * at[y]))) for y, dy in point.cotangents.items())
+    visible = precision.zero * sum(float(np.sum(np.abs(dy * y0[y]))) for y, dy in point.cotangents.items())
     sides: list[tuple[float, float]] = []  # residuals of the steps to the right and to the left
     got = size = math.nan
     most = 0
     # a gradient in float16 is often subnormal; a few units of the last place in every element are no fault
     rounding = 8 * sum(float(np.abs(d).sum() * _smallest(point.gradients[n].dtype)) for n, d in v.items())
     for h in precision.steps:
-        right, left, got, changed = _one_step(point, v, gradients, at, h)
+        right, left, got, changed = _one_step(point, v, gradients, y0, h)
         most = max(most, changed)
         if precision.blind and 2 * changed < most:
             break
@@ -224,7 +224,7 @@ def _plateau(residuals: list[float]) -> tuple[float, int] | None:
 
 
 def _one_step(
-    point: Point, v: Mapping[str, np.ndarray], gradients: Arrays, at: Arrays, h: float
+    point: Point, v: Mapping[str, np.ndarray], gradients: Arrays, y0: Arrays, h: float
 ) -> tuple[float, float, float, int]:
     """(L(x + h·v) - L(x)) / h less what the gradient says of it, the same to the left, <g, v>, and how much moves."""
     slopes: list[float] = []
@@ -233,18 +233,18 @@ def _one_step(
     for signed in (h, -h):
         x = _shifted(point.values, v, signed)
         y = point.forward(x)
-        slopes.append(sum(_total(dy, y[name], at[name]) for name, dy in point.cotangents.items()) / signed)
-        changed += sum(int(np.count_nonzero(y[name] != at[name])) for name in point.cotangents)
+        slopes.append(sum(_total(dy, y[name], y0[name]) for name, dy in point.cotangents.items()) / signed)
+        changed += sum(int(np.count_nonzero(y[name] != y0[name])) for name in point.cotangents)
         claims.append(sum(_total(gradients[name], x[name], point.values[name]) for name in v) / signed)
     return slopes[0] - claims[0], slopes[1] - claims[1], sum(claims) / 2, changed
 
 
-def _not_finite(point: Point, v: Mapping[str, np.ndarray], at: Arrays, precision: Precision) -> _Residual:
+def _not_finite(point: Point, v: Mapping[str, np.ndarray], y0: Arrays, precision: Precision) -> _Residual:
     """Infinity or NaN in a gradient is wrong where the differences settle on a number."""
     zero = {name: np.zeros(d.shape) for name, d in v.items()}
     residuals: list[float] = []
     for h in precision.steps:
-        right, left, *_ = _one_step(point, v, zero, at, h)
+        right, left, *_ = _one_step(point, v, zero, y0, h)
         residuals.append((right + left) / 2)
     found = _plateau(residuals)
     if found is None:

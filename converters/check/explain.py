@@ -25,9 +25,9 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
     NodePlan,
+    describe_stops,
     find_path,
     plan,
-    told_stops,
     walk_back,
 )
 from onnx_backprop.converters.reverse.forward import label
@@ -250,7 +250,7 @@ def _variable(
     if x in path.active:
         return VariableExplanation(name, True)
     alone = find_path(graph, targets, [x])
-    why = told_stops(alone.stops) or "no output asked for depends on it"
+    why = describe_stops(alone.stops) or "no output asked for depends on it"
     return VariableExplanation(name, False, why, refused=asked and not all(s.zero for s in alone.stops.values()))
 
 

@@ -77,9 +77,9 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """`right` when all of it is, `wrong` when any of it is, else `undecided`.
+        """`wrong` if the whole model or any node is; `right` if the whole is; else `undecided`.
 
-        Where the differences of the whole model do not settle, the verdict is that of its nodes.
+        If the differences of the whole model are undecided, it is right if all nodes that were checked are.
         """
         whole = verdict_of(self.results)
         nodes = verdict_of([node.worst for node in self.nodes])
@@ -117,8 +117,8 @@ class GradientReport:
 
     def html(self) -> str:
         """The tables as a part of a page; bars: errors from 10⁻⁸ to 1, logarithmic."""
-        told = {"gradients": self.verdict, "compared with": f"differences in {self.forward}", "seed": str(self.seed)}
-        parts = [pages.facts(told), "<p>Bars are errors from 10⁻⁸ to 1, on a logarithmic scale.</p>"]
+        facts = {"gradients": self.verdict, "compared with": f"differences in {self.forward}", "seed": str(self.seed)}
+        parts = [pages.facts(facts), "<p>Bars are errors from 10⁻⁸ to 1, on a logarithmic scale.</p>"]
         parts.append(
             pages.table(("variable", *_NUMBERS), [(r.variables, *_cells(r)) for r in self.results], most=_ROWS)
         )

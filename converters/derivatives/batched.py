@@ -32,7 +32,7 @@ def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, i
     """Put the body of each MaxPoolBackward of known lengths in its place, in which no seed decides who wins.
 
     The winners are found once then, not for every row. Bodies for unknown lengths ask the seed for its own; other
-    operators of ours do little without a seed, and as nodes they can change their kernels.
+    operators of the domain do little without a seed, and as nodes they can change their kernels.
     """
     op = Builder(used_names(graph))
     for node in descendants(graph, seeds):

@@ -60,8 +60,8 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
-        unsaid = [v for v, what in left_out.items() if what in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
-        left_out = {value: what for value, what in left_out.items() if value not in unsaid}
+        unsaid = [v for v, role in left_out.items() if role in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
+        left_out = {value: role for value, role in left_out.items() if value not in unsaid}
         verdicts |= dict.fromkeys(unsaid, _Verdict())
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
 
@@ -82,7 +82,7 @@ class _Verdict:
 
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     uses = list(structure.uses_of(value))
-    defined = next((what for use in uses if (what := structure.defines(value, *use)) is not None), None)
+    defined = next((role for use in uses if (role := structure.defines(value, *use)) is not None), None)
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     if origin.kind == PARAMETER:
@@ -94,7 +94,7 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _Verdict(defined or _KINDS[origin.kind])
     array = None if value.const_value is None else value.const_value.numpy()
     if origin.kind == NAMED:
-        return _of_a_name(value, origin.name, array, uses, defined, context)
+        return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
         return _Verdict(defined)
     absent = None if array is None else _absent(value, array, uses)
@@ -102,42 +102,42 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _Verdict(
             absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
         )
-    what = _by_numbers(value, array, uses, context)
-    if what is not None:
-        return _against_name(value, what)
+    role = _by_numbers(value, array, uses, context)
+    if role is not None:
+        return _against_name(value, role)
     return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
 
 
-def _against_name(value: ir.Value, what: str) -> _Verdict:
+def _against_name(value: ir.Value, role: str) -> _Verdict:
     """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
     words, leaf = _words(str(value.name)), _words(re.split(r"[./]", str(value.name))[-1])
     constant = _BUFFER_WORDS | _CONSTANT_WORDS
-    if what == SINGLE:  # as most constants are, whatever module they are in
+    if role == SINGLE:  # as most constants are, whatever module they are in
         if leaf & constant or not leaf & (_WEIGHT_WORDS | _GATE_WORDS):
-            return _Verdict(what)
+            return _Verdict(role)
         doubt = "it is a single number with the name of a parameter"
-        return _Verdict("" if leaf & _WEIGHT_WORDS else what, doubt)
+        return _Verdict("" if leaf & _WEIGHT_WORDS else role, doubt)
     if words & _WEIGHT_WORDS:
-        return _Verdict(doubt=f"its numbers are those of a {what}")
-    return _Verdict(what, "" if words & constant else f"it looks like a {what}")
+        return _Verdict(doubt=f"its numbers are those of a {role}")
+    return _Verdict(role, "" if words & constant else f"it looks like a {role}")
 
 
-def _of_a_name(
+def _judged_by_name(
     value: ir.Value, name: str, array: np.ndarray | None, uses: list[Use], defined: str | None, context: _Context
 ) -> _Verdict:
     """A parameter or a buffer under its name in the module."""
-    what = _by_numbers(value, array, uses, context)
+    role = _by_numbers(value, array, uses, context)
     leaf = _words(name.rpartition(".")[2])
-    what = None if what == SINGLE else what
+    role = None if role == SINGLE else role
     buffer = not leaf.isdisjoint(_BUFFER_WORDS)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
-        if what is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
+        if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
-        return _Verdict(doubt="" if what is None else f"its numbers are those of a {what}")
+        return _Verdict(doubt="" if role is None else f"its numbers are those of a {role}")
     if defined is not None and (defined.endswith(_IN_BLOCKS) or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
-    if what is not None:
-        return _Verdict(what, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
+    if role is not None:
+        return _Verdict(role, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
     if buffer:
         return _Verdict(BUFFERS[1], "the file calls it neither parameter nor buffer")
     reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
@@ -187,15 +187,15 @@ def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], cont
         return values.in_product(array) if any(node.op_type in ("Conv", "MatMul") for node, _ in uses) else None
     if value in context.normalising and structure.is_vector(value):
         return STATISTIC
-    if array is not None and (what := values.in_arithmetic(array)) is not None:
-        return what
+    if array is not None and (role := values.in_arithmetic(array)) is not None:
+        return role
     return SINGLE if structure.is_single(value) else None
 
 
 def _absent(value: ir.Value, array: np.ndarray, uses: list[Use]) -> str | None:
     """What a tensor stands for that the module may not have, or that every run writes into."""
     every = [structure.stands_for_nothing(value, array, *use) for use in (*value.uses(), *uses)]
-    found = [what for what in every if what is not None]
+    found = [role for role in every if role is not None]
     if found:
         return found[0]
     if _named_as_constant(value) and values.is_uniform(array) and not structure.is_single(value):

@@ -208,7 +208,9 @@ class _Look:
             if before is None:
                 return  # whose lengths only a run finds
             if after is None:
-                raise self.refusal(node, f"with another length its inputs, {self._told(node)}, do not fit together")
+                raise self.refusal(
+                    node, f"with another length its inputs, {self._input_shapes(node)}, do not fit together"
+                )
             for a, b in zip(before, after, strict=False):
                 if isinstance(a, int) and isinstance(b, int) and b not in (a, a * _TIMES):
                     raise self.refusal(node, f"{a} of the shape of {name!r} neither stays nor follows it")
@@ -235,7 +237,7 @@ class _Look:
             return at != 1 - stated.get("layout", 0)
         return node.op_type in _FIRST and at != 0
 
-    def _told(self, node: NodeProto) -> str:
+    def _input_shapes(self, node: NodeProto) -> str:
         return ", ".join(f"{name!r} {list(self.before.get(name, ()))}" for name in node.input if name)
 
     def _inner(self, node: NodeProto, output: str, axis: int, inner: int) -> int:

@@ -78,9 +78,9 @@ def stop_at(graph: ir.Graph, stop: Patterns | None, hidden: Iterable[str] = ()) 
     for name in select("stop", stop, pool, exact=names, what="a value or node of the graph"):
         places = values[name] if name in written and name in values else names[name]
         chosen |= {value: one for one, value in places if _carries(value)}
-    taken = used_names(graph)
+    reserved = used_names(graph)
     for value, one in chosen.items():
-        put_identity(one, value, taken, stop=True, all_outputs=one is not graph)
+        put_identity(one, value, reserved, stop=True, all_outputs=one is not graph)
 
 
 def _carries(value: ir.Value) -> bool:
@@ -90,14 +90,14 @@ def _carries(value: ir.Value) -> bool:
 
 
 def put_identity(
-    graph: ir.Graph, value: ir.Value, taken: set[str], *, stop: bool = False, all_outputs: bool = False
+    graph: ir.Graph, value: ir.Value, reserved: set[str], *, stop: bool = False, all_outputs: bool = False
 ) -> ir.Value:
     """Put an Identity between a value and all that reads it; what they read from then on.
 
     What a node makes gives its name away. all_outputs: of the graph too, where it puts an input out.
     """
     name, producer = str(value.name), value.producer()
-    node = ir.node("Identity", [value], name=unique(f"{name}/stop" if stop else f"{name}/Identity", taken))
+    node = ir.node("Identity", [value], name=unique(f"{name}/stop" if stop else f"{name}/Identity", reserved))
     if stop:
         node.metadata_props[STOP] = "stop"
     (new,) = node.outputs
@@ -114,7 +114,7 @@ def put_identity(
         graph.insert_before(graph[0], node) if len(graph) else graph.append(node)
     else:
         producer.name = producer.name or next(str(y.name) for y in producer.outputs if y.name)  # for messages
-        value.name, new.name = unique(f"{name}/before", taken), name
+        value.name, new.name = unique(f"{name}/before", reserved), name
         graph.insert_after(producer, node)
     return new
 

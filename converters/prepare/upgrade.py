@@ -3,7 +3,7 @@
 onnx's own version converter does the work, except for Upsample and Resize before opset 11. Those define no
 coordinate rule; what runtimes do is x = o / scale, nearest taking floor(x) when scale >= 1 and ceil(x) below.
 onnx's adapter turns them into a Resize with the newer defaults, which is another function, so they are set aside
-under a name of ours and written back as a Resize that says what they do.
+under another name and written back as a Resize that says what they do.
 """
 
 from itertools import chain

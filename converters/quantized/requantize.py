@@ -135,16 +135,21 @@ class _Scales:
         self.weights = [weight for weight in weights if weight not in self.biases]
         self.groups: dict[int, list[Weight | Activation]] = {}
         self.readers: dict[int, set[int]] = {}
-        for one in [*activations, *self.weights]:
-            if one.scale is None:
+        for operand in [*activations, *self.weights]:
+            if operand.scale is None:
                 continue
-            self.groups.setdefault(id(one.scale), []).append(one)
-            self.readers.setdefault(id(one.zero), set()).add(id(one.scale))
+            self.groups.setdefault(id(operand.scale), []).append(operand)
+            self.readers.setdefault(id(operand.zero), set()).add(id(operand.scale))
 
     def write(self) -> None:
         """New scales, zero points and integers; of activations first, which biases need."""
-        stays = {id(one.scale) for members in self.groups.values() if all(map(self._stays, members)) for one in members}
-        for members in sorted(self.groups.values(), key=lambda g: any(isinstance(one, Weight) for one in g)):
+        stays = {
+            id(operand.scale)
+            for members in self.groups.values()
+            if all(map(self._stays, members))
+            for operand in members
+        }
+        for members in sorted(self.groups.values(), key=lambda g: any(isinstance(operand, Weight) for operand in g)):
             if id(members[0].scale) not in stays:
                 self._group(members)
         for weight in self.weights:
@@ -158,13 +163,13 @@ class _Scales:
                 scale = array_of(bias.scale)
             self._store(bias, scale, np.array(0))
 
-    def _stays(self, one: Weight | Activation) -> bool:
+    def _stays(self, operand: Weight | Activation) -> bool:
         """Whether a record is a weight that training has not moved: its integers say what its floats are."""
         return (
-            isinstance(one, Weight)
-            and one.stored is not None
-            and all(bias.of is None or bias.of[1] is not one for bias in self.biases)
-            and np.array_equal(one.floats(), self.values[one.name])
+            isinstance(operand, Weight)
+            and operand.stored is not None
+            and all(bias.of is None or bias.of[1] is not operand for bias in self.biases)
+            and np.array_equal(operand.floats(), self.values[operand.name])
         )
 
     def _store(self, weight: Weight, scale: Array, zero: Array) -> None:
@@ -194,8 +199,8 @@ class _Scales:
         assert scale is not None
         old = array_of(scale)
         sets: dict[int, list[Weight | Activation]] = {}
-        for one in members:
-            sets.setdefault(id(one.zero), []).append(one)
+        for operand in members:
+            sets.setdefault(id(operand.zero), []).append(operand)
         needed = np.zeros(old.size)
         chosen: list[tuple[Weight | Activation, Array, Range]] = []
         for some in sets.values():
@@ -211,25 +216,35 @@ class _Scales:
             needed = np.maximum(needed, scale_for(low, high, zero, ints))
             if zero is None:
                 chosen.append((some[0], low, ints))
-        for one in members:
-            if isinstance(one, Weight):
-                needed = self._fit_bias(one, needed)
+        for operand in members:
+            if isinstance(operand, Weight):
+                needed = self._fit_bias(operand, needed)
         put(scale, np.where(needed == 0, old.reshape(-1), needed))
-        for one, low, ints in chosen:
+        for operand, low, ints in chosen:
             zero = zero_for(low, array_of(scale).astype(np.float64).reshape(-1), ints)
-            assert one.zero is not None
-            before = one.zeros() if isinstance(one, Weight) else array_of(one.zero)
+            assert operand.zero is not None
+            before = operand.zeros() if isinstance(operand, Weight) else array_of(operand.zero)
             zero = np.where(needed == 0, before.reshape(-1), zero)  # with the scale that stays too
-            if isinstance(one, Weight):
-                one.write_zeros(zero)
+            if isinstance(operand, Weight):
+                operand.write_zeros(zero)
             else:
-                put(one.zero, zero)
+                put(operand.zero, zero)
 
-    def _fixed_zero_point(self, one: Weight | Activation, scales: int) -> Array | None:
+    def _fixed_zero_point(self, operand: Weight | Activation, scales: int) -> Array | None:
         """The zero point, where it stays: 0 in the middle of a range, or one that other scales have too."""
-        zero = one.zeros() if isinstance(one, Weight) else np.zeros(1) if one.zero is None else array_of(one.zero)
-        whole = one.whole if isinstance(one, Weight) else range_of(one.element)
-        free = one.zero is not None and len(self.readers[id(one.zero)]) == 1 and one.zero.data_type not in FLOATS
+        zero = (
+            operand.zeros()
+            if isinstance(operand, Weight)
+            else np.zeros(1)
+            if operand.zero is None
+            else array_of(operand.zero)
+        )
+        whole = operand.whole if isinstance(operand, Weight) else range_of(operand.element)
+        free = (
+            operand.zero is not None
+            and len(self.readers[id(operand.zero)]) == 1
+            and operand.zero.data_type not in FLOATS
+        )
         if free and zero.size == scales and not np.all(zero == whole.middle):
             return None
         return np.broadcast_to(zero.reshape(-1).astype(np.float64), (scales,))
@@ -238,14 +253,14 @@ class _Scales:
         """The least and largest numbers for each scale, None where nothing is known, and the integers for them."""
         low, high = np.zeros(old.size), np.zeros(old.size)
         least, most = [], []
-        for one in some:
-            ints = _integers_for(one)
+        for operand in some:
+            ints = _integers_for(operand)
             least.append(ints.least)
             most.append(ints.most)
-            if isinstance(one, Weight):
-                below, above = one.blocks.extremes(one.as_stored(self.values[one.name]))
+            if isinstance(operand, Weight):
+                below, above = operand.blocks.extremes(operand.as_stored(self.values[operand.name]))
             else:
-                known = [self.ranges[name] for name in one.values if name in self.ranges]
+                known = [self.ranges[name] for name in operand.values if name in self.ranges]
                 if not known:
                     return None, None, ints
                 below, above = (np.array(f(ends)) for f, ends in zip((min, max), zip(*known, strict=True), strict=True))
@@ -266,15 +281,15 @@ class _Scales:
         return needed
 
 
-def _integers_for(one: Weight | Activation) -> Range:
+def _integers_for(operand: Weight | Activation) -> Range:
     """The integers that numbers are rounded to: of a weight those that the file uses."""
-    if isinstance(one, Weight) and one.stored is not None:
-        zero = one.zeros()
-        return used(one.integers(), one.blocks.spread(zero), one.whole)
-    if isinstance(one, Activation) and one.ints is not None:
-        return one.ints
-    whole = range_of(one.element)
-    zero = np.zeros(1) if one.zero is None else array_of(one.zero)
+    if isinstance(operand, Weight) and operand.stored is not None:
+        zero = operand.zeros()
+        return used(operand.integers(), operand.blocks.spread(zero), operand.whole)
+    if isinstance(operand, Activation) and operand.ints is not None:
+        return operand.ints
+    whole = range_of(operand.element)
+    zero = np.zeros(1) if operand.zero is None else array_of(operand.zero)
     symmetric = Range(2 * whole.middle - whole.most, whole.most)
     return symmetric if np.all(zero == whole.middle) else whole
 

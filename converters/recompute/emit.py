@@ -106,7 +106,7 @@ class Emitter:
             inputs = [None if v is None else self._read(v, gate, node) for v in node.inputs]
             self._clone(node, inputs)
         for node in nodes:
-            for buffer in {b: None for v in node.outputs if (b := program.of.get(v)) is not None}:
+            for buffer in {b: None for v in node.outputs if (b := program.buffer_of.get(v)) is not None}:
                 if buffer in self.replay.choice.dropped:
                     self._redirect_readers(buffer, gate)
         self.before.setdefault(reader, []).extend(self._emitted(start))
@@ -139,7 +139,7 @@ class Emitter:
     def _read(self, value: ir.Value, gate: ir.Value, reader: ir.Node | None = None) -> ir.Value:
         """What a copy of a reader reads in the place of a value: a copy, the value, or a view of it that waits."""
         program = self.program
-        buffer = program.of.get(value)
+        buffer = program.buffer_of.get(value)
         if buffer is None:
             data = value.is_graph_input() and not value.is_initializer()
             return self._waiting(value, gate) if data and dims(value) is not None else value
@@ -207,7 +207,7 @@ class Emitter:
         program, op = self.program, self.op
         for node in program.nodes:
             for value in node.outputs if node in program.backward and node not in self.exclusive else ():
-                buffer = program.of.get(value)
+                buffer = program.buffer_of.get(value)
                 if buffer is None or buffer.size <= program.small or dims(value) is None or value.is_graph_output():
                     continue
                 place = {reader: program.position[reader] for reader, _ in value.uses() if reader in program.position}
@@ -245,7 +245,7 @@ class Emitter:
         moved: set[ir.Node] = set()
         for node in program.nodes:
             value = node.inputs[0] if node in SHAPE else None
-            buffer = None if value is None else program.of.get(value)
+            buffer = None if value is None else program.buffer_of.get(value)
             if value is None or buffer is None or node not in program.backward or buffer.size <= program.small:
                 continue
             known = value.producer() in program.forward and dims(value) is not None and not value.is_graph_output()

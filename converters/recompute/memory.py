@@ -17,7 +17,7 @@ from onnx_backprop.converters.recompute.program import Program
 from onnx_backprop.converters.recompute.replay import Choice, Replay
 from onnx_backprop.converters.recompute.sizes import sizes
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.tables import told_bytes
+from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.names import used_names
 
@@ -76,8 +76,8 @@ def fit_memory(
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
     if replay.peak > budget:
         raise InvalidArgumentError(
-            f"a budget of {told_bytes(budget)} for activations cannot be kept. The least found is "
-            f"{told_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {told_bytes(without)} without one) "
+            f"a budget of {format_bytes(budget)} for activations cannot be kept. The least found is "
+            f"{format_bytes(replay.peak)} ({replay.peak / max(without, 1):.0%} of {format_bytes(without)} without one) "
             f"for about {time:.2f} times the time of a step",
             "memory",
         )
@@ -93,6 +93,6 @@ def describe(expected: Mapping[str, Any]) -> str:
     if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):
         return ""
     return (
-        f"{told_bytes(budget)} at once, {told_bytes(without)} without a budget; {copies} nodes run again, "
+        f"{format_bytes(budget)} at once, {format_bytes(without)} without a budget; {copies} nodes run again, "
         f"for about {time:.2f} times the time of a step"
     )

@@ -48,7 +48,7 @@ class Program:
         self.forward, self.backward = forward, backward
         self.readers: dict[ir.Value, int] = {}
         self.buffers: list[Buffer] = []
-        self.of: dict[ir.Value, Buffer] = {}  # by value; nothing for what is there before a step, or has no size
+        self.buffer_of: dict[ir.Value, Buffer] = {}  # by value; nothing for what is there before a step, or has no size
         self._inputs: dict[Buffer, dict[Buffer, bool]] = {}
         self._allocate()
         self._note_readers(graph.outputs)
@@ -67,13 +67,13 @@ class Program:
             shared = node in VIEW
             for value in node.outputs:
                 if shared and source is not None and not value.is_graph_output():
-                    if source in self.of:
-                        self.of[value] = self.of[source]
-                        self.of[value].members.append(value)
+                    if source in self.buffer_of:
+                        self.buffer_of[value] = self.buffer_of[source]
+                        self.buffer_of[value].members.append(value)
                     continue
                 counts = (node in self.forward or node in self.backward) and value not in self.gradients
                 size = self.sizes.nbytes.get(value, 0) if counts else 0
-                buffer = self.of[value] = Buffer(value, node, size)
+                buffer = self.buffer_of[value] = Buffer(value, node, size)
                 buffer.created = self.position[node]
                 self.buffers.append(buffer)
 
@@ -82,20 +82,20 @@ class Program:
             shapes = node in SHAPE
             view = node in self.forward and len(node.outputs) == 1 and self._is_view(node)
             for value in values_read(node):
-                buffer = self.of.get(value)
+                buffer = self.buffer_of.get(value)
                 if buffer is None or shapes or (view and value is node.inputs[0]):
                     continue
                 (buffer.read if node in self.forward else buffer.read_back).append(n)
         for value in kept:
-            if value in self.of:
-                self.of[value].read_back.append(len(self.nodes) - 1)
+            if value in self.buffer_of:
+                self.buffer_of[value].read_back.append(len(self.nodes) - 1)
 
     def edges(self, value: ir.Value) -> int:
         """How many inputs of nodes read a value: two and more, or an output, keep onnxruntime from melting nodes."""
         return len(value.uses()) + 2 * value.is_graph_output()
 
     def _is_view(self, node: ir.Node) -> bool:
-        made = self.of.get(node.outputs[0])
+        made = self.buffer_of.get(node.outputs[0])
         return made is not None and made.value is not node.outputs[0]
 
     @cached_property
@@ -138,15 +138,15 @@ class Program:
             nodes = [buffer.node, *(p for v in buffer.members if (p := v.producer()) in self.forward and p is not None)]
             read: dict[Buffer, bool] = {}
             for reader, value in ((node, v) for node in nodes for v in values_read(node)):
-                if value in self.of and self.of[value] is not buffer:
-                    read[self.of[value]] = read.get(self.of[value], False) or self.melts(value, reader)
+                if value in self.buffer_of and self.buffer_of[value] is not buffer:
+                    read[self.buffer_of[value]] = read.get(self.buffer_of[value], False) or self.melts(value, reader)
             self._inputs[buffer] = read
         return self._inputs[buffer]
 
     def melts(self, value: ir.Value, reader: ir.Node) -> bool:
         """Whether onnxruntime may make one node of that which makes a value and a reader, though others read it too."""
         producer = value.producer()
-        return value in self.of and producer in FUSED_INTO_PRODUCTS and reader in PRODUCTS
+        return value in self.buffer_of and producer in FUSED_INTO_PRODUCTS and reader in PRODUCTS
 
     def can_copy(self, node: ir.Node) -> bool:
         """Whether a second run of a forward node gives the same numbers, in values whose rank is known."""
@@ -169,7 +169,7 @@ class Program:
         """The last position a buffer is there at, one before that of its last reader where that writes over it."""
         node = self.nodes[last]
         if last > buffer.created and node in IN_PLACE:
-            made = self.of.get(node.outputs[0])
+            made = self.buffer_of.get(node.outputs[0])
             if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
                 return last - 1
         return last

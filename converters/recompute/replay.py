@@ -92,7 +92,7 @@ class Replay:
                     self._within[n][read] = place
             self.copies_at[n].append(current.node)
             for value in current.node.outputs:
-                made = self.program.of.get(value)
+                made = self.program.buffer_of.get(value)
                 if made is not None and made not in self.copied:
                     self.copied[made] = self.copy_read[made] = n
 
@@ -120,7 +120,7 @@ class Replay:
         live, most = 0, 0
         within = self._within[n]
         for place, node in enumerate(nodes):
-            made = [self.program.of[v] for v in node.outputs if v in self.program.of]
+            made = [self.program.buffer_of[v] for v in node.outputs if v in self.program.buffer_of]
             new = sum(b.size for b in made if self._passes(b, n))
             gone = [b for b, last in within.items() if last == place and self._passes(b, n)]
             over = node in IN_PLACE and any(b.size == made[0].size for b in gone)

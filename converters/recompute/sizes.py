@@ -105,7 +105,7 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
 
 
 def _note_shapes(model: ir.Model, proto: ModelProto) -> None:
-    """Give the values of the backward part the shapes that inference finds, as symbols where they are."""
+    """Give every value without a shape the one that inference finds, symbolic dimensions kept."""
     inferred = {value.name: value for value in infer(proto).graph.value_info}
     for value in (v for node in model.graph for v in node.outputs if v.shape is None and v.name in inferred):
         declared = inferred[str(value.name)].type.tensor_type

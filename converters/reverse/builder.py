@@ -28,7 +28,7 @@ Operand = ir.Value | np.ndarray | float | Sequence[float] | None
 class Builder:
     """Collects the nodes of a backward graph, named after the forward node they belong to.
 
-    `op.SomeOp(x, y, axis=1)` emits a node of the default domain; `op.domain.SomeOp(…)` one of ours. A keyword
+    `op.SomeOp(x, y, axis=1)` emits a node of the default domain; `op.domain.SomeOp(…)` one of onnx_backprop. A keyword
     that is None is left out; an input that is None is an absent optional one. `op.emit` makes several outputs.
 
     An input may be a number, a list of numbers or an array: `op.Sub(1.0, x)`, `op.ReduceSum(x, [0, 2])`. A number has

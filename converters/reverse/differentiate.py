@@ -21,7 +21,7 @@ from onnx_backprop.converters.reverse.expand import (
     complaint,
     drop_unread,
     function_body,
-    settle,
+    prune_and_name,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.imputed import imputed
@@ -122,7 +122,7 @@ def _through_loop(
     """The same for the steps of a Scan or a Loop. A state leads to its last value, if there is no step at all."""
     steps = steps_of(node)
     start = steps.started(read, _between)
-    path = find_path(steps.nodes, steps.made, read | start)
+    path = find_path(steps.nodes, steps.body_outputs, read | start)
     states = list(zip(steps.initial, steps.final, steps.after, strict=True))
     led = {y for x, y, after in states if x in read or after in path.active}
     led |= {y for y, part in steps.stacked if part in path.active}
@@ -137,7 +137,7 @@ def _between(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.
 
 def _stopped_inside(stops: Mapping[ir.Node, registry.Stop]) -> registry.Stop:
     """Why no output of a node with graphs inside lets a gradient through."""
-    reason = told_stops(stops) or "no output of the graphs inside depends on it"
+    reason = describe_stops(stops) or "no output of the graphs inside depends on it"
     return registry.Stop(reason, zero=all(stop.zero for stop in stops.values()))
 
 
@@ -278,7 +278,7 @@ def walk_back(
     plans = plan(GradientPath(wide.nodes, active, path.stops), opsets)
     marked = imputed(path.nodes)
     masked = {new for new, old in zip(wide.nodes, path.nodes, strict=True) if old in marked}
-    return wide.settle(_walk_back(plans, active, seeds, op, wide, opsets, progress, masked))
+    return wide.replace_stand_ins(_walk_back(plans, active, seeds, op, wide, opsets, progress, masked))
 
 
 def _walk_back(
@@ -298,9 +298,9 @@ def _walk_back(
 
     for value, seed in seeds.items():
         add(value, seed)
-    plan_of = {one.node: one for one in plans}
-    for node in progress([one.node for one in reversed(plans)]):
-        one = plan_of[node]
+    plan_of = {node_plan.node: node_plan for node_plan in plans}
+    for node in progress([node_plan.node for node_plan in reversed(plans)]):
+        node_plan = plan_of[node]
         op.prefix = f"{label(node)}_grad"
         summed = {
             y: op.accumulate(pending[wide.of(y)]) for y in node.outputs if pending.get(wide.of(y)) and y in active
@@ -309,16 +309,18 @@ def _walk_back(
             continue
         pending.update((wide.of(y), [dy]) for y, dy in summed.items())  # kept: each may itself be asked for
         dys = [wide.cast(summed[y], y) if y in summed else None for y in node.outputs]
-        if one.rule is not None:
+        if node_plan.rule is not None:
             op.imputed = dys[0] if node in masked else None
-            received = _apply(one.rule, op, Forward(node, active, one.version), dys)
+            received = _apply(node_plan.rule, op, Forward(node, active, node_plan.version), dys)
             op.imputed = None
-        elif one.loop is not None:
-            received = _through_segments(one, active, dys, op, opsets) or _through_steps(one, dys, op, opsets)
+        elif node_plan.loop is not None:
+            received = _through_segments(node_plan, active, dys, op, opsets) or _through_steps(
+                node_plan, dys, op, opsets
+            )
         elif node.op_type == "If":
-            received = _through_branches(one, dys, op, opsets)
+            received = _through_branches(node_plan, dys, op, opsets)
         else:
-            received = _through_body(one.parts[0], node, dys, op, opsets)
+            received = _through_body(node_plan.parts[0], node, dys, op, opsets)
         for value, grad in received:
             if value is not None and grad is not None and value in active:
                 add(value, grad)
@@ -340,27 +342,29 @@ def _through_body(
     grads = _walk_back(part.plans, part.path.active, summed, op, Widened([], op), opsets)
     outside = sorted(values_read(node) & part.path.active, key=lambda value: str(value.name))
     result = [(value, grads[value]) for value in outside if value in grads]
-    settle(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
+    prune_and_name(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
     return result
 
 
 def _through_segments(
-    one: NodePlan, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+    node_plan: NodePlan, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """The gradients through a loop in segments, where that is asked for; [] where it is not, or cannot be."""
-    if not op.checkpoint or not has_segments(one.node):
+    if not op.checkpoint or not has_segments(node_plan.node):
         return []
-    body = segmented(one.node, op.checkpoint, op)
-    of = [y for y, outer in zip(body.outputs, one.node.outputs, strict=False) if y and outer in active]
-    inside = find_path(body.nodes, of, values_read(one.node) & active)
-    return _through_body(BodyPlan(body, inside, _plan(inside, opsets, defaultdict(list))), one.node, dys, op, opsets)
+    body = segmented(node_plan.node, op.checkpoint, op)
+    of = [y for y, outer in zip(body.outputs, node_plan.node.outputs, strict=False) if y and outer in active]
+    inside = find_path(body.nodes, of, values_read(node_plan.node) & active)
+    return _through_body(
+        BodyPlan(body, inside, _plan(inside, opsets, defaultdict(list))), node_plan.node, dys, op, opsets
+    )
 
 
 def _through_steps(
-    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+    node_plan: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the steps of a Scan or a Loop in reverse; return the gradients of what the node reads."""
-    part, loop = one.parts[0], one.loop
+    part, loop = node_plan.parts[0], node_plan.loop
     assert loop is not None
 
     def walk(seeds: Mapping[ir.Value, ir.Value], inner: Builder) -> dict[ir.Value, ir.Value]:
@@ -371,16 +375,16 @@ def _through_steps(
 
 
 def _through_branches(
-    one: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+    node_plan: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """dx = If(condition, dx of the then-branch, dx of the else-branch) for every x the branches read from outside.
 
     A branch that does not let a gradient through to x gives zeros.
     """
-    node = one.node
-    inner = [op.inside() for _ in one.parts]
+    node = node_plan.node
+    inner = [op.inside() for _ in node_plan.parts]
     found: list[dict[ir.Value, ir.Value]] = []
-    for part, child in zip(one.parts, inner, strict=True):
+    for part, child in zip(node_plan.parts, inner, strict=True):
         child.prefix = op.prefix
         found.append(dict(_through_body(part, node, dys, child, opsets)))
     reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
@@ -422,7 +426,7 @@ def _apply(
     ]
 
 
-def told_stops(stops: Mapping[ir.Node, registry.Stop]) -> str:
+def describe_stops(stops: Mapping[ir.Node, registry.Stop]) -> str:
     """The first nodes that stop a gradient, and why, for messages."""
     return "; ".join(f"{n.op_type} '{label(n)}' stops it ({stop.reason})" for n, stop in list(stops.items())[:4])
 
@@ -431,7 +435,7 @@ def explain_unreached(
     name: str, of: Sequence[str], path: GradientPath, *, argument: str = "wrt"
 ) -> InvalidArgumentError:
     """The error for a value that no gradient reaches, though the caller's `argument` names it."""
-    reasons = told_stops(path.stops)
+    reasons = describe_stops(path.stops)
     return InvalidArgumentError(
         f"{name!r} does not influence {', '.join(of)} along a differentiable path"
         + (f": {reasons}" if reasons else "")

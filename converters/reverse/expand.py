@@ -272,7 +272,9 @@ def rename(node: ir.Node, prefix: str, unique: Unique) -> None:
                 value.name = unique(f"{prefix}/{value.name}")
 
 
-def settle(body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Node], grads: Sequence[ir.Value]) -> None:
+def prune_and_name(
+    body: Expansion, op: Builder, node: ir.Node, emitted: Sequence[ir.Node], grads: Sequence[ir.Value]
+) -> None:
     """Once the gradient is emitted: take the copied nodes that it does not read away, and give the others their names.
 
     `emitted`: the copy and its gradient; what the gradient reads is what `grads` depend on.

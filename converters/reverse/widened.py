@@ -21,7 +21,7 @@ _SMALL = 1024  # elements of a constant that rules may look at
 class Widened:
     """Stand-ins in float32 for the half-precision values around nodes, and for those nodes.
 
-    They live while rules are applied; `settle` puts casts of the real values in their place.
+    They live while rules are applied; `replace_stand_ins` puts casts of the real values in their place.
     """
 
     def __init__(self, nodes: Sequence[ir.Node], op: Builder) -> None:
@@ -56,7 +56,7 @@ class Widened:
             self._stand_ins[value], self._real[result] = result, value
         return self._stand_ins[value]
 
-    def settle(self, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
+    def replace_stand_ins(self, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
         """Replace the stand-ins in all that was emitted; the gradients of the real values, in their types."""
         for node, old in self._made:
             old.resize_outputs(len(node.outputs))  # rules read outputs that were left out

@@ -40,12 +40,12 @@ class _BatchNorm:
         x = self._inputs[0]
         types = [element_type(value) for value in self._inputs]
         self._wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else work_type(x)
-        known = dims(x)
-        self._view = channel_view(op, x) if known is None else None
-        rank = 3 if known is None else len(known)
+        static_shape = dims(x)
+        self._view = channel_view(op, x) if static_shape is None else None
+        rank = 3 if static_shape is None else len(static_shape)
         self._per_channel = [-1] + [1] * (rank - 2)
         self._others = [axis for axis in range(rank) if axis != 1]
-        self._lengths: Dims = (None,) * 3 if known is None else known
+        self._lengths: Dims = (None,) * 3 if static_shape is None else static_shape
         self._epsilon = node.float("epsilon", 1e-5)
         self._x = self._seen(x)
         self._scale, _, self._mean, self._variance = (cast(op, value, self._wide) for value in self._inputs[1:])
@@ -155,10 +155,10 @@ def _grouped(
 
 def _lengths(x: ir.Value, groups: int | None) -> Dims:
     """What is known of the lengths (N, G, C/G, L) of `group_view`."""
-    known = dims(x)
-    if known is None:
+    static_shape = dims(x)
+    if static_shape is None:
         return None, groups, 1 if groups is None else None, None
-    first, channels, *rest = known
+    first, channels, *rest = static_shape
     if groups is None:
         return first, channels, 1, product(tuple(rest))
     return first, groups, channels // groups if isinstance(channels, int) else None, product(tuple(rest))

@@ -92,8 +92,8 @@ def _points(op: Builder, node: Forward, offset: ir.Value, kernel: ir.Value, out:
 
 def _kernel(op: Builder, node: Forward) -> ir.Value:
     """The two lengths of the kernel: constants where conversion knows them, else those of the run's W."""
-    kernel, known = node.ints("kernel_shape"), dims(node.input(1))
+    kernel, static_shape = node.ints("kernel_shape"), dims(node.input(1))
     kernel = known_lengths(node.input(1), 2) if kernel is None else kernel
-    if (2 if known is None else len(known) - 2) != 2 or (kernel is not None and len(kernel) != 2):
+    if (2 if static_shape is None else len(static_shape) - 2) != 2 or (kernel is not None and len(kernel) != 2):
         raise node.refuse("kernel_shape", kernel, "of two axes, as onnxruntime does")
     return op.Shape(node.input(1), start=2) if kernel is None else op.ints(kernel)

@@ -73,15 +73,15 @@ def _layer_norm_backward(op: Builder, node: Forward, dy: ir.Value) -> list[ir.Va
 
     s and b are stretched to the normalised axes where it cannot be seen that they have their lengths.
     """
-    x, axis, known = node.input(0), node.axis(-1), dims(node.input(0))
-    count = -axis if axis < 0 else None if known is None else len(known) - axis
+    x, axis, static_shape = node.input(0), node.axis(-1), dims(node.input(0))
+    count = -axis if axis < 0 else None if static_shape is None else len(static_shape) - axis
     parameters = [node.input(n) for n in (1, 2) if node.has(n)]
     ranks = [None if (shape := dims(value)) is None else len(shape) for value in parameters]
     if x.dtype not in DOMAIN_TYPES or count is None or any(rank is None or rank > count for rank in ranks):
         return None
     if not node.wants(0) and not node.wants(1):
         return None
-    within: Dims = (None,) * count if known is None else known[len(known) - count :]
+    within: Dims = (None,) * count if static_shape is None else static_shape[len(static_shape) - count :]
     scale = cast(op, parameters[0], ir.DataType.FLOAT)
     if dims(parameters[0]) != within or None in within:
         scale = op.Expand(scale, op.lengths(x, -count))
@@ -112,11 +112,11 @@ def rms_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 def _axes_from(op: Builder, node: Forward) -> ir.Value:
     """The axes from the attribute `axis` to the last."""
-    axis, known = node.axis(-1), dims(node.input(0))
+    axis, static_shape = node.axis(-1), dims(node.input(0))
     if axis < 0:
         return op.ints(range(axis, 0))
-    if known is not None:
-        return op.ints(range(axis, len(known)))
+    if static_shape is not None:
+        return op.ints(range(axis, len(static_shape)))
     return op.Range(axis, op.Size(op.shape(node.input(0))), 1)
 
 

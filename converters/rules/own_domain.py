@@ -195,7 +195,7 @@ def interpolate_backward(op: Builder, node: Forward, g: ir.Value) -> Grads:
             denominator = op.Max(op.Mul(out, 2), 2)
         else:
             numerator, denominator = op.Mul(o, last), op.Max(op.Sub(out, 1), 1)
-        if nearest == "nearest":  # in integers, as `place_spec`: ties go where they went
+        if nearest == "nearest":  # in integers, as `place_onednn`: ties go where they went
             pixel = op.Div(op.Add(op.Mul(numerator, 2), denominator), op.Mul(denominator, 2))
             g = op.Gather(g, op.Min(pixel, last), axis=axis)
         else:

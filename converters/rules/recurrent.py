@@ -64,7 +64,7 @@ def _differentiate(
     node: Forward,
     dys: unrolled.Dys,
     default_functions: tuple[str, ...],
-    direction: Callable[[unrolled.Sequences, Forward], unrolled.Found],
+    direction: Callable[[unrolled.Sequences, Forward], unrolled.DirectionGrads],
 ) -> Grads:
     """What the three have in common: directions, layout, lengths, optional inputs."""
     name = node.choice("direction", "forward", ("forward", "reverse", "bidirectional"))
@@ -77,7 +77,7 @@ def _differentiate(
     directions = 2 if name == "bidirectional" else 1
     functions = activations(node, default_functions, directions, clip)
     parts = unrolled.Parts(op, node, dys, layout)
-    found: list[unrolled.Found] = []
+    found: list[unrolled.DirectionGrads] = []
     for d in range(directions):
         backwards = name == "reverse" or d == 1
         one = direction(parts.direction(d, backwards, functions[d]), node)
@@ -98,11 +98,11 @@ def _sum(op: Builder, da: ir.Value) -> ir.Value:
     return sum_over(op, da, [0, 1], dims(da) or (None,) * 3, keepdims=0)
 
 
-def _found(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.Found:
+def _found(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.DirectionGrads:
     """What follows from da, the gradients of W x + R h + b in every step, where both biases are added alike."""
     op, db = s.op, _sum(s.op, da)
     bias = op.Concat(db, db, axis=0)
-    return unrolled.Found(x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=r, bias=bias, h0=h0)
+    return unrolled.DirectionGrads(x=op.MatMul(da, s.w), w=_outer_sum(op, da, s.x), r=r, bias=bias, h0=h0)
 
 
 def _halves(s: unrolled.Sequences) -> Sequence[ir.Value | None]:
@@ -110,7 +110,7 @@ def _halves(s: unrolled.Sequences) -> Sequence[ir.Value | None]:
     return (None, None) if s.bias is None else _split(s.op, s.bias, 2, axis=0)
 
 
-def _rnn_direction(s: unrolled.Sequences, _node: Forward) -> unrolled.Found:
+def _rnn_direction(s: unrolled.Sequences, _node: Forward) -> unrolled.DirectionGrads:
     op, h = s.op, s.h_before
     of_w, of_r = _halves(s)
     slope = s.masked(s.functions[0].slope(op, op.Add(s.gates(s.x, s.w, of_w), s.gates(h, s.r, of_r))))
@@ -123,7 +123,7 @@ def _rnn_direction(s: unrolled.Sequences, _node: Forward) -> unrolled.Found:
     return _found(s, da, r=_outer_sum(op, da, h), h0=dh0)
 
 
-def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.Found:
+def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionGrads:
     op, h = s.op, s.h_before
     f, g = s.functions
     linear = node.int("linear_before_reset", 0) != 0
@@ -165,7 +165,7 @@ def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.Found:
     return replace(_found(s, da, r=op.Concat(*dr, axis=0), h0=dh0), bias=op.Concat(*db, axis=0))
 
 
-def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.Found:
+def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionGrads:
     op, h = s.op, s.h_before
     f, g, q = s.functions
     q = replace(q, clip=None)  # the clip bounds what enters the gates, not the cell state

@@ -49,7 +49,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Found:
+class DirectionGrads:
     """The gradients of one direction; those of the biases and the peepholes may be missing."""
 
     x: ir.Value
@@ -107,7 +107,7 @@ class Parts:
             return op.ReverseSequence(value, self.lengths, time_axis=0, batch_axis=1)
         return op.Slice(value, [-1], [-FAR], [0], [-1])
 
-    def gradients(self, found: list[Found]) -> Grads:
+    def gradients(self, found: list[DirectionGrads]) -> Grads:
         """One gradient for each input of the node."""
         grads: list[ir.Value | None] = [None] * len(self.node.inputs)
         grads[X] = self._time_first(self.op.accumulate([one.x for one in found]))

@@ -56,7 +56,7 @@ def _published(
     if any(0 in (axis.length, axis.out) for axis in axes):
         return _resize_grad(op, node, dy, mode, "a length of 0")
     found = equivalence.meanings(mode, axes)
-    common = equivalence.spec_coordinates(axes, found)
+    common = equivalence.onednn_coordinates(axes, found)
     if common:
         _log(node, "InterpolateBackward", mode)
         return _interpolate_backward(op, node, dy, mode, common, axes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.core.shapes import Dim
-from onnx_backprop.opset.maths.interpolation import Taps, apply, resample_taps, spec_taps
+from onnx_backprop.opset.maths.interpolation import Taps, apply, onednn_taps, resample_taps
 from onnx_backprop.opset.maths.resize import ResizeAxis, resize_taps
 
 SPEC_COORDINATES = ("half_pixel", "align_corners")
@@ -91,7 +91,7 @@ def meanings(mode: Mode, axes: Sequence[AxisScale]) -> list[Meaning]:
     return [ANY if axis.identity else _meaning(mode, axis) for axis in axes]
 
 
-def spec_coordinates(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
+def onednn_coordinates(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
     """The coordinate mode under which InterpolateBackward, which resizes spatial axes only, serves all axes, or ''."""
     if not 3 <= len(axes) <= 5 or not all(a.identity for a in axes[:2]):
         return ""
@@ -122,7 +122,7 @@ def _meaning(mode: Mode, axis: AxisScale) -> Meaning:
 def _known_lengths(mode: Mode, length: int, out: int, scale: float) -> Meaning:
     """Compare the maps themselves."""
     wanted = resize_taps(ResizeAxis(length, out, scale, mode.mode, mode.coordinates, mode.nearest_mode))
-    spec = frozenset(c for c in SPEC_COORDINATES if _same(wanted, spec_taps(mode.mode, c, length, out)))
+    spec = frozenset(c for c in SPEC_COORDINATES if _same(wanted, onednn_taps(mode.mode, c, length, out)))
     kernel = "NEAREST_NEIGHBOR" if mode.mode == "nearest" else "LINEAR"
     why_not = f"{length} -> {out} pixels with scale {scale:g} place other taps"
     for offsets in _offset_candidates(mode, length, out, scale):

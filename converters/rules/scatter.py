@@ -33,8 +33,8 @@ def scatter_elements(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     taken = op.GatherElements(dy, indices, axis=axis)
     if _distinct(node, axis):
         return op.ScatterElements(dy, indices, op.zeros(op.shape(indices), data), axis=axis), None, taken
-    last, own = _last_writers(op, op.shape(data), indices, axis)
-    wins = op.Equal(op.GatherElements(last, indices, axis=axis), own)
+    last, update_numbers = _last_writers(op, op.shape(data), indices, axis)
+    wins = op.Equal(op.GatherElements(last, indices, axis=axis), update_numbers)
     return op.Where(op.Less(last, 0), dy, 0), None, op.Where(wins, taken, 0)
 
 
@@ -49,11 +49,11 @@ def scatter_nd(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     reduction = _reduction(node)
     if reduction == "add":
         return dy, None, op.GatherND(dy, indices)
-    rows = _Rows.of(op, data, indices)
+    rows = _Rows.from_indices(op, data, indices)
     g = rows.matrix(op, dy)
     if reduction == "none":
-        last, own = _last_writers(op, rows.count, rows.numbers, 0)
-        wins, untouched = op.Equal(op.Gather(last, rows.numbers), own), op.Less(last, 0)
+        last, update_numbers = _last_writers(op, rows.count, rows.numbers, 0)
+        wins, untouched = op.Equal(op.Gather(last, rows.numbers), update_numbers), op.Less(last, 0)
         ddata = op.Where(op.Unsqueeze(untouched, [1]), g, 0)
         dupdates = op.Where(op.Unsqueeze(wins, [1]), op.Gather(g, rows.numbers, axis=0), 0)
     else:
@@ -70,7 +70,7 @@ def gather_nd(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     x is seen as the matrix (tuples, elements of a slice), the batch axes being part of a tuple.
     """
     x = node.input(0)
-    rows = _Rows.of(op, x, node.input(1), batch=node.int("batch_dims", 0))
+    rows = _Rows.from_indices(op, x, node.input(1), batch=node.int("batch_dims", 0))
     shape = op.Concat(rows.count, rows.width, axis=0)
     dx = scatter_add(op, shape, rows.expanded(op), rows.picked(op, dy), like=x)
     return as_shaped(op, dx, x)
@@ -84,8 +84,8 @@ def max_unpool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     positions are those in an output of that shape, as in onnxruntime.
     """
     x, indices = node.input(0), op.Reshape(node.input(1), [-1])
-    last, own = _last_writers(op, size(op, node.output()), indices, 0)
-    wins = op.Equal(op.Gather(last, indices), own)
+    last, update_numbers = _last_writers(op, size(op, node.output()), indices, 0)
+    wins = op.Equal(op.Gather(last, indices), update_numbers)
     taken = op.Gather(op.Reshape(dy, [-1]), indices)
     return as_shaped(op, op.Where(wins, taken, 0), x)
 
@@ -96,10 +96,10 @@ def _reduction(node: Forward) -> str:
 
 def _distinct(node: Forward, axis: int) -> bool:
     """Whether no two indices name the same place, as far as that can be told at conversion."""
-    indices, known = node.constant(1), dims(node.input(0))
+    indices, static_shape = node.constant(1), dims(node.input(0))
     if indices is None or indices.size == 0:
         return indices is not None
-    n = None if known is None else known[axis]
+    n = None if static_shape is None else static_shape[axis]
     if isinstance(n, int):
         indices = np.where(indices < 0, indices + n, indices)
     elif (indices < 0).any() and (indices >= 0).any():
@@ -109,9 +109,9 @@ def _distinct(node: Forward, axis: int) -> bool:
 
 def _last_writers(op: Builder, shape: ir.Value, indices: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
     """For each place the number of the update that was put there last, -1 for none; and the updates' own numbers."""
-    own = positions(op, indices)
-    nobody = op.filled(shape, -1)
-    return op.ScatterElements(nobody, indices, own, axis=axis), own
+    update_numbers = positions(op, indices)
+    unwritten = op.filled(shape, -1)
+    return op.ScatterElements(unwritten, indices, update_numbers, axis=axis), update_numbers
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class _Rows:
     numbers: ir.Value
 
     @classmethod
-    def of(cls, op: Builder, value: ir.Value, indices: ir.Value, batch: int = 0) -> _Rows:
+    def from_indices(cls, op: Builder, value: ir.Value, indices: ir.Value, batch: int = 0) -> _Rows:
         """The rows are the leading axes: `batch` of them, and as many as a tuple of indices, its last axis, has."""
-        known = dims(indices)
-        depth = None if known is None else known[-1]
+        static_shape = dims(indices)
+        depth = None if static_shape is None else static_shape[-1]
         if isinstance(depth, int):
             lengths, width = op.lengths(value, 0, batch + depth), merged_length(op, value, batch + depth)
         else:

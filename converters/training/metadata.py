@@ -33,75 +33,75 @@ _SMALL = 16  # elements of a state that may be larger than every tensor of the m
 def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TrainingGraph, of the types that `hints` gives them; InvalidModelError for anything else."""
     hints = {"format": int, **hints, "state": tuple[dict[str, Any], ...]}
-    said = _object(text, hints, _wrong)
-    version = said.get("format")
+    fields = _object(text, hints, _wrong)
+    version = fields.get("format")
     if type(version) is int and version not in (1, FORMAT):
         raise InvalidModelError("the training graph was written by a later version. Install that one")
     if version == 1:
         del hints["state"]
         hints |= _STATE_OF_FORMAT_1
-    said = _typed(said, hints, _wrong, OPTIONAL)
-    if said.pop("format") == 1:
-        state = (said.pop(name) for name in _STATE_OF_FORMAT_1)
-        said["state"] = of_format_1(*state, said["parameters"])
+    fields = _typed(fields, hints, _wrong, OPTIONAL)
+    if fields.pop("format") == 1:
+        state = (fields.pop(name) for name in _STATE_OF_FORMAT_1)
+        fields["state"] = of_format_1(*state, fields["parameters"])
     else:
-        said["state"] = tuple(slot(entry, _wrong) for entry in said["state"])
-    _check_settings(said["settings"])
-    _check_names(said, model)
-    _check_shapes(said, model)
-    return said
+        fields["state"] = tuple(slot(entry, _wrong) for entry in fields["state"])
+    _check_settings(fields["settings"])
+    _check_names(fields, model)
+    _check_shapes(fields, model)
+    return fields
 
 
-def slot(entry: Mapping[str, Any], wrong: Callable[[str], Exception]) -> Slot:
+def slot(entry: Mapping[str, Any], make_error: Callable[[str], Exception]) -> Slot:
     """A record of the state, from its values in JSON."""
-    said = _typed(dict(entry), get_type_hints(Slot), wrong, {"start": None, "of": ""})
-    if said["role"] not in ROLES:
-        raise wrong(f"state: role: expected one of {', '.join(ROLES)}, got {_shown(said['role'])}")
-    return Slot(**said)
+    fields = _typed(dict(entry), get_type_hints(Slot), make_error, {"start": None, "of": ""})
+    if fields["role"] not in ROLES:
+        raise make_error(f"state: role: expected one of {', '.join(ROLES)}, got {_shown(fields['role'])}")
+    return Slot(**fields)
 
 
-def optimizer_state(text: str, wrong: Callable[[str], Exception]) -> tuple[str, tuple[Slot, ...]]:
+def optimizer_state(text: str, make_error: Callable[[str], Exception]) -> tuple[str, tuple[Slot, ...]]:
     """What an optimizer model says: the name of its learning rate, and the records of its state.
 
-    What `wrong` makes of anything else is raised.
+    What `make_error` makes of anything else is raised.
     """
     hints: dict[str, Any] = {"learning_rate": str, "state": tuple[dict[str, Any], ...]}
-    said = _object(text, hints, wrong)
-    if "state" in said:
-        said = _typed(said, hints, wrong)
-        return said["learning_rate"], tuple(slot(entry, wrong) for entry in said["state"])
-    said = _typed(said, {"learning_rate": str, **_STATE_OF_FORMAT_1}, wrong)  # by an earlier version
-    updates, fill, copies = (said[name] for name in _STATE_OF_FORMAT_1)
+    fields = _object(text, hints, make_error)
+    if "state" in fields:
+        fields = _typed(fields, hints, make_error)
+        return fields["learning_rate"], tuple(slot(entry, make_error) for entry in fields["state"])
+    fields = _typed(fields, {"learning_rate": str, **_STATE_OF_FORMAT_1}, make_error)  # by an earlier version
+    updates, fill, copies = (fields[name] for name in _STATE_OF_FORMAT_1)
     parameters = [name for name in updates if name not in fill and name not in copies]
-    return said["learning_rate"], of_format_1(updates, fill, copies, parameters)
+    return fields["learning_rate"], of_format_1(updates, fill, copies, parameters)
 
 
-def _object(text: str, names: Iterable[str], wrong: Callable[[str], Exception]) -> dict[str, Any]:
+def _object(text: str, names: Iterable[str], make_error: Callable[[str], Exception]) -> dict[str, Any]:
     try:
-        said = json.loads(text, parse_constant=no_number)
+        fields = json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError) as e:
-        raise wrong(f"it is no JSON: {e}") from e
-    if not isinstance(said, dict):
-        raise wrong(f"expected {', '.join(names)}, got {_shown(said)}")
-    return said
+        raise make_error(f"it is no JSON: {e}") from e
+    if not isinstance(fields, dict):
+        raise make_error(f"expected {', '.join(names)}, got {_shown(fields)}")
+    return fields
 
 
 def _typed(
-    said: dict[str, Any],
+    fields: dict[str, Any],
     hints: Mapping[str, Any],
-    wrong: Callable[[str], Exception],
+    make_error: Callable[[str], Exception],
     optional: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """optional: what stands for entries that are not there."""
-    said = {**(optional or {}), **said}
-    if said.keys() != hints.keys():
-        raise wrong(f"expected {', '.join(hints)}, got {_shown(sorted(said))}")
+    fields = {**(optional or {}), **fields}
+    if fields.keys() != hints.keys():
+        raise make_error(f"expected {', '.join(hints)}, got {_shown(sorted(fields))}")
     for name, hint in hints.items():
-        if not _fits(said[name], hint):
-            raise wrong(f"{name}: expected {getattr(hint, '__name__', hint)}, got {_shown(said[name])}")
+        if not _fits(fields[name], hint):
+            raise make_error(f"{name}: expected {getattr(hint, '__name__', hint)}, got {_shown(fields[name])}")
         if get_origin(hint) is tuple:
-            said[name] = tuple(said[name])
-    return said
+            fields[name] = tuple(fields[name])
+    return fields
 
 
 def no_number(text: str) -> None:
@@ -143,12 +143,12 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise _wrong(f"settings: {name}: expected {expected}, got {_shown(settings[name])}")
 
 
-def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
+def _check_names(fields: Mapping[str, Any], model: ModelProto) -> None:
     """Every name is that of an input, an output or an initializer, as it is said to be."""
     inputs = {value.name for value in model.graph.input}
     outputs = {value.name for value in model.graph.output}
     tensors = {tensor.name for tensor in model.graph.initializer}
-    state: tuple[Slot, ...] = said["state"]
+    state: tuple[Slot, ...] = fields["state"]
     renewed, stored = [slot.name for slot in state], [slot for slot in state if slot.start is None]
 
     def check(field: str, names: Iterable[str | None], known: Iterable[str], what: str) -> None:
@@ -156,33 +156,33 @@ def _check_names(said: Mapping[str, Any], model: ModelProto) -> None:
         if unknown:
             raise _wrong(f"{field}: expected names of {what}, got {_shown(unknown[0])}")
 
-    check("loss, gradient_norms", (said["loss"], said["gradient_norms"]), outputs, "outputs")
-    check("inputs, learning_rate", (*said["inputs"], said["learning_rate"]), inputs, "inputs")
-    check("target", [said["target"]], said["inputs"], "inputs")
-    check("parameters", said["parameters"], tensors, "initializers")
+    check("loss, gradient_norms", (fields["loss"], fields["gradient_norms"]), outputs, "outputs")
+    check("inputs, learning_rate", (*fields["inputs"], fields["learning_rate"]), inputs, "inputs")
+    check("target", [fields["target"]], fields["inputs"], "inputs")
+    check("parameters", fields["parameters"], tensors, "initializers")
     if not state:
-        check("parameters", said["parameters"].values(), outputs, "outputs")
-    check("input_gradients", said["input_gradients"], said["inputs"], "inputs")
-    check("input_gradients", said["input_gradients"].values(), outputs, "outputs")
+        check("parameters", fields["parameters"].values(), outputs, "outputs")
+    check("input_gradients", fields["input_gradients"], fields["inputs"], "inputs")
+    check("input_gradients", fields["input_gradients"].values(), outputs, "outputs")
     check("state", renewed, inputs, "inputs")
     check("state", (slot.output for slot in state), outputs, "outputs")
     check("state", (slot.of if slot.role == MEAN else slot.name for slot in stored), tensors, "initializers")
-    check("state", (slot.of for slot in state if slot.role in (MOMENT, SUM)), {*said["parameters"], ""}, "parameters")
+    check("state", (slot.of for slot in state if slot.role in (MOMENT, SUM)), {*fields["parameters"], ""}, "parameters")
     if len({*renewed}) < len(renewed):
         raise _wrong("state: expected each name once")
 
 
-def _check_shapes(said: Mapping[str, Any], model: ModelProto) -> None:
+def _check_shapes(fields: Mapping[str, Any], model: ModelProto) -> None:
     """The loss is one number, and the state no larger than what the file itself has to hold."""
     declared = {value.name: value.type for value in (*model.graph.input, *model.graph.output)}
-    norms, largest = said["gradient_norms"], max((prod(t.dims) for t in model.graph.initializer), default=0)
-    if set(_lengths(declared[said["loss"]])) - {1}:
-        raise _wrong(f"loss: expected an output of one number, got one of shape {_lengths(declared[said['loss']])}")
-    if norms is not None and _lengths(declared[norms]) != [len(said["parameters"])]:
+    norms, largest = fields["gradient_norms"], max((prod(t.dims) for t in model.graph.initializer), default=0)
+    if set(_lengths(declared[fields["loss"]])) - {1}:
+        raise _wrong(f"loss: expected an output of one number, got one of shape {_lengths(declared[fields['loss']])}")
+    if norms is not None and _lengths(declared[norms]) != [len(fields["parameters"])]:
         raise _wrong(f"gradient_norms: expected a number for each parameter, got {_lengths(declared[norms])}")
-    rate = said["learning_rate"]
-    state = {slot.name: slot for slot in said["state"]}
-    for name in (*state, *said["inputs"], *filter(None, [rate])):
+    rate = fields["learning_rate"]
+    state = {slot.name: slot for slot in fields["state"]}
+    for name in (*state, *fields["inputs"], *filter(None, [rate])):
         if declared[name].tensor_type.elem_type not in helper.get_all_tensor_dtypes():
             raise _wrong(f"state, inputs, learning_rate: expected tensors, {name!r} is none")
     if rate is not None and _lengths(declared[rate]) not in ([], [1]):

@@ -27,7 +27,7 @@ from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
-from onnx_backprop.converters.training.sharing import shared, told_shared
+from onnx_backprop.converters.training.sharing import describe_shared, shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import warn
@@ -144,31 +144,31 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     names = {str(value.name) for value in parameters}
     together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in names}
     if together:
-        warn(told_shared(together))
+        warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
     return Variables(infer_large(to_proto(ir_model)), *groups, layouts=layouts)
 
 
-def inference(found: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
+def inference(variables: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
     """The model in inference mode with other values of its variables."""
-    ir_model = to_ir(found.model)
+    ir_model = to_ir(variables.model)
     infer_mode(ir_model.graph)
-    model = finish(ir_model, found.model, DEFAULT_KERNELS, inline=False)
+    model = finish(ir_model, variables.model, DEFAULT_KERNELS, inline=False)
     for tensor in model.graph.initializer:
         if tensor.name in values:
             replace_values(tensor, values[tensor.name])
     return model
 
 
-def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collection[str] = ()) -> Passes:
+def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Collection[str] = ()) -> Passes:
     """The passes of a model with gradients by `wrt`, parameters and statistics being inputs without values.
 
     training: with Dropout and BatchNormalization in training mode, else in inference mode, as those BatchNormalizations
     are in either that read a statistic among `kept`. Errors: as `backward`.
     """
-    ir_model = to_ir(found.model)
-    inputs = set(found.names)
+    ir_model = to_ir(variables.model)
+    inputs = set(variables.names)
     graph = ir_model.graph
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)
@@ -193,5 +193,5 @@ def passes(found: Variables, wrt: Sequence[str], *, training: bool, kept: Collec
     graph.inputs.extend(
         value for name, value in graph.initializers.items() if name in inputs and not value.is_graph_input()
     )
-    model = without_tensors(finish(ir_model, found.model, DEFAULT_KERNELS, inline=False), inputs)
+    model = without_tensors(finish(ir_model, variables.model, DEFAULT_KERNELS, inline=False), inputs)
     return Passes(model, outputs, statistics, None if masks is None else str(masks.name), seeds, gradients)

@@ -34,7 +34,7 @@ from onnx_backprop.converters.training.modes import (
 from onnx_backprop.converters.training.optimizers import Optimizer
 from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
-from onnx_backprop.converters.training.sharing import shared, tie, told_shared, untie
+from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
@@ -223,7 +223,7 @@ class TrainingDraft(Draft):
         self.input_gradients = {name: self.parameters.pop(name) for name in requested.inputs}
         trained = {*self.parameters, *self.statistics}
         if together := {name: readers for name, readers in together.items() if name in trained}:
-            warn(told_shared(together))
+            warn(describe_shared(together))
 
     def _gradients(self) -> list[ir.Value]:
         """The outputs that are gradients."""

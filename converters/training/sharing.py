@@ -79,7 +79,7 @@ def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(readers)) for name, readers in merged.items()}
 
 
-def told_shared(found: dict[str, list[str]]) -> str:
+def describe_shared(found: dict[str, list[str]]) -> str:
     """A sentence about them."""
     told: list[str] = []
     for name, readers in list(found.items())[:_SHOWN]:

@@ -61,8 +61,8 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
             raise UnsupportedError(f"the update reads the gradient of {p!r} in two types. Train this graph on one rank")
         of.update(dict.fromkeys([p], used[0]) if used else {})
     first = [*dict.fromkeys(of.values()), *(name for name in (graph.loss, *statistics.values()) if name not in of)]
-    taken = used_names(model.graph)
-    passed = {name: name if name in read else unique(f"{name}.sum", taken) for name in first}
+    reserved = used_names(model.graph)
+    passed = {name: name if name in read else unique(f"{name}.sum", reserved) for name in first}
     if graph.loss in read:  # an update that reads the loss itself would need both
         raise UnsupportedError("the update reads the loss. Train this graph on one rank")
     types = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(known: Sequence[Argument], message: Warning | str, category: type[Warning], *where: Any) -> None:
-    """One line for a warning of ours; another's as Python writes it."""
+    """One line for a warning of this package; another's as Python writes it."""
     text = (
         wrapped(f"{PROGRAM}: warning: {as_options(message, known)}\n", sys.stderr)
         if isinstance(message, OnnxBackpropWarning)

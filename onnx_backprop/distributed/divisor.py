@@ -23,8 +23,10 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     found = divisions_for(loss, nodes)
     if len(found) != 1:
         return None
-    taken = used_names(model.graph)
-    count, product, whole, scale = (unique(f"whole_batch/{n}", taken) for n in ("count", "product", "divisor", "scale"))
+    reserved = used_names(model.graph)
+    count, product, whole, scale = (
+        unique(f"whole_batch/{n}", reserved) for n in ("count", "product", "divisor", "scale")
+    )
     divisor = nodes[found[0]].input[1]
     added = [
         helper.make_node("Cast", [divisor], [count], name=count, to=TensorProto.DOUBLE),

@@ -51,9 +51,9 @@ def filled(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
 
 def announce(model: ModelProto, buckets: Sequence[Sequence[str]]) -> list[str]:
     """Let a model say when all gradients of a bucket are there, in place; the names of the outputs that do."""
-    graph, taken = model.graph, used_names(model.graph)
+    graph, reserved = model.graph, used_names(model.graph)
     made = positions(graph.node)
-    outputs = [unique("bucket_ready", taken) for _ in buckets]
+    outputs = [unique("bucket_ready", reserved) for _ in buckets]
     places = [max(made.get(name, -1) for name in bucket) + 1 for bucket in buckets]
     for place, bucket, output in sorted(zip(places, buckets, outputs, strict=True), reverse=True):
         graph.node.insert(place, helper.make_node(READY, bucket, [output], name=output, domain=NATIVE_DOMAIN))

@@ -219,7 +219,7 @@ class Replica:
         self._buffer.forget()
         self._waits = False
 
-    def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
+    def sum_waiting(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """The state in which no gradients wait, so that it is that of all ranks: what is new in it.
 
         All ranks call this, where accumulation is in the middle of an update.

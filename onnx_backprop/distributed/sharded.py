@@ -94,14 +94,14 @@ class Division:
 
     def _rewrite(self, graph: TrainingGraph, update: ModelProto) -> None:
         """Take parts of the gradients in front of the calls; declare parts of the rest."""
-        taken = used_names(update.graph)
+        reserved = used_names(update.graph)
         for owner in reversed(list(all_graphs(update.graph))):  # inner ones first: outer nodes are copied
             nodes: list[NodeProto] = []
             for node in owner.node:
                 for p, entries in _members(update, node).items():
                     for name in entries:
                         if name not in graph.updates:
-                            own = _slice(name, self._parameters[p], nodes, taken)
+                            own = _slice(name, self._parameters[p], nodes, reserved)
                             node.input[:] = [own if given == name else given for given in node.input]
                 nodes.append(node)
             if len(nodes) > len(owner.node):
@@ -186,9 +186,9 @@ def _members(update: ModelProto, call: NodeProto) -> dict[str, list[str]]:
     return {parameter: [parameter, *others] for parameter, *others in arguments}
 
 
-def _slice(name: str, part: Part, nodes: list[NodeProto], taken: set[str]) -> str:
+def _slice(name: str, part: Part, nodes: list[NodeProto], reserved: set[str]) -> str:
     """Elements [start, end) of a tensor, as the update takes them."""
-    op = Emitter(f"{name}/part", taken)
+    op = Emitter(f"{name}/part", reserved)
     result = op.Slice(op.Reshape(name, op.constant([-1])), op.constant([part.start]), op.constant([part.end]))
     axes = list(range(1, len(part.shape)))
     result = op.Unsqueeze(result, op.constant(axes)) if axes else result

@@ -111,7 +111,7 @@ def lower(program: Any) -> None:
 
 
 def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
-    own, graph = torch.ops.onnx_backprop, part.graph
+    library, graph = torch.ops.onnx_backprop, part.graph
     if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
         _stop_region(node, part, buffers)
         return
@@ -120,38 +120,38 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
     if namespace != "aten":
         return
     in_place, name = name.endswith("_"), name.rstrip("_")
-    given = _arguments(node)
+    arguments = _arguments(node)
     if name in ("dropout", "feature_dropout"):
-        x = given["self" if in_place else "input"]
-        _become(node, getattr(own, name).default, (x, given["p"], given["train"]))
+        x = arguments["self" if in_place else "input"]
+        _become(node, getattr(library, name).default, (x, arguments["p"], arguments["train"]))
         if in_place:
             with graph.inserting_after(node):
                 graph.call_function(torch.ops.aten.copy_.default, (x, node)).meta = dict(node.meta)
-    elif name == "batch_norm" and given["input"].meta["val"].dim() >= 2:
+    elif name == "batch_norm" and arguments["input"].meta["val"].dim() >= 2:
         names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-        _become(node, own.batch_norm.default, tuple(given[key] for key in names))
+        _become(node, library.batch_norm.default, tuple(arguments[key] for key in names))
     elif name == "detach":
-        if _is_float(given["self"]):
-            _become(node, own.stop.default, (given["self"],))
-    elif name == "embedding" and given["padding_idx"] >= 0:
-        _pad(node, graph, given)
-    elif name == "embedding" and given["scale_grad_by_freq"]:
+        if _is_float(arguments["self"]):
+            _become(node, library.stop.default, (arguments["self"],))
+    elif name == "embedding" and arguments["padding_idx"] >= 0:
+        _stop_padding_rows(node, graph, arguments)
+    elif name == "embedding" and arguments["scale_grad_by_freq"]:
         raise UnsupportedError(
             "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
             "pass"
         )
-    elif name in _RANDOM and given.get("train", given.get("training")):
+    elif name in _RANDOM and arguments.get("train", arguments.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
             "switch to inference mode. Use Dropout, or put that module into eval()"
         )
-    elif name == "scaled_dot_product_attention" and given["dropout_p"]:
+    elif name == "scaled_dot_product_attention" and arguments["dropout_p"]:
         raise UnsupportedError(
             "export: scaled_dot_product_attention with dropout, called as an operator of torch.ops: expected "
             "torch.nn.functional.scaled_dot_product_attention. Call that"
         )
-    elif name in _RECURRENT and given.get("num_layers", 1) > 1 and given.get("dropout") and "hx" in given:
-        _split_layers(node, graph, given, pair=name == "lstm")
+    elif name in _RECURRENT and arguments.get("num_layers", 1) > 1 and arguments.get("dropout") and "hx" in arguments:
+        _split_layers(node, graph, arguments, pair=name == "lstm")
 
 
 def _arguments(node: Any) -> dict[str, Any]:
@@ -187,8 +187,10 @@ def _stop_region(node: Any, part: Any, buffers: set[str]) -> None:
             )
         schema = getattr(call.target, "_schema", None)
         if call.op == "call_function" and schema is not None and schema.is_mutable:
-            given = _arguments(call)
-            written = [given[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            arguments = _arguments(call)
+            written = [
+                arguments[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+            ]
             changed.update(value for value in written if isinstance(value, torch.fx.Node))
     places = [place for place in region.graph.nodes if place.op == "placeholder"]
     for place, value in zip(places, inputs, strict=True):
@@ -207,10 +209,10 @@ def _stop_region(node: Any, part: Any, buffers: set[str]) -> None:
         node.args = tuple(stopped if other is value else other for other in node.args)
 
 
-def _pad(node: Any, graph: Any, given: dict[str, Any]) -> None:
+def _stop_padding_rows(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
     """Stop the gradient of the rows that an embedding reads at its padding_idx, which torch does not train."""
     aten, value = torch.ops.aten, node.meta["val"]
-    indices = given["indices"]
+    indices = arguments["indices"]
 
     def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
         made = graph.call_function(target, args)
@@ -219,19 +221,19 @@ def _pad(node: Any, graph: Any, given: dict[str, Any]) -> None:
 
     with graph.inserting_before(node.next):
         stopped = call(torch.ops.onnx_backprop.stop.default, (node,), value)
-        padding = call(aten.eq.Scalar, (indices, given["padding_idx"]), indices.meta["val"] == 0)
+        padding = call(aten.eq.Scalar, (indices, arguments["padding_idx"]), indices.meta["val"] == 0)
         rows = call(aten.unsqueeze.default, (padding, -1), padding.meta["val"].unsqueeze(-1))
         trained = call(aten.where.self, (rows, stopped, node), value)
     node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
 
 
-def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -> None:
+def _split_layers(node: Any, graph: Any, arguments: dict[str, Any], *, pair: bool) -> None:
     """A recurrent net of several layers as one call for each, with Dropout between them."""
-    layers, directions = given["num_layers"], 1 + given["bidirectional"]
-    per_layer = len(given["params"]) // layers
-    states = given["hx"] if pair else [given["hx"]]
+    layers, directions = arguments["num_layers"], 1 + arguments["bidirectional"]
+    per_layer = len(arguments["params"]) // layers
+    states = arguments["hx"] if pair else [arguments["hx"]]
     calls: list[list[Any]] = []
-    x = given["input"]
+    x = arguments["input"]
 
     def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
         made = graph.call_function(target, args)
@@ -242,14 +244,21 @@ def _split_layers(node: Any, graph: Any, given: dict[str, Any], *, pair: bool) -
         for layer in range(layers):
             rows = (layer * directions, (layer + 1) * directions)
             own = [call(torch.ops.aten.slice.Tensor, (h, 0, *rows), h.meta["val"][rows[0] : rows[1]]) for h in states]
-            params = given["params"][layer * per_layer : (layer + 1) * per_layer]
-            fixed = (given["has_biases"], 1, 0.0, given["train"], given["bidirectional"], given["batch_first"])
+            params = arguments["params"][layer * per_layer : (layer + 1) * per_layer]
+            fixed = (
+                arguments["has_biases"],
+                1,
+                0.0,
+                arguments["train"],
+                arguments["bidirectional"],
+                arguments["batch_first"],
+            )
             values = (node.meta["val"][0], *(h.meta["val"] for h in own))
             result = call(node.target, (x, own if pair else own[0], params, *fixed), values)
             parts = [call(getitem, (result, n), value) for n, value in enumerate(values)]
             x = parts[0]
             if layer < layers - 1:
-                drop = (x, given["dropout"], given["train"])
+                drop = (x, arguments["dropout"], arguments["train"])
                 x = call(torch.ops.onnx_backprop.dropout.default, drop, x.meta["val"])
             calls.append(parts)
         ends = [calls[-1][0]]

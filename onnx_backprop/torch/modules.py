@@ -154,15 +154,15 @@ class Module(torch.nn.Module):
         Errors: InvalidArgumentError for inputs that are missing, unknown, or of another type, shape or device, and for
         what onnxruntime does not run.
         """
-        given = self._given(inputs, named)
-        tensors = given | {name: self._stored(name) for name in self._places}
+        tensors_by_name = self._given(inputs, named)
+        tensors = tensors_by_name | {name: self._stored(name) for name in self._places}
         for name in self._places:
             self._check(name, tensors[name])
         wrt = tuple(name for name, tensor in tensors.items() if tensor.requires_grad) if torch.is_grad_enabled() else ()
         run = self._run(wrt)
         if run.masks is not None:
             tensors[run.masks] = torch.randint(0, 2**31, (2,))
-        with refusals(given):
+        with refusals(tensors_by_name):
             if wrt:
                 results = _Function.apply(run, tuple(tensors), *tensors.values())
             else:
@@ -177,12 +177,12 @@ class Module(torch.nn.Module):
         names = self._inputs.names
         if len(inputs) > len(names) or not named.keys().isdisjoint(names[: len(inputs)]):
             raise InvalidArgumentError(f"expected {', '.join(names)}, got {len(inputs)} tensors and {', '.join(named)}")
-        given = {**dict(zip(names, inputs, strict=False)), **named}
-        self._inputs.check_names(given)
-        for name, tensor in given.items():
+        tensors_by_name = {**dict(zip(names, inputs, strict=False)), **named}
+        self._inputs.check_names(tensors_by_name)
+        for name, tensor in tensors_by_name.items():
             self._check(name, tensor)
-        self._inputs.check_shapes({name: tuple(tensor.shape) for name, tensor in given.items()})
-        return {name: given[name] for name in names}
+        self._inputs.check_shapes({name: tuple(tensor.shape) for name, tensor in tensors_by_name.items()})
+        return {name: tensors_by_name[name] for name in names}
 
     def _check(self, name: str, tensor: Any) -> None:
         """Raise for what is no tensor of the type that the model has, on the CPU."""
@@ -256,13 +256,13 @@ class _Run:
         self._backward = opened(backward)
         self.reads = tuple(v.name for v in self._backward.get_inputs() if v.name not in made.seeds.values())
 
-    def forward(self, given: Tensors) -> dict[str, Any]:
+    def forward(self, tensors_by_name: Tensors) -> dict[str, Any]:
         """Outputs, new statistics and what the backward pass reads, by name."""
-        return _called(self._forward, given)
+        return _called(self._forward, tensors_by_name)
 
-    def backward(self, given: Tensors) -> dict[str, Any]:
+    def backward(self, tensors_by_name: Tensors) -> dict[str, Any]:
         """The gradients, by the names of what they are the gradients of."""
-        found = _called(self._backward, given)
+        found = _called(self._backward, tensors_by_name)
         return {name: found[gradient] for name, gradient in self._gradients.items()}
 
 
@@ -271,10 +271,10 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, names: Sequence[str], *tensors: Any) -> tuple[Any, ...]:
-        given = dict(zip(names, tensors, strict=True))
-        found = run.forward(given)
+        tensors_by_name = dict(zip(names, tensors, strict=True))
+        found = run.forward(tensors_by_name)
         ctx.run, ctx.names = run, names
-        ctx.save_for_backward(*({**given, **found}[name] for name in run.reads))
+        ctx.save_for_backward(*({**tensors_by_name, **found}[name] for name in run.reads))
         results = tuple(list(found.values())[: len(run.outputs) + len(run.statistics)])
         seeded = [found[name] for name in run.seeds]
         ctx.mark_non_differentiable(*(y for y in results if all(y is not other for other in seeded)))
@@ -288,15 +288,15 @@ class _Function(torch.autograd.Function):
                 "the gradient of a model of onnx_backprop.torch has no derivative in PyTorch. Leave create_graph out, "
                 "or compute second derivatives with onnx_backprop.hvp"
             )
-        given = dict(zip(run.reads, ctx.saved_tensors, strict=True))
+        tensors_by_name = dict(zip(run.reads, ctx.saved_tensors, strict=True))
         seeds = dict(zip(run.outputs, gradients, strict=False))
-        found = run.backward(given | {seed: seeds[y] for y, seed in run.seeds.items()})
+        found = run.backward(tensors_by_name | {seed: seeds[y] for y, seed in run.seeds.items()})
         return (None, None, *(found.get(name) for name in ctx.names))
 
 
-def _called(session: onnxruntime.InferenceSession, given: Tensors) -> dict[str, Any]:
+def _called(session: onnxruntime.InferenceSession, tensors_by_name: Tensors) -> dict[str, Any]:
     """The outputs of a session on those of the tensors that it reads, in the same memory, in tensors of their own."""
-    taken = {v.name: given[v.name].detach().contiguous() for v in session.get_inputs()}
+    taken = {v.name: tensors_by_name[v.name].detach().contiguous() for v in session.get_inputs()}
     fed = {name: OrtValue.from_dlpack(tensor) for name, tensor in taken.items()}
     names = [value.name for value in session.get_outputs()]
     places = {tensor.data_ptr() for tensor in taken.values()}

@@ -71,11 +71,11 @@ def drop_unread(graph: ir.Graph, kept: set[str]) -> None:
 def name_apart(graph: ir.Graph) -> None:
     """Let no result of a node have the name of an input or an initializer, as a buffer `mean` and a call of mean."""
     stored = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
-    taken = used_names(graph)
+    reserved = used_names(graph)
     for node in graph.all_nodes():
         for value in node.outputs:
             if value.name in stored and value.name:
-                value.name = unique(value.name, taken)
+                value.name = unique(value.name, reserved)
 
 
 def in_order(module: Any, shapes: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
@@ -128,9 +128,9 @@ def name_loss(graph: ir.Graph, names: Sequence[str] | None) -> None:
     if loss.shape is None or any(length != 1 for length in loss.shape):
         raise InvalidArgumentError(f"loss: expected one number, got a tensor {loss.shape}. Use reduction='mean'")
     if names is None:
-        taken = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
-        taken |= {str(v.name) for node in graph for v in node.outputs} - {str(loss.name)}
-        loss.name = unique("loss", taken)
+        reserved = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
+        reserved |= {str(v.name) for node in graph for v in node.outputs} - {str(loss.name)}
+        loss.name = unique("loss", reserved)
 
 
 def array(tensor: Any) -> np.ndarray:

@@ -66,13 +66,13 @@ class Buffers:
     @property
     def state(self) -> dict[str, OrtValue]:
         """What the next step reads."""
-        self.settle()
+        self.swap_if_renewed()
         return self._sets[0][0]
 
     @property
     def binding(self) -> onnxruntime.IOBinding:
         """The binding of the next step, for what changes from step to step."""
-        self.settle()
+        self.swap_if_renewed()
         return self._sets[0][1]
 
     def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
@@ -106,10 +106,10 @@ class Buffers:
         """Take what the last run has written for the state."""
         if not self.in_place:  # or else the update has set it
             self._guard[...] = 2
-        self.settle()
+        self.swap_if_renewed()
 
-    def settle(self) -> None:
-        """Finish a step that has renewed the state: whatever came between, before anybody looks at it."""
+    def swap_if_renewed(self) -> None:
+        """Swap the two sets of buffers if a run has renewed the state; an interruption may have come between."""
         if self._guard != 1:
             with Deferred():
                 if self._guard > 1:

@@ -88,7 +88,7 @@ def _unwritten(path: str | os.PathLike[str], error: OSError | ValueError) -> Inv
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of a checkpoint, and what else it says; CheckpointError for a file that is none."""
+    """The tensors of a checkpoint, and what else it says; CheckpointError for a file that is not a checkpoint."""
     content, length = _content(path)
     try:
         parts = safetensors.deserialize(content)

@@ -16,7 +16,7 @@ from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.checkpoint import held
-from onnx_backprop.training.data.batches import Batches, Shards, of_data, own_rows_of
+from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
 from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.reports.history import Log, Record, Records, check_plot, draw
 from onnx_backprop.training.schedules import Schedule
@@ -107,7 +107,7 @@ def fit(
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
         measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint)
-        for record in _steps(trainer, own_rows_of(loader, trainer.communicator), epochs, measure):
+        for record in _steps(trainer, shard_of_rank(loader, trainer.communicator), epochs, measure):
             records.append(record)
             if file is not None:
                 file.write(record)

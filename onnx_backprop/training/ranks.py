@@ -89,9 +89,9 @@ class Ranks:
 
         return self.replica.step(shard, fed, state, run)
 
-    def settled(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
+    def sum_waiting(self, state: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
         """What is new in the state once no gradients wait to be summed."""
-        return self.replica.settled(state)
+        return self.replica.sum_waiting(state)
 
     def verify(self) -> None:
         """Every so many steps: ReplicaError where a rank has come to another state, which is never put right."""

@@ -223,7 +223,7 @@ class Trainer:
     @property
     def steps(self) -> int:
         """How many steps have run."""
-        self._buffers.settle()
+        self._buffers.swap_if_renewed()
         return self._buffers.steps
 
     @property
@@ -266,7 +266,7 @@ class Trainer:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
-        if self._ranks is not None and (new := self._ranks.settled(self._buffers.state)):
+        if self._ranks is not None and (new := self._ranks.sum_waiting(self._buffers.state)):
             self.set_state(new)
         return self._buffers.arrays(self._buffers.state)
 

@@ -16,8 +16,8 @@ def channels(attrs: Attributes, src: Dims | None, given: Iterable[tuple[str, Arg
     count: Dim = None if src is None or axis is None else src[axis]
     for name, arg in given:
         if arg is not None and arg.dims is not None:
-            require_rank(arg.dims, 1, 1, op=attrs.op, what=name)
-            count = merge(count, arg.dims[0], op=attrs.op, what=f"channels of src and {name}")
+            require_rank(arg.dims, 1, 1, op=attrs.op, subject=name)
+            count = merge(count, arg.dims[0], op=attrs.op, subject=f"channels of src and {name}")
     if src is not None and axis is not None:
         src = (*src[:axis], count, *src[axis + 1 :])
     return src, count

@@ -18,15 +18,15 @@ def same_shape(op: str, args: Sequence[Arg | None], names: tuple[str, str], low:
     for arg, name in zip(args[:2], names, strict=True):
         assert arg is not None, f"{name} is required"
         if arg.dims is not None:
-            require_rank(arg.dims, low, high, op=op, what=name)
+            require_rank(arg.dims, low, high, op=op, subject=name)
             if dims:
-                require_rank(arg.dims, len(dims[0]), len(dims[0]), op=op, what=name)
+                require_rank(arg.dims, len(dims[0]), len(dims[0]), op=op, subject=name)
             dims.append(arg.dims)
     if len(dims) < 2:
         return dims[0] if dims else None
     merged: list[Dim] = []
     for axis, (a, b) in enumerate(zip(*dims, strict=True)):
-        merged.append(merge(a, b, op=op, what=f"lengths of axis {axis} of {names[0]} and {names[1]}"))
+        merged.append(merge(a, b, op=op, subject=f"lengths of axis {axis} of {names[0]} and {names[1]}"))
     return tuple(merged)
 
 

@@ -11,8 +11,8 @@ from onnx_backprop.opset.maths.convolution import extent
 def conditions(b: Body, attrs: Attributes, shape: Vector, windows: Vector) -> Vector:
     """0, computed by a run in which src and diff_dst (both NCX) fit each other; another run fails."""
     zero = Vector(b, [0])
-    for axis, what in ((0, "batch sizes"), (1, "channels")):
-        zero += shape[axis].equal(windows[axis]).require(f"expected {what} of src and diff_dst that agree")
+    for axis, subject in ((0, "batch sizes"), (1, "channels")):
+        zero += shape[axis].equal(windows[axis]).require(f"expected {subject} of src and diff_dst that agree")
     lengths, outs = shape[2:], windows[2:]
     zero += (lengths > 0).require("expected lengths of src >= 1")
     down, up = _window_counts(b, attrs, lengths)

@@ -44,7 +44,7 @@ class NpzArrays(Mapping[str, np.ndarray]):
     def __init__(self, path: str | os.PathLike[str], *, what: str = "") -> None:
         """what: names the file in errors, as `--data`.
 
-        Errors: InvalidArgumentError for a file that is none, here or where an array is asked for.
+        Errors: InvalidArgumentError for a file that is not a readable archive, here or where an array is asked for.
         """
         self._path, self._label = path, f"{what}: {path}" if what else str(path)
         self._sizes: dict[str, int] = {}  # bytes of what was read

@@ -260,18 +260,18 @@ class Op:
                 for output, result in zip(self.outputs, results, strict=True)
             )
 
-    def _read(self, spec: Input, given: Given) -> tuple[object, Arg | None]:
+    def _read(self, spec: Input, arg: Given) -> tuple[object, Arg | None]:
         """An input as `reference` gets it, and what `shape` is told of it."""
-        if given is None:
+        if arg is None:
             return None, None
-        if isinstance(given, tuple):
-            return given, Arg(given)
+        if isinstance(arg, tuple):
+            return arg, Arg(arg)
         if not spec.tensor:
-            value = self._numbers(spec, given)
-            return value, Arg(given.shape, value)
-        if spec.type_name == "T5" and given.dtype != np.float32:
-            raise InvalidModelError(f"input {spec.name}: expected float32, got {given.dtype}", op_type=self.name)
-        return given.shape if spec.shape_only else given.astype(np.float64), Arg(given.shape)
+            value = self._number_tuple(spec, arg)
+            return value, Arg(arg.shape, value)
+        if spec.type_name == "T5" and arg.dtype != np.float32:
+            raise InvalidModelError(f"input {spec.name}: expected float32, got {arg.dtype}", op_type=self.name)
+        return arg.shape if spec.shape_only else arg.astype(np.float64), Arg(arg.shape)
 
     def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
         """The shapes of all outputs at run time, when everything is known."""
@@ -316,7 +316,7 @@ class Op:
             )
         return dtype
 
-    def _numbers(self, spec: Input, array: Array) -> tuple[Any, ...]:
+    def _number_tuple(self, spec: Input, array: Array) -> tuple[Any, ...]:
         dtype = NUMBER_TYPES[spec.type_name].dtype
         if array.dtype != dtype or array.ndim != 1:
             raise InvalidModelError(

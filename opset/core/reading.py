@@ -17,12 +17,12 @@ from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 
 def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
-    """The model, read from a path where one is given; `sound`, so a copy where texts of it are none.
+    """Read a model from a path, or take it as it is, and check it; it is copied only if names in it had to be repaired.
 
     Tensors of an onnx_ir.Model that lie in files are read.
 
-    Errors: InvalidArgumentError for a path that is none, InvalidModelError for what is no sound model, UnsupportedError
-    for one beyond the limits.
+    Errors: InvalidArgumentError for a path that names no file, InvalidModelError for a model that is not sound,
+    UnsupportedError for one beyond the limits.
     """
     if is_ir_model(model):
         model = _of_ir(model)

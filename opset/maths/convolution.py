@@ -173,7 +173,7 @@ def resolve(
     # a tensor's rank before that of a stated shape, so that a message blames the statement
     rank = common_rank(attrs.op, {names[1]: destination, names[2]: weights, names[0]: source})
     require_lists(attrs, len(attrs["strides"]) if rank is None else rank - 2)
-    require_at_least([attrs["groups"]], 1, op=attrs.op, what="attribute groups")
+    require_at_least([attrs["groups"]], 1, op=attrs.op, subject="attribute groups")
     if rank is None:
         return None
     blank: Dims = (None,) * rank
@@ -196,8 +196,8 @@ def common_rank(op: str, named: Mapping[str, Dims | None]) -> int | None:
     """The rank of the first tensor that is known, which all others must have; None while none is."""
     known = [(name, dims) for name, dims in named.items() if dims is not None]
     for name, dims in known:
-        require_rank(dims, MIN_RANK, MAX_RANK, op=op, what=name)
-        require_rank(dims, len(known[0][1]), len(known[0][1]), op=op, what=name)
+        require_rank(dims, MIN_RANK, MAX_RANK, op=op, subject=name)
+        require_rank(dims, len(known[0][1]), len(known[0][1]), op=op, subject=name)
     return len(known[0][1]) if known else None
 
 
@@ -208,8 +208,8 @@ def require_lists(attrs: Attributes, axes: int) -> None:
         if values is None or (values == () and name.startswith("pads")):
             continue
         least = 1 if name in ("kernel", "strides", "dilations") else 0
-        require_length(values, axes, op=attrs.op, what=f"attribute {name} (one per spatial axis)")
-        require_at_least(values, least, op=attrs.op, what=f"attribute {name}")
+        require_length(values, axes, op=attrs.op, subject=f"attribute {name} (one per spatial axis)")
+        require_at_least(values, least, op=attrs.op, subject=f"attribute {name}")
 
 
 def _meet_channels(
@@ -217,13 +217,13 @@ def _meet_channels(
 ) -> tuple[Dims, Dims, Dims]:
     op, groups = attrs.op, attrs["groups"]
     source_name, destination_name, weights_name = names
-    batch = merge(source[0], destination[0], op=op, what=f"batch sizes of {source_name} and {destination_name}")
-    d = merge(destination[1], weights[0], op=op, what=f"channels of {destination_name} and of {weights_name}")
+    batch = merge(source[0], destination[0], op=op, subject=f"batch sizes of {source_name} and {destination_name}")
+    d = merge(destination[1], weights[0], op=op, subject=f"channels of {destination_name} and of {weights_name}")
     s = merge(
         source[1],
         times(weights[1], groups),
         op=op,
-        what=f"channels of {source_name} and groups ({groups}) × channels per group of {weights_name}",
+        subject=f"channels of {source_name} and groups ({groups}) × channels per group of {weights_name}",
     )
     for channels, name in ((s, source_name), (d, destination_name)):
         if isinstance(channels, int) and channels % groups:

@@ -140,14 +140,14 @@ def wanted_shape(attrs: Attributes, name: str, given: Arg | None) -> Dims | None
     """
     if given is None and attrs[name] is None:
         raise ShapeError(f"expected {name} as attribute or input, got neither", op_type=attrs.op)
-    what = f"attribute {name}" if given is None else f"input {name}"
+    subject = f"attribute {name}" if given is None else f"input {name}"
     dims, value = (None, attrs[name]) if given is None else (given.dims, given.value)
-    return stated_shape(dims, value, MIN_RANK, MAX_RANK, op=attrs.op, what=what)
+    return stated_shape(dims, value, MIN_RANK, MAX_RANK, op=attrs.op, subject=subject)
 
 
 def dims_of(arg: Arg | None, attrs: Attributes, name: str) -> Dims | None:
     """Dimensions of a required input, its rank checked; None while unknown."""
     assert arg is not None, f"{name} is required"
     if arg.dims is not None:
-        require_rank(arg.dims, MIN_RANK, MAX_RANK, op=attrs.op, what=name)
+        require_rank(arg.dims, MIN_RANK, MAX_RANK, op=attrs.op, subject=name)
     return arg.dims

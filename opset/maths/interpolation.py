@@ -30,13 +30,15 @@ class Taps:
     length: int
 
 
-def spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
-    """Taps of oneDNN's Interpolate, as `place_spec` places them."""
-    return Taps(*place_spec(mode, coordinates, length, out, np), length)
+def onednn_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
+    """Taps of oneDNN's Interpolate, as `place_onednn` places them."""
+    return Taps(*place_onednn(mode, coordinates, length, out, np), length)
 
 
-def place_spec(mode: str, coordinates: str, length: Any, out: Any, xp: Any) -> Placed:
-    """In integer arithmetic so that ties and borders are exact.
+def place_onednn(mode: str, coordinates: str, length: Any, out: Any, xp: Any) -> Placed:
+    """Taps of oneDNN's Interpolate along one axis of `length`, for `out` results; xp: numpy or `bodies.Numpy`.
+
+    In integer arithmetic, so that ties and borders are exact.
 
     nearest: x rounded, ties up. linear: taps floor(x) and floor(x)+1 of x clamped to [0, I-1].
     half_pixel: x = (o + 1/2)·I/O - 1/2. align_corners: x = o·(I-1)/(O-1), 0 when O = 1.

@@ -100,11 +100,11 @@ def resolve(attrs: Attributes, source: Dims | None, windows: Dims | None) -> Dim
         return None
     blank: Dims = (None,) * rank
     source, windows = source or blank, windows or blank
-    require_at_least(source[2:], 1, op=op, what="spatial lengths of src")
+    require_at_least(source[2:], 1, op=op, subject="spatial lengths of src")
     for axis in range(rank - 2):
         _require_windows(attrs, axis, source[axis + 2], windows[axis + 2])
-    batch = merge(source[0], windows[0], op=op, what="batch sizes of src and diff_dst")
-    channels = merge(source[1], windows[1], op=op, what="channels of src and diff_dst")
+    batch = merge(source[0], windows[0], op=op, subject="batch sizes of src and diff_dst")
+    channels = merge(source[1], windows[1], op=op, subject="channels of src and diff_dst")
     return (batch, channels, *source[2:])
 
 

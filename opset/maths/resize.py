@@ -58,8 +58,8 @@ class ResizeAxis:
     copied: Any = False
 
 
-def axis_of(attrs: Attributes) -> ResizeAxis:
-    """What the attributes of ResizeGrad say of every axis."""
+def axis_settings(attrs: Attributes) -> ResizeAxis:
+    """The settings that all axes share, from the attributes of ResizeGrad; length, out and scale are placeholders."""
     return ResizeAxis(
         length=0,
         out=0,

@@ -38,7 +38,7 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None
         raise ShapeError(f"attribute momentum: expected a finite number, got {attrs['momentum']}", op_type=attrs.op)
     src = args[0].dims if args[0] is not None else None
     if src is not None:
-        require_rank(src, 2, MAX_RANK, op=attrs.op, what="src")
+        require_rank(src, 2, MAX_RANK, op=attrs.op, subject="src")
     src, channels = batch_norm.channels(attrs, src, zip(PER_CHANNEL, args[1:], strict=True))
     return src, *[(channels,)] * 4
 

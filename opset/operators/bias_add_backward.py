@@ -33,7 +33,7 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     assert diff_dst is not None
     if diff_dst.dims is None:
         return (None,)
-    require_rank(diff_dst.dims, 2, MAX_RANK, op=attrs.op, what="diff_dst")
+    require_rank(diff_dst.dims, 2, MAX_RANK, op=attrs.op, subject="diff_dst")
     return permute(diff_dst.dims, (_channel_axis(attrs, len(diff_dst.dims)),))
 
 

@@ -37,11 +37,11 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     dims, bias = ROLES.shape(attrs, args), args[2]
     if bias is None or bias.dims is None:
         return dims
-    require_rank(bias.dims, 1, 1, op=attrs.op, what="bias")
+    require_rank(bias.dims, 1, 1, op=attrs.op, subject="bias")
     if dims is None:
         return None
     channel = data_to_ncx(attrs["data_format"], len(dims))[1]
-    merged = merge(bias.dims[0], dims[channel], op=attrs.op, what="lengths of bias and channels of weights")
+    merged = merge(bias.dims[0], dims[channel], op=attrs.op, subject="lengths of bias and channels of weights")
     return (*dims[:channel], merged, *dims[channel + 1 :])
 
 

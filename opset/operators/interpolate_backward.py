@@ -12,7 +12,7 @@ from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array
 from onnx_backprop.opset.core.shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
 from onnx_backprop.opset.maths import convolution_attributes as spec
 from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK
-from onnx_backprop.opset.maths.interpolation import apply_transpose, spec_taps
+from onnx_backprop.opset.maths.interpolation import apply_transpose, onednn_taps
 
 MATHS = """
 dx = W_Dᵀ · W_Hᵀ · W_Wᵀ · dy, one matrix W (O rows, I columns) per spatial axis
@@ -43,18 +43,18 @@ class Names:
             raise ShapeError("expected sizes or scales, got both. Remove one", op_type=op)
         given = None
         if sizes is not None:
-            given = stated_shape(sizes.dims, sizes.value, 1, MAX_RANK - 2, op=op, what="input sizes")
+            given = stated_shape(sizes.dims, sizes.value, 1, MAX_RANK - 2, op=op, subject="input sizes")
         for arg, name in ((src, self.src), (diff_dst, self.diff_dst)):
             if arg.dims is not None:
-                require_rank(arg.dims, MIN_RANK, MAX_RANK, op=op, what=name)
+                require_rank(arg.dims, MIN_RANK, MAX_RANK, op=op, subject=name)
         if src.dims is None or diff_dst.dims is None:
             return src.dims
-        require_rank(diff_dst.dims, len(src.dims), len(src.dims), op=op, what=self.diff_dst)
+        require_rank(diff_dst.dims, len(src.dims), len(src.dims), op=op, subject=self.diff_dst)
         x, y = spec.ncx(attrs, src.dims), spec.ncx(attrs, diff_dst.dims)
         assert x is not None
         assert y is not None
-        batch = merge(x[0], y[0], op=op, what=f"batch sizes of {self.src} and {self.diff_dst}")
-        channels = merge(x[1], y[1], op=op, what=f"channels of {self.src} and {self.diff_dst}")
+        batch = merge(x[0], y[0], op=op, subject=f"batch sizes of {self.src} and {self.diff_dst}")
+        channels = merge(x[1], y[1], op=op, subject=f"channels of {self.src} and {self.diff_dst}")
         _require_sizes(attrs, x[2:], y[2:], given, self.diff_dst)
         for length, out in zip(x[2:], y[2:], strict=True):
             if length == 0 and out != 0 and isinstance(out, int):
@@ -75,7 +75,7 @@ class Names:
             if dx.shape[axis] == 0:
                 return np.zeros(out)
             mode = "nearest" if attrs["mode"] == "nearest" else "linear"
-            taps = spec_taps(mode, attrs["coordinate_transformation_mode"], out[axis], dx.shape[axis])
+            taps = onednn_taps(mode, attrs["coordinate_transformation_mode"], out[axis], dx.shape[axis])
             dx = apply_transpose(taps, dx, axis)
         return dx
 
@@ -109,20 +109,20 @@ scales need be given (the shapes say everything), which the reference library wo
 def _require_sizes(attrs: Attributes, lengths: Dims, out: Dims, sizes: Dims | None, name: str) -> None:
     """Sizes must be the spatial shape of diff_dst; scales must lead there up to less than one pixel."""
     op = attrs.op
-    for given, what in ((attrs["sizes"], "attribute sizes"), (sizes, "input sizes")):
+    for given, subject in ((attrs["sizes"], "attribute sizes"), (sizes, "input sizes")):
         if given is None:
             continue
-        require_length(given, len(out), op=op, what=what)
-        require_at_least(given, 1 if what == "attribute sizes" else 0, op=op, what=what)
+        require_length(given, len(out), op=op, subject=subject)
+        require_at_least(given, 1 if subject == "attribute sizes" else 0, op=op, subject=subject)
         for s, o in zip(given, out, strict=True):
-            merge(o, s, op=op, what=f"the spatial shape of {name} and {what}")
+            merge(o, s, op=op, subject=f"the spatial shape of {name} and {subject}")
     if attrs["sizes"] is not None and sizes is not None:
         for a, b in zip(attrs["sizes"], sizes, strict=True):
-            merge(a, b, op=op, what="attribute sizes and input sizes")
+            merge(a, b, op=op, subject="attribute sizes and input sizes")
     scales = attrs["scales"]
     if scales is None:
         return
-    require_length(scales, len(out), op=op, what="attribute scales")
+    require_length(scales, len(out), op=op, subject="attribute scales")
     for axis, scale in enumerate(scales):
         if not (0 < scale < float("inf")):
             raise ShapeError(f"attribute scales: expected positive numbers, got {list(scales)}", op_type=op)

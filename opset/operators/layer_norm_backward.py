@@ -69,9 +69,9 @@ def _merged(op: str, known: Dims | None, arg: Arg | None, name: str, axis: str) 
         return known
     if known is None:
         return arg.dims
-    require_rank(arg.dims, len(known), len(known), op=op, what=name)
+    require_rank(arg.dims, len(known), len(known), op=op, subject=name)
     pairs = enumerate(zip(known, arg.dims, strict=True))
-    return tuple(merge(a, b, op=op, what=f"lengths of {axis.format(n)} of src and {name}") for n, (a, b) in pairs)
+    return tuple(merge(a, b, op=op, subject=f"lengths of {axis.format(n)} of src and {name}") for n, (a, b) in pairs)
 
 
 def reference(
@@ -115,8 +115,8 @@ def body(
     known = (None, None) if src.dims is None else (src.dims[:start], src.dims[start:])
     outer, inner = "of the shape of src before the normalised axes", "of the shape of the normalised axes of src"
     zeros = [
-        proof_of_shape(b, value, expected, dims, f"expected {name} {what}")
-        for name, value, expected, dims, what in (
+        proof_of_shape(b, value, expected, dims, f"expected {name} {subject}")
+        for name, value, expected, dims, subject in (
             ("diff_dst", diff_dst, whole, src.dims, "of the shape of src"),
             ("mean", mean, before, known[0], outer),
             ("variance", variance, before, known[0], outer),

@@ -37,12 +37,14 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None
     slope = args[1].dims
     if slope is None:
         return src, None
-    require_rank(slope, 1, len(src) - 1 if src else MAX_RANK - 1, op=attrs.op, what="slope")
+    require_rank(slope, 1, len(src) - 1 if src else MAX_RANK - 1, op=attrs.op, subject="slope")
     if len(slope) > 1:
         src = src or (None, *slope)
-        require_rank(slope, len(src) - 1, len(src) - 1, op=attrs.op, what="slope")
+        require_rank(slope, len(src) - 1, len(src) - 1, op=attrs.op, subject="slope")
         names = [f"lengths of axis {axis + 1} of src and axis {axis} of slope" for axis in range(len(slope))]
-        slope = tuple(merge(a, b, op=attrs.op, what=what) for a, b, what in zip(src[1:], slope, names, strict=True))
+        slope = tuple(
+            merge(a, b, op=attrs.op, subject=subject) for a, b, subject in zip(src[1:], slope, names, strict=True)
+        )
         return (src[0], *slope), slope
     channels = src[data_to_ncx(attrs["data_format"], len(src))[1]] if src else None
     if isinstance(slope[0], int) and isinstance(channels, int) and slope[0] not in (1, channels):

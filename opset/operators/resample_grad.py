@@ -49,25 +49,27 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     if sizes is None and output_sizes is None:
         raise ShapeError("expected output_sizes as attribute or input, got neither", op_type=op)
     if output_sizes is not None:
-        stated = stated_shape(output_sizes.dims, output_sizes.value, 1, MAX_RANK, op=op, what="input output_sizes")
+        stated = stated_shape(output_sizes.dims, output_sizes.value, 1, MAX_RANK, op=op, subject="input output_sizes")
         if stated is not None and sizes is not None:
-            require_length(stated, len(sizes), op=op, what="input output_sizes")
-            what = "attribute and input output_sizes"
-            stated = tuple(merge(a, b, op=op, what=what) for a, b in zip(sizes, stated, strict=True))
+            require_length(stated, len(sizes), op=op, subject="input output_sizes")
+            subject = "attribute and input output_sizes"
+            stated = tuple(merge(a, b, op=op, subject=subject) for a, b in zip(sizes, stated, strict=True))
         sizes = sizes if stated is None else stated
     known = [dims for dims in (gradient.dims, sizes) if dims is not None]
     if not known:
         return None
     rank = len(known[0])
-    require_rank(known[0], 1, MAX_RANK, op=op, what="input_gradient" if gradient.dims is not None else "output_sizes")
+    require_rank(
+        known[0], 1, MAX_RANK, op=op, subject="input_gradient" if gradient.dims is not None else "output_sizes"
+    )
     if sizes is not None:
-        require_length(sizes, rank, op=op, what="output_sizes (one per axis)")
-        require_at_least(sizes, 0, op=op, what="output_sizes")
+        require_length(sizes, rank, op=op, subject="output_sizes (one per axis)")
+        require_at_least(sizes, 0, op=op, subject="output_sizes")
     if attrs["dimension_count"] not in (None, rank):
         raise ShapeError(f"attribute dimension_count: expected {rank}, got {attrs['dimension_count']}", op_type=op)
     for name in ("scales", "input_pixel_offsets", "output_pixel_offsets"):
         if attrs[name]:
-            require_length(attrs[name], rank, op=op, what=f"attribute {name} (one per axis)")
+            require_length(attrs[name], rank, op=op, subject=f"attribute {name} (one per axis)")
             _require_finite(attrs, name)
     if sizes is None:
         return (None,) * rank

@@ -74,7 +74,7 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     by_scale = _asks_for_scales(scales, sizes, op)
     known = [(a.dims, name) for a, name in ((x, "X"), (dy, "dY")) if a.dims is not None]
     for dims, name in known:
-        require_rank(dims, 1, MAX_RANK, op=op, what=name)
+        require_rank(dims, 1, MAX_RANK, op=op, subject=name)
     listed = _listed(attrs, len(known[0][0])) if known else attrs["axes"]
     if listed is not None:
         _require_counts(attrs, listed, len(known[0][0]) if known else None, (roi, scales, sizes))
@@ -91,13 +91,15 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
     rank = len(known[0][0])
     lengths = x.dims or (None,) * rank
     outs = dy.dims or (None,) * rank
-    require_rank(outs, rank, rank, op=op, what="dY")
+    require_rank(outs, rank, rank, op=op, subject="dY")
     wanted = _wanted(attrs, lengths, listed, scales if by_scale else None, sizes if by_scale is False else None)
     result: list[Dim] = []
     for axis, (length, out) in enumerate(zip(lengths, outs, strict=True)):
         result.append(length)
         if axis not in listed:
-            result[axis] = merge(length, out, op=op, what=f"lengths of axis {axis} of X and dY, which is not resized,")
+            result[axis] = merge(
+                length, out, op=op, subject=f"lengths of axis {axis} of X and dY, which is not resized,"
+            )
         elif wanted[axis] and isinstance(out, int) and out not in wanted[axis]:
             expected = " or ".join(map(str, sorted(wanted[axis])))
             raise ShapeError(f"axis {axis} of dY: expected length {expected}, got {out}", op_type=op)
@@ -145,7 +147,7 @@ def resized_axes(
         assert sizes
         scales = scales_of_sizes(attrs["keep_aspect_ratio_policy"], [lengths[a] for a in listed], sizes)
     pairs = list(zip(listed, scales, strict=True))
-    common = resize.axis_of(attrs)
+    common = resize.axis_settings(attrs)
     regions = _regions(listed, len(lengths), roi)
     # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
     channels_last = common.mode == "cubic" and len(lengths) == 4 and any(a == 1 and s != 1 for a, s in pairs)
@@ -210,7 +212,7 @@ def _asks_for_scales(scales: Arg | None, sizes: Arg | None, op: str) -> bool | N
     """Whether scales (True) or sizes (False) say what happens; None where only the run will tell."""
     for arg, name in ((scales, "scales"), (sizes, "sizes")):
         if arg is not None and arg.dims is not None:
-            require_rank(arg.dims, 1, 1, op=op, what=f"input {name}")
+            require_rank(arg.dims, 1, 1, op=op, subject=f"input {name}")
     by_scale, by_size = _count(scales), _count(sizes)
     if by_scale == 0 and by_size == 0:
         raise ShapeError("expected scales or sizes, got neither", op_type=op)
@@ -234,7 +236,7 @@ def _require_counts(attrs: Attributes, listed: Sequence[int], rank: int | None, 
     if attrs["coordinate_transformation_mode"] != "tf_crop_and_resize" or roi is None:
         return
     if roi.dims is not None:
-        require_rank(roi.dims, 1, 1, op=op, what="input roi")
+        require_rank(roi.dims, 1, 1, op=op, subject="input roi")
     got, allowed = _count(roi), {2 * count, 2 * (rank or count)}
     if got is not None and got not in allowed and (rank is not None or got < 2 * count):
         expected = " or ".join(map(str, sorted(allowed)))
@@ -249,7 +251,7 @@ def _require_values(arg: Arg | None, *, by_scale: bool, op: str) -> None:
     if by_scale and arg.value is not None and not all(0 < s < float("inf") for s in arg.value):
         raise ShapeError(f"input scales: expected positive numbers, got {list(arg.value)}", op_type=op)
     if not by_scale and arg.value is not None:
-        require_at_least(arg.value, 0, op=op, what="input sizes")
+        require_at_least(arg.value, 0, op=op, subject="input sizes")
 
 
 def _wanted(
@@ -259,7 +261,7 @@ def _wanted(
     result: list[set[int]] = [set() for _ in lengths]
     policy = attrs["keep_aspect_ratio_policy"]
     if scales is not None and scales.value is not None:
-        require_length(scales.value, len(listed), op=attrs.op, what="input scales")
+        require_length(scales.value, len(listed), op=attrs.op, subject="input scales")
         for axis, scale in zip(listed, scales.value, strict=True):
             length = lengths[axis]
             if isinstance(length, int):

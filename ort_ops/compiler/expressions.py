@@ -66,7 +66,7 @@ class Expressions:
 
     module: Module
     inner: Inner
-    of: Any  # the ir.Function
+    llvm: Any  # the ir.Function
     b: Any  # the ir.IRBuilder where code goes
     variables: dict[str, Value]  # their places on the stack
     functions: dict[str, Any]  # that arguments are
@@ -96,8 +96,8 @@ class Expressions:
                 return value
             case ast.Name(name):
                 return UNKNOWN if name in self.variables else self.named(name)
-            case ast.Attribute(of, name):
-                owner = self.static(of)
+            case ast.Attribute(llvm, name):
+                owner = self.static(llvm)
                 return getattr(owner, name) if isinstance(owner, ModuleType) else UNKNOWN
             case ast.UnaryOp(op, operand):
                 return self.folded(op, operand)
@@ -113,8 +113,8 @@ class Expressions:
                 values = [self.static(element) for element in elements]
                 if all(value is not UNKNOWN for value in values):
                     return tuple(values)
-            case ast.Subscript(of, index):
-                whole, at = self.static(of), self.static(index)
+            case ast.Subscript(llvm, index):
+                whole, at = self.static(llvm), self.static(index)
                 if isinstance(whole, tuple) and isinstance(at, int):
                     return whole[at]
         return UNKNOWN
@@ -146,7 +146,7 @@ class Expressions:
             case ast.UnaryOp(ast.USub(), operand):
                 return self.negative(self.value(operand))
             case ast.UnaryOp(ast.Not(), operand):
-                return Value(BOOL, self.b.not_(converted(self.b, self.value(operand), BOOL).of))
+                return Value(BOOL, self.b.not_(converted(self.b, self.value(operand), BOOL).llvm))
             case ast.Compare() | ast.BoolOp():
                 return self.truth(node)
             case ast.IfExp(test, body, orelse):
@@ -167,8 +167,8 @@ class Expressions:
 
     def negative(self, value: Value) -> Value:
         if value.type in REAL:
-            return Value(value.type, self.b.fneg(value.of, flags=self.fast))
-        return Value(INT, self.b.neg(converted(self.b, value, INT).of))
+            return Value(value.type, self.b.fneg(value.llvm, flags=self.fast))
+        return Value(INT, self.b.neg(converted(self.b, value, INT).llvm))
 
     def binary(self, op: type[ast.operator], left: Value, right: Value) -> Value:
         if isinstance(left.type, tuple) or isinstance(right.type, tuple):
@@ -177,7 +177,7 @@ class Expressions:
             kind: Type = BOOL
         else:
             kind = DOUBLE if op is ast.Div and common(left, right) == INT else common(left, right)
-        b, x, y = self.b, converted(self.b, left, kind).of, converted(self.b, right, kind).of
+        b, x, y = self.b, converted(self.b, left, kind).llvm, converted(self.b, right, kind).llvm
         if op in (ast.FloorDiv, ast.Mod) and kind not in REAL:
             return Value(kind, self.divided(x, y, remainder=op is ast.Mod))
         _, of_floats, of_integers = _BINARY.get(op, (None, "", ""))
@@ -208,7 +208,7 @@ class Expressions:
             every = functools.reduce(self.b.and_, [self.b.icmp_signed("==", x, y) for x, y in elements])
             return every if sign == "==" else self.b.not_(every)
         kind = common(left, right)
-        x, y = converted(self.b, left, kind).of, converted(self.b, right, kind).of
+        x, y = converted(self.b, left, kind).llvm, converted(self.b, right, kind).llvm
         if kind not in REAL:
             return self.b.icmp_signed(sign, x, y)
         unordered = sign == "!="
@@ -219,7 +219,7 @@ class Expressions:
         """A comparison, `and`, `or`: a bool."""
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return Value(BOOL, self.compare(type(node.ops[0]), self.value(node.left), self.value(node.comparators[0])))
-        yes, no, after = (self.of.append_basic_block(name) for name in ("yes", "no", "decided"))
+        yes, no, after = (self.llvm.append_basic_block(name) for name in ("yes", "no", "decided"))
         self.condition(node, yes, no)
         for block in (yes, no):
             ir.IRBuilder(block).branch(after)
@@ -234,7 +234,7 @@ class Expressions:
         match node:
             case ast.BoolOp(op, values):
                 for value in values[:-1]:
-                    following = self.of.append_basic_block("also")
+                    following = self.llvm.append_basic_block("also")
                     self.condition(value, *((following, no) if isinstance(op, ast.And) else (yes, following)))
                     self.b.position_at_end(following)
                 self.condition(values[-1], yes, no)
@@ -245,18 +245,18 @@ class Expressions:
                 for op, comparator in zip(ops, comparators, strict=True):
                     after = self.value(comparator)
                     holds, before = self.compare(type(op), before, after), after
-                    following = yes if comparator is comparators[-1] else self.of.append_basic_block("also")
+                    following = yes if comparator is comparators[-1] else self.llvm.append_basic_block("also")
                     self.b.cbranch(holds, following, no)
                     if following is not yes:
                         self.b.position_at_end(following)
             case _:
-                self.b.cbranch(converted(self.b, self.value(node), BOOL).of, yes, no)
+                self.b.cbranch(converted(self.b, self.value(node), BOOL).llvm, yes, no)
 
     def if_expression(self, test: ast.expr, body: ast.expr, orelse: ast.expr) -> Value:
         known = self.static(test)
         if known is not UNKNOWN:
             return self.value(body if known else orelse)
-        then, other, after = (self.of.append_basic_block(name) for name in ("then", "else", "chosen"))
+        then, other, after = (self.llvm.append_basic_block(name) for name in ("then", "else", "chosen"))
         self.condition(test, then, other)
         self.b.position_at_end(then)
         one = self.value(body)
@@ -282,7 +282,7 @@ class Expressions:
 
     def word(self, record: Value, at: Any, kind: Type = INT) -> Any:
         """The pointer to a word of a record."""
-        place = self.b.inttoptr(record.of, llvm_type(kind).as_pointer())
+        place = self.b.inttoptr(record.llvm, llvm_type(kind).as_pointer())
         return self.b.gep(place, [at], source_etype=llvm_type(kind))
 
     def place(self, node: ast.Attribute) -> tuple[Value, Field]:
@@ -296,15 +296,17 @@ class Expressions:
     def field(self, node: ast.Attribute) -> Value:
         record, field = self.place(node)
         if field.record:
-            return Value(field.record, self.b.add(record.of, integer(8 * field.at)))
+            return Value(field.record, self.b.add(record.llvm, integer(8 * field.first_word)))
         kind = DOUBLE if field.real else INT
-        words = [Value(kind, self.b.load(self.word(record, integer(field.at + n), kind))) for n in range(field.words)]
+        words = [
+            Value(kind, self.b.load(self.word(record, integer(field.first_word + n), kind))) for n in range(field.words)
+        ]
         return tuple_of(words) if field.count else words[0]
 
     def element(self, node: ast.Attribute, index: Value) -> Value:
         """One word of a field that is a tuple."""
         record, field = self.place(node)
-        at = self.b.add(converted(self.b, index, INT).of, integer(field.at))
+        at = self.b.add(converted(self.b, index, INT).llvm, integer(field.first_word))
         return Value(INT, self.b.load(self.word(record, at)))
 
     def view(self, node: ast.Call) -> Value:
@@ -312,7 +314,7 @@ class Expressions:
         record = self.static(node.args[0])
         if not (isinstance(record, type) and issubclass(record, Record)):
             raise self.refused(node, "not a class of records")
-        address, *index = (converted(self.b, self.value(a), INT).of for a in node.args[1:])
+        address, *index = (converted(self.b, self.value(a), INT).llvm for a in node.args[1:])
         for n in index:
             address = self.b.add(address, self.b.mul(n, integer(8 * size(record))))
         return Value(record, address)
@@ -322,7 +324,7 @@ class Expressions:
     def subscript(self, node: ast.Subscript) -> Value:
         table = self.static(node.value)
         if isinstance(table, tuple) and all(type(n) is int for n in table):
-            index = converted(self.b, self.value(node.slice), INT).of
+            index = converted(self.b, self.value(node.slice), INT).llvm
             place = self.b.gep(self.module.table(table), [zero(), index], inbounds=True)
             return Value(INT, self.b.load(place))
         if isinstance(node.value, ast.Attribute) and not isinstance(node.slice, ast.Slice):
@@ -334,13 +336,13 @@ class Expressions:
             ends = [self.static(e) if e else None for e in (node.slice.lower, node.slice.upper, node.slice.step)]
             if any(end is not None and not isinstance(end, int) for end in ends):
                 raise self.refused(node, "ends must be constants")
-            return Value(whole.type[slice(*ends)], whole.of[slice(*ends)])
+            return Value(whole.type[slice(*ends)], whole.llvm[slice(*ends)])
         index = self.value(node.slice)
-        if isinstance(index.of, ir.Constant):
-            return whole.of[index.of.constant]
-        if len({v.type for v in whole.of}) != 1 or isinstance(whole.type[0], tuple):
+        if isinstance(index.llvm, ir.Constant):
+            return whole.llvm[index.llvm.constant]
+        if len({v.type for v in whole.llvm}) != 1 or isinstance(whole.type[0], tuple):
             raise self.refused(node, "elements must be of one type")
-        at, (chosen, *others) = converted(self.b, index, INT).of, [v.of for v in whole.of]
+        at, (chosen, *others) = converted(self.b, index, INT).llvm, [v.llvm for v in whole.llvm]
         for n, other in enumerate(others, start=1):
             chosen = self.b.select(self.b.icmp_signed("==", at, integer(n)), other, chosen)
         return Value(whole.type[0], chosen)
@@ -364,14 +366,14 @@ class Expressions:
             return converted(self.b, arguments[0], CASTS[function])
         if function is np.sqrt and arguments[0].type in REAL:
             kind = llvm_type(arguments[0].type)
-            root = self.module.of.declare_intrinsic("llvm.sqrt", [kind])
-            return Value(arguments[0].type, self.b.call(root, [arguments[0].of], fastmath=self.fast))
+            root = self.module.llvm.declare_intrinsic("llvm.sqrt", [kind])
+            return Value(arguments[0].type, self.b.call(root, [arguments[0].llvm], fastmath=self.fast))
         raise self.refused(node, f"no call of {function!r}")
 
     def argument(self, node: ast.expr) -> list[Value]:
         """What an argument of a call stands for: with a star, all elements of a tuple."""
         if isinstance(node, ast.Starred):
-            return list(self.value(node.value).of)
+            return list(self.value(node.value).llvm)
         known = self.static(node)
         return [Value(known, known) if is_function(known) else self.value(node)]
 
@@ -385,7 +387,7 @@ class Expressions:
 
     def call_intrinsic(self, intrinsic: Intrinsic, arguments: list[Value]) -> Value:
         given = [
-            flat(argument) if wanted is None else converted(self.b, argument, wanted).of
+            flat(argument) if wanted is None else converted(self.b, argument, wanted).llvm
             for argument, wanted in zip(arguments, intrinsic.parameters, strict=True)
         ]
         answer = intrinsic.generate(self.b, *given)
@@ -396,4 +398,4 @@ class Expressions:
             return tuple_of([self.extreme(op, *pair) for pair in pairs(best, value)])
         kind = common(best, value)
         x, y = converted(self.b, best, kind), converted(self.b, value, kind)
-        return Value(kind, self.b.select(self.compare(op, x, y), x.of, y.of))
+        return Value(kind, self.b.select(self.compare(op, x, y), x.llvm, y.llvm))

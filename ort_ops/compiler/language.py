@@ -52,7 +52,7 @@ from onnx_backprop.ort_ops.compiler.values import (
 class Module:
     """A module of LLVM that grows by what is compiled into it."""
 
-    of: ir.Module
+    llvm: ir.Module
     functions: dict[tuple[Inner, tuple[Type, ...]], tuple[ir.Function, Type]] = field(default_factory=dict)
     tables: dict[tuple[int, ...], ir.GlobalVariable] = field(default_factory=dict)
 
@@ -67,19 +67,19 @@ class Module:
         """A C function of that name."""
         own, own_result = self.function(inner, tuple(arguments))
         kind = ir.FunctionType(llvm_type(result) if result else ir.VoidType(), [llvm_type(a) for a in arguments])
-        outer = ir.Function(self.of, kind, name)
+        outer = ir.Function(self.llvm, kind, name)
         builder = ir.IRBuilder(outer.append_basic_block("entry"))
         answer = builder.call(own, outer.args)
         if result is None:
             builder.ret_void()
         else:
-            builder.ret(converted(builder, Value(own_result, answer), result).of)
+            builder.ret(converted(builder, Value(own_result, answer), result).llvm)
 
     def table(self, values: tuple[int, ...]) -> ir.GlobalVariable:
         """Constants in memory."""
         if values not in self.tables:
             kind = ir.ArrayType(llvm_type(INT), len(values))
-            table = ir.GlobalVariable(self.of, kind, f"table_{len(self.tables)}")
+            table = ir.GlobalVariable(self.llvm, kind, f"table_{len(self.tables)}")
             table.initializer, table.global_constant, table.linkage = ir.Constant(kind, values), True, "private"
             self.tables[values] = table
         return self.tables[values]
@@ -119,11 +119,11 @@ def _compiled(module: Module, inner: Inner, arguments: tuple[Type, ...]) -> tupl
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree))
     known: dict[str | None, Type] = {None: INT if returns else None}
     while True:
-        name = module.of.get_unique_name(inner.name)
+        name = module.llvm.get_unique_name(inner.name)
         try:
             return _Function(module, inner, tree, arguments, known, name).compiled()
         except _Retyped:
-            del module.of.globals[name]
+            del module.llvm.globals[name]
 
 
 class _Retyped(Exception):  # noqa: N818 - a signal, not an error
@@ -147,12 +147,12 @@ class _Function(Expressions):
         results = [llvm_type(leaf) for leaf in leaves(known[None])]
         result = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
         kind = ir.FunctionType(result, [llvm_type(leaf) for a in arguments for leaf in leaves(a)])
-        self.of: Any = ir.Function(module.of, kind, name)
-        self.of.linkage = "private"
+        self.llvm: Any = ir.Function(module.llvm, kind, name)
+        self.llvm.linkage = "private"
         if inner.apart:
-            self.of.attributes.add("noinline")
-        self.entry: Any = ir.IRBuilder(self.of.append_basic_block("entry"))
-        self.b: Any = ir.IRBuilder(self.of.append_basic_block("body"))
+            self.llvm.attributes.add("noinline")
+        self.entry: Any = ir.IRBuilder(self.llvm.append_basic_block("entry"))
+        self.b: Any = ir.IRBuilder(self.llvm.append_basic_block("body"))
         self.start = self.b.block
         self.variables: dict[str, Value] = {}
         self.loops: list[tuple[ir.Block, ir.Block]] = []  # (where continue goes, where break goes)
@@ -165,7 +165,7 @@ class _Function(Expressions):
         if len(names) != len(arguments):
             raise self.refused(tree, f"called with {len(arguments)} arguments")
         self.functions = {n: kind for n, kind in zip(names, arguments, strict=True) if is_function(kind)}
-        given = iter(self.of.args)
+        given = iter(self.llvm.args)
         for argument, type_ in zip(names, arguments, strict=True):
             if argument not in self.functions:
                 self.assign(argument, unflat(type_, given))
@@ -179,7 +179,7 @@ class _Function(Expressions):
                 self.b.unreachable()
         self.entry.position_at_end(self.entry.block)
         self.entry.branch(self.start)
-        return self.of, self.known[None]
+        return self.llvm, self.known[None]
 
     # ----- statements ------
 
@@ -228,14 +228,14 @@ class _Function(Expressions):
             case ast.Tuple(elements):
                 if not isinstance(value.type, tuple) or len(value.type) != len(elements):
                     raise self.refused(target, f"cannot be taken from {value.type}")
-                for element, part in zip(elements, value.of, strict=True):
+                for element, part in zip(elements, value.llvm, strict=True):
                     self.unpack(element, part)
             case ast.Attribute():
                 record, field = self.place(target)
                 if field.count or field.real or field.record:
                     raise self.refused(target, "cannot be assigned")
-                place = self.word(record, integer(field.at))
-                self.b.store(converted(self.b, value, INT).of, place)
+                place = self.word(record, integer(field.first_word))
+                self.b.store(converted(self.b, value, INT).llvm, place)
             case _:
                 raise self.refused(target, "cannot be assigned")
 
@@ -264,8 +264,8 @@ class _Function(Expressions):
         if test is not UNKNOWN:
             self.block(node.body if test else node.orelse)
             return
-        then, after = (self.of.append_basic_block(name) for name in ("then", "after"))
-        other = self.of.append_basic_block("else") if node.orelse else after
+        then, after = (self.llvm.append_basic_block(name) for name in ("then", "after"))
+        other = self.llvm.append_basic_block("else") if node.orelse else after
         self.condition(node.test, then, other)
         for block, body in ((then, node.body), (other, node.orelse)):
             if body:
@@ -278,7 +278,7 @@ class _Function(Expressions):
     def while_(self, node: ast.While) -> None:
         if node.orelse:
             raise self.refused(node, "else of a loop")
-        head, body, after = (self.of.append_basic_block(name) for name in ("while", "do", "done"))
+        head, body, after = (self.llvm.append_basic_block(name) for name in ("while", "do", "done"))
         self.b.branch(head)
         self.b.position_at_end(head)
         self.condition(node.test, body, after)
@@ -299,13 +299,13 @@ class _Function(Expressions):
         assert isinstance(node.target, ast.Name)
         if node.orelse or node.iter.keywords:
             raise self.refused(node, "else of a loop")
-        limits = [converted(self.b, self.value(a), INT).of for a in node.iter.args]
+        limits = [converted(self.b, self.value(a), INT).llvm for a in node.iter.args]
         one = integer(1)
         start, stop, step = [*((zero(),) if len(limits) == 1 else ()), *limits, *((one,) if len(limits) < 3 else ())]
         counter = self.reserve(INT, "counter")
         self.b.store(start, counter)
         head, body, further, after = (
-            self.of.append_basic_block(name) for name in ("range", "body", "further", "finished")
+            self.llvm.append_basic_block(name) for name in ("range", "body", "further", "finished")
         )
         self.b.branch(head)
         self.b.position_at_end(head)
@@ -329,11 +329,11 @@ class _Function(Expressions):
         values = self.static(node.iter)
         if not isinstance(values, tuple) or node.orelse or not isinstance(node.target, ast.Name):
             raise self.refused(node, "a loop is over range(…) or a tuple of constants")
-        after = self.of.append_basic_block("finished")
+        after = self.llvm.append_basic_block("finished")
         for value in values:
             number = constant(value)
             assert number is not None
-            body, again = self.of.append_basic_block("body"), self.of.append_basic_block("further")
+            body, again = self.llvm.append_basic_block("body"), self.llvm.append_basic_block("further")
             self.b.branch(body)
             self.b.position_at_end(body)
             self.assign(node.target.id, number)
@@ -361,7 +361,7 @@ class _Function(Expressions):
         elif len(parts) == 1:
             self.b.ret(parts[0])
         else:
-            whole = ir.Constant(self.of.ftype.return_type, ir.Undefined)
+            whole = ir.Constant(self.llvm.ftype.return_type, ir.Undefined)
             for n, part in enumerate(parts):
                 whole = self.b.insert_value(whole, part, n)
             self.b.ret(whole)

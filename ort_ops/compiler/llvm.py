@@ -26,7 +26,7 @@ def intrinsic(result: Type | None, *parameters: Type | None) -> Callable[[Callab
 
 
 def routine(make: Make, suffix: str = "") -> Callable[[Callable[..., None]], Any]:
-    """A call of a function of its own, which `make` writes. It takes int64 and answers nothing; its text is the doc.
+    """Decorator: calls of the stub call a separate LLVM function that `make` fills; int64 arguments, no result.
 
     Never inlined: a copy in every place where it is called would take several times as long to compile.
     """

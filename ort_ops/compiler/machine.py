@@ -28,9 +28,9 @@ llvmlite.binding.initialize_native_asmprinter()
 
 def _features() -> str:
     """What the processor is said to have, or has; one that is named has what its name says."""
-    told = os.environ.get("NUMBA_CPU_FEATURES", "" if os.environ.get("NUMBA_CPU_NAME") else None)
-    if told is not None:
-        return told
+    reported = os.environ.get("NUMBA_CPU_FEATURES", "" if os.environ.get("NUMBA_CPU_NAME") else None)
+    if reported is not None:
+        return reported
     try:
         return llvmlite.binding.get_host_cpu_features().flatten()
     except RuntimeError:  # LLVM does not tell on this system
@@ -197,10 +197,10 @@ def _text(path: Path) -> str:
 def last_level_cache() -> int:
     """Bytes of the largest cache, or a guess; results do not depend on it."""
     try:
-        told = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+        reported = os.sysconf("SC_LEVEL3_CACHE_SIZE")
     except (AttributeError, ValueError, OSError):  # not told on this system
-        told = 0
-    return told if told > 0 else _listed_cache(Path("/")) or _CACHE
+        reported = 0
+    return reported if reported > 0 else _listed_cache(Path("/")) or _CACHE
 
 
 def _listed_cache(root: Path) -> int:

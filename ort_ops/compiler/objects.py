@@ -191,9 +191,9 @@ def _optimised(module: llvm.ModuleRef) -> None:
 def text(inner: Inner, arguments: tuple[Type, ...], result: Type | None, name: str) -> str:
     """The module of LLVM of an exported function, as it is before LLVM works on it."""
     module = Module(ir.Module(name))
-    module.of.triple, module.of.data_layout = TRIPLE, str(_target().target_data)
+    module.llvm.triple, module.llvm.data_layout = TRIPLE, str(_target().target_data)
     module.export(inner, arguments, result, name)
-    return str(module.of)
+    return str(module.llvm)
 
 
 class Exported:

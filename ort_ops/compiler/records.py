@@ -22,7 +22,7 @@ Triple = tuple[int, int, int]
 class Field(NamedTuple):
     """Where a field lies, in words; `count` is 0 for what is no tuple, `record` None for what is no record."""
 
-    at: int
+    first_word: int
     count: int
     real: bool
     record: type[Record] | None
@@ -51,11 +51,11 @@ class Record:
 def layout(record: type[Record]) -> dict[str, Field]:
     """The fields of a record in their order."""
     fields: dict[str, Field] = {}
-    at = 0
+    first_word = 0
     for name, kind in get_type_hints(record).items():
-        held = kind if isinstance(kind, type) and issubclass(kind, Record) else None
-        fields[name] = Field(at, len(get_args(kind)), kind is float, held)
-        at += fields[name].words
+        nested = kind if isinstance(kind, type) and issubclass(kind, Record) else None
+        fields[name] = Field(first_word, len(get_args(kind)), kind is float, nested)
+        first_word += fields[name].words
     return fields
 
 
@@ -66,7 +66,7 @@ def size(record: type[Record]) -> int:
 
 def offset(record: type[Record], name: str) -> int:
     """Bytes from the start of a record to a field."""
-    return 8 * layout(record)[name].at
+    return 8 * layout(record)[name].first_word
 
 
 R = TypeVar("R", bound=Record)

@@ -59,7 +59,7 @@ class Value(NamedTuple):
     """A value of LLVM, or for a tuple the values of its elements."""
 
     type: Type
-    of: Any
+    llvm: Any
 
 
 NOTHING = Value(None, None)
@@ -119,8 +119,8 @@ def common(left: Value, right: Value) -> Type:
 
 def flat(value: Value) -> list[Any]:
     if isinstance(value.type, tuple):
-        return [leaf for v in value.of for leaf in flat(v)]
-    return [] if is_function(value.type) else [value.of]
+        return [leaf for v in value.llvm for leaf in flat(v)]
+    return [] if is_function(value.type) else [value.llvm]
 
 
 def unflat(kind: Type, values: Iterator[Any]) -> Value:
@@ -138,7 +138,7 @@ def tuple_of(values: list[Value]) -> Value:
 def pairs(left: Value, right: Value) -> list[tuple[Value, Value]]:
     """The elements of two tuples side by side; what is no tuple stands beside each element of the other."""
     count = len(left.type) if isinstance(left.type, tuple) else len(right.type)
-    columns = [v.of if isinstance(v.type, tuple) else (v,) * count for v in (left, right)]
+    columns = [v.llvm if isinstance(v.type, tuple) else (v,) * count for v in (left, right)]
     if len(columns[0]) != len(columns[1]):
         raise CompileError(f"no arithmetic with {left.type} and {right.type}")
     return list(zip(*columns, strict=True))

@@ -1,6 +1,6 @@
 """The operators of interpolation and average pooling: each from its attributes to the taps of every axis."""
 
-from onnx_backprop.opset.maths.interpolation import Taps, resample_taps, spec_taps
+from onnx_backprop.opset.maths.interpolation import Taps, onednn_taps, resample_taps
 from onnx_backprop.opset.maths.resize import resize_taps
 from onnx_backprop.opset.operators import (
     avg_pool_backward,
@@ -30,7 +30,7 @@ def _interpolate(request: Request) -> Plan:
 
     def taps() -> list[Taps | None]:
         pairs = enumerate(zip(lengths, outs, strict=True))
-        return [spec_taps(mode, coordinates, i, o) if axis in spatial else None for axis, (i, o) in pairs]
+        return [onednn_taps(mode, coordinates, i, o) if axis in spatial else None for axis, (i, o) in pairs]
 
     return plan(request, 1, taps)
 

@@ -36,7 +36,7 @@ class BiasAdd(Record):
 
 @inner
 def _sum_channel(kind, source, p, part, channel):
-    """NCX: one channel of a part of the batch."""
+    """NCX: return the sum of one channel over one part of the batch."""
     channels, length = p.channels, p.length
     parts, batch = p.parts, p.batch
     sums = _sums()

@@ -57,7 +57,7 @@ class BatchNormRows(Record):
     span: int  # elements of a line with what fills up a vector
     chunk: int  # lines that are added up in float32
     epsilon: float
-    own: Offsets
+    thread: Offsets
     shared: Offsets = Offsets()
 
 
@@ -91,7 +91,7 @@ def _chunk(call, p, sums, totals, start, before, lines, count):
         for line in range(0, lines, norm.GROUP):
             norm.add_lines(kind, sums, x, start + line * pitch, pitch, min(norm.GROUP, lines - line), count)
         norm.divide(sums, count, np.float64(lines))
-    clear(sums, norm.C_REST * span, (norm.SUMS - norm.C_REST) * span)
+    clear(sums, norm.C_DEVIATION * span, (norm.SUMS - norm.C_DEVIATION) * span)
     for line in range(0, lines, norm.GROUP):
         norm.add_moments(kind, sums, span, x, dy, start + line * pitch, pitch, min(norm.GROUP, lines - line), count)
     if given:
@@ -105,7 +105,7 @@ def _measure(call, p, item, scratch):
     """The totals of a part of a block; where in the scratch they are, SPAN to an array."""
     span, chunk, fold = p.span, p.chunk, p.fold
     channel, count, first, whole, rest = _place(p, item)
-    sums, totals = scratch + p.own.sums, scratch + p.own.totals
+    sums, totals = scratch + p.thread.sums, scratch + p.thread.totals
     given, pitch = call.inputs[MEAN], fold * p.channels
     for i in range(norm.TOTALS * span):
         store_f64(totals, i, 0.0)
@@ -132,8 +132,8 @@ def _finish(call, p, channel, count, totals, span, factors, factors_span):
     rows, epsilon = np.float64(max(1, p.rows)), p.epsilon
     for i in range(count):
         mean = np.float64(load_f32(given, channel + i)) if given else load_f64(totals, norm.T_MEAN * span + i)
-        square, whole = load_f64(totals, norm.T_SQUARE * span + i), load_f64(totals, norm.T_WHOLE * span + i)
-        along = load_f64(totals, norm.T_ALONG * span + i)
+        square, whole = load_f64(totals, norm.T_SQUARE * span + i), load_f64(totals, norm.T_DY * span + i)
+        along = load_f64(totals, norm.T_DY_DEVIATION * span + i)
         slope, along, level = factors_of(call, channel + i, rows, epsilon, square, whole, along)
         rounded = np.float32(mean)
         store_f32(factors, norm.F_MEAN * factors_span + i, rounded)
@@ -167,7 +167,7 @@ def _item(call, p, item, scratch):
     span, channels, totals = p.span, p.channels, _measure(call, p, item, scratch)
     channel, count = _place(p, item)[:2]
     if p.parts == 1:
-        factors = scratch + p.own.factors
+        factors = scratch + p.thread.factors
         _finish(call, p, channel, count, totals, span, factors, span)
         _differentiate(call, p, item, factors)
         return
@@ -196,7 +196,7 @@ def _graded(call, p, item, scratch):
         return
     span, channels, item = p.span, p.channels, p.parts * p.blocks - 1 - item
     channel, count = _place(p, item)[:2]
-    factors, source = scratch + p.own.factors, call.shared + p.shared.factors + 4 * channel
+    factors, source = scratch + p.thread.factors, call.shared + p.shared.factors + 4 * channel
     for n in range(norm.FACTORS):
         copy_run(factors + 4 * n * span, source + 4 * n * channels, count)
     _differentiate(call, p, item, factors)
@@ -235,7 +235,7 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
         span=span,
         chunk=max(1, min(MAX_CHUNK, CACHED // (fold * width))),
         epsilon=epsilon,
-        own=own,
+        thread=own,
     )
     items = parts * blocks
     if parts == 1:

@@ -12,8 +12,8 @@ from onnx_backprop.ort_ops.normalization.batch_norm_factors import MEAN
 
 GROUP = 4  # lines that are added up together
 # arrays of one length, `span`: float32 sums of a chunk of lines, float64 totals, float32 factors
-C_MEAN, C_REST, C_SQUARE, C_WHOLE, C_ALONG, SUMS = range(6)
-T_COUNT, T_MEAN, T_SQUARE, T_WHOLE, T_ALONG, TOTALS = range(6)
+C_MEAN, C_DEVIATION, C_SQUARE, C_DY, C_DY_DEVIATION, SUMS = range(6)
+T_COUNT, T_MEAN, T_SQUARE, T_DY, T_DY_DEVIATION, TOTALS = range(6)
 F_MEAN, F_SLOPE, F_ALONG, F_LEVEL, FACTORS = range(5)
 
 
@@ -32,27 +32,28 @@ def _add_group(load, _store, sums, x, first, pitch, count):
 
 
 @fast("contract")
-def _moments(load, _store, rests, squares, wholes, alongs, means, x, dy, first, count):
+def _moments(load, _store, deviations, squares, dy_sums, dy_deviations, means, x, dy, first, count):
     for i in range(count):
         d, g = load(x, first + i) - load_f32(means, i), load(dy, first + i)
-        store_f32(rests, i, load_f32(rests, i) + d)
+        store_f32(deviations, i, load_f32(deviations, i) + d)
         store_f32(squares, i, load_f32(squares, i) + d * d)
-        store_f32(wholes, i, load_f32(wholes, i) + g)
-        store_f32(alongs, i, load_f32(alongs, i) + g * d)
+        store_f32(dy_sums, i, load_f32(dy_sums, i) + g)
+        store_f32(dy_deviations, i, load_f32(dy_deviations, i) + g * d)
 
 
 @fast("contract")
-def _moments_group(load, _store, rests, squares, wholes, alongs, means, x, dy, first, pitch, count):
+def _moments_group(load, _store, deviations, squares, dy_sums, dy_deviations, means, x, dy, first, pitch, count):
+    """Of four rows, per channel: Σ d, Σ d², Σ dy and Σ dy·d, d = x - mean."""
     second, third, fourth = first + pitch, first + 2 * pitch, first + 3 * pitch
     for i in range(count):
         mean = load_f32(means, i)
         d0, d1 = load(x, first + i) - mean, load(x, second + i) - mean
         d2, d3 = load(x, third + i) - mean, load(x, fourth + i) - mean
         g0, g1, g2, g3 = load(dy, first + i), load(dy, second + i), load(dy, third + i), load(dy, fourth + i)
-        store_f32(rests, i, load_f32(rests, i) + ((d0 + d1) + (d2 + d3)))
+        store_f32(deviations, i, load_f32(deviations, i) + ((d0 + d1) + (d2 + d3)))
         store_f32(squares, i, load_f32(squares, i) + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)))
-        store_f32(wholes, i, load_f32(wholes, i) + ((g0 + g1) + (g2 + g3)))
-        store_f32(alongs, i, load_f32(alongs, i) + ((g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3)))
+        store_f32(dy_sums, i, load_f32(dy_sums, i) + ((g0 + g1) + (g2 + g3)))
+        store_f32(dy_deviations, i, load_f32(dy_deviations, i) + ((g0 * d0 + g1 * d1) + (g2 * d2 + g3 * d3)))
 
 
 @fast("contract")
@@ -75,13 +76,13 @@ def add_lines(kind, sums, x, first, pitch, lines, count):
 @inner
 def add_moments(kind, sums, span, x, dy, first, pitch, lines, count):
     """Lines, at most GROUP, added to the sums about the means."""
-    means, rests, squares = sums, sums + 4 * C_REST * span, sums + 4 * C_SQUARE * span
-    wholes, alongs = sums + 4 * C_WHOLE * span, sums + 4 * C_ALONG * span
+    means, deviations, squares = sums, sums + 4 * C_DEVIATION * span, sums + 4 * C_SQUARE * span
+    dy_sums, dy_deviations = sums + 4 * C_DY * span, sums + 4 * C_DY_DEVIATION * span
     if lines == GROUP:
-        by_type(kind, _moments_group, rests, squares, wholes, alongs, means, x, dy, first, pitch, count)
+        by_type(kind, _moments_group, deviations, squares, dy_sums, dy_deviations, means, x, dy, first, pitch, count)
         return
     for line in range(lines):
-        by_type(kind, _moments, rests, squares, wholes, alongs, means, x, dy, first + line * pitch, count)
+        by_type(kind, _moments, deviations, squares, dy_sums, dy_deviations, means, x, dy, first + line * pitch, count)
 
 
 @inner
@@ -101,19 +102,19 @@ def flush(totals, sums, span, count, before, lines):
     share = lines / (before + lines)
     kept = before * share
     for i in range(count):
-        rest = np.float64(load_f32(sums, C_REST * span + i)) * inverse
-        whole = np.float64(load_f32(sums, C_WHOLE * span + i))
+        rest = np.float64(load_f32(sums, C_DEVIATION * span + i)) * inverse
+        whole = np.float64(load_f32(sums, C_DY * span + i))
         square = np.float64(load_f32(sums, C_SQUARE * span + i)) - rest * rest * lines
         square = 0.0 if square < 0.0 else square
-        along = np.float64(load_f32(sums, C_ALONG * span + i)) - rest * whole
-        mean, old = load_f64(totals, T_MEAN * span + i), load_f64(totals, T_WHOLE * span + i)
+        along = np.float64(load_f32(sums, C_DY_DEVIATION * span + i)) - rest * whole
+        mean, old = load_f64(totals, T_MEAN * span + i), load_f64(totals, T_DY * span + i)
         step = np.float64(load_f32(sums, i)) + rest - mean
         ahead = step * share
         store_f64(totals, T_MEAN * span + i, mean + ahead)
         store_f64(totals, T_SQUARE * span + i, load_f64(totals, T_SQUARE * span + i) + (square + step * step * kept))
-        store_f64(totals, T_WHOLE * span + i, old + whole)
+        store_f64(totals, T_DY * span + i, old + whole)
         along += (step - ahead) * whole - ahead * old
-        store_f64(totals, T_ALONG * span + i, load_f64(totals, T_ALONG * span + i) + along)
+        store_f64(totals, T_DY_DEVIATION * span + i, load_f64(totals, T_DY_DEVIATION * span + i) + along)
 
 
 @inner
@@ -131,17 +132,17 @@ def _join(to, to_span, by, by_span, count):
     for i in range(count):
         before, lines = load_f64(to, i), load_f64(by, i)
         share = lines / max(1.0, before + lines)
-        mean, old = load_f64(to, T_MEAN * to_span + i), load_f64(to, T_WHOLE * to_span + i)
-        whole = load_f64(by, T_WHOLE * by_span + i)
+        mean, old = load_f64(to, T_MEAN * to_span + i), load_f64(to, T_DY * to_span + i)
+        whole = load_f64(by, T_DY * by_span + i)
         step = load_f64(by, T_MEAN * by_span + i) - mean
         ahead = step * share
         square = load_f64(by, T_SQUARE * by_span + i) + step * step * (before * share)
-        along = load_f64(by, T_ALONG * by_span + i) + ((step - ahead) * whole - ahead * old)
+        along = load_f64(by, T_DY_DEVIATION * by_span + i) + ((step - ahead) * whole - ahead * old)
         store_f64(to, i, before + lines)
         store_f64(to, T_MEAN * to_span + i, mean + ahead)
         store_f64(to, T_SQUARE * to_span + i, load_f64(to, T_SQUARE * to_span + i) + square)
-        store_f64(to, T_WHOLE * to_span + i, old + whole)
-        store_f64(to, T_ALONG * to_span + i, load_f64(to, T_ALONG * to_span + i) + along)
+        store_f64(to, T_DY * to_span + i, old + whole)
+        store_f64(to, T_DY_DEVIATION * to_span + i, load_f64(to, T_DY_DEVIATION * to_span + i) + along)
 
 
 @inner

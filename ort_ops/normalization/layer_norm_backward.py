@@ -51,7 +51,7 @@ class LayerNorm(Record):
     parts: int  # of the rows, 0: blocks of columns
     epsilon: float
     share: float  # 1 / length
-    own: Offsets
+    thread: Offsets
     shared: Offsets
 
 
@@ -178,7 +178,7 @@ def _part(call, p, part, scratch):
     rows, length, parts, kind = p.rows, p.length, p.parts, p.kind
     x, dy, ones = call.inputs[0], call.inputs[1], call.shared + p.shared.ones
     totals, summed = call.shared + p.shared.totals + 16 * part * length, _summed(call)
-    factors, scales = scratch + p.own.factors, scratch + p.own.sums
+    factors, scales = scratch + p.thread.factors, scratch + p.thread.sums
     biases = scales + 4 * length
     if summed:
         clear(scales, 0, 2 * length)
@@ -204,7 +204,7 @@ def _block(call, p, block, scratch):
     x, dy, summed = call.inputs[0], call.inputs[1], _summed(call)
     column = block * BLOCK
     count = min(BLOCK, length - column)
-    totals, scales = scratch + p.own.totals, scratch + p.own.sums
+    totals, scales = scratch + p.thread.totals, scratch + p.thread.sums
     biases = scales + 4 * BLOCK
     clear(scales, 0, 2 * BLOCK)
     _clear_totals(totals, 2 * BLOCK)
@@ -282,7 +282,7 @@ def _plan(request: Request) -> Plan:
         own, per_thread = workspace(Offsets, totals=DOUBLE * 2 * BLOCK, sums=FLOAT * 2 * BLOCK)
     parameters = LayerNorm(
         kind=request.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length,
-        own=own, shared=shared,
+        thread=own, shared=shared,
     )  # fmt: skip
     return Plan(parameters, stages, bytes_shared, per_thread)
 

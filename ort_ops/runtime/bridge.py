@@ -184,7 +184,7 @@ def _prepare(asked: int) -> None:
     question = (ctypes.c_int64 * size(Question)).from_address(asked)
     address, key, words = question[:3]
     state = (ctypes.c_int64 * size(KernelState)).from_address(address)
-    spec = _specs[state[layout(KernelState)["spec"].at]]
+    spec = _specs[state[layout(KernelState)["spec"].first_word]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
         request = _validated(spec, key_words)
@@ -194,11 +194,11 @@ def _prepare(asked: int) -> None:
         items = [ITEM_SIZE[request.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
         sizes = [math.prod(shape) * item for shape, item in zip(request.outputs, items, strict=True)]
         plan, kept = ahead.considered(plan, sizes)
-        question[layout(Question)["kept"].at] = kept
-        question[layout(Question)["plan"].at] = block(plan.block(key_words, request.outputs))
+        question[layout(Question)["kept"].first_word] = kept
+        question[layout(Question)["plan"].first_word] = block(plan.block(key_words, request.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
-        api = _apis[state[layout(KernelState)["api"].at]]
-        question[layout(Question)["status"].at] = api.status(_sentence(spec.kernel.op, e))
+        api = _apis[state[layout(KernelState)["api"].first_word]]
+        question[layout(Question)["status"].first_word] = api.status(_sentence(spec.kernel.op, e))
 
 
 def _validated(spec: _Spec, key: np.ndarray) -> Request:

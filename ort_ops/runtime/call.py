@@ -81,16 +81,16 @@ def _find(state, key, words):
     """The plan for a key, moved to the front and with one user more; 0 where there is none."""
     while exchange(state + _LOCK, 1):
         pass
-    before, at, found = 0, state.plans, 0
-    while at and found == 0:
-        plan = view(PlanHead, at)
-        if plan.key_words == words and _equal(key, at + 8 * plan.key, words):
+    before, address, found = 0, state.plans, 0
+    while address and found == 0:
+        plan = view(PlanHead, address)
+        if plan.key_words == words and _equal(key, address + 8 * plan.key, words):
             if before:
                 view(PlanHead, before).next = plan.next
-                plan.next, state.plans = state.plans, at
-            fetch_add(at + _USERS, 1)
-            found = at
-        before, at = at, plan.next
+                plan.next, state.plans = state.plans, address
+            fetch_add(address + _USERS, 1)
+            found = address
+        before, address = address, plan.next
     exchange(state + _LOCK, 0)
     return found
 
@@ -105,16 +105,16 @@ def _equal(one, other, words):
 
 @inner
 def _add(state, plan):
-    """Put a new plan to the front; one that is too many is answered, out of the list, or 0."""
+    """Put a new plan at the front; return the plan that is evicted for it, or 0."""
     while exchange(state + _LOCK, 1):
         pass
     plan.next, state.plans, state.count = state.plans, plan, state.count + 1
-    before, at, last, before_last = 0, state.plans, 0, 0
+    before, address, last, before_last = 0, state.plans, 0, 0
     if state.count > MAX_PLANS:
-        while at:
-            if view(PlanHead, at).users == 0:
-                before_last, last = before, at
-            before, at = at, view(PlanHead, at).next
+        while address:
+            if view(PlanHead, address).users == 0:
+                before_last, last = before, address
+            before, address = address, view(PlanHead, address).next
     if last:  # never the first, which has a user
         view(PlanHead, before_last).next, state.count = view(PlanHead, last).next, state.count - 1
     exchange(state + _LOCK, 0)

@@ -25,19 +25,19 @@ from onnx_backprop.ort_ops.vector.emit import (
     vectors,
 )
 
-_AHEAD, _LINE = 4096, 64  # bytes
+_PREFETCH_BYTES, _LINE = 4096, 64  # bytes
 
 
-def _copy(function: ir.Function, *, ahead: bool = True) -> None:
+def _copy(function: ir.Function, *, prefetch: bool = True) -> None:
     target, source, count = function.args
 
     def body(b: Block, done: Value, left: Value | None) -> None:
         offset = b.mul(done, I64(ITEM))
         to, at = b.add(target, offset), b.add(source, offset)
         # Rows mostly follow one another, and the next ones are too far in the instructions to be fetched by themselves.
-        if ahead:
-            b.prefetch(b.add(at, I64(_AHEAD)), level=2)
-            b.prefetch(b.add(to, I64(_AHEAD)), writing=True)
+        if prefetch:
+            b.prefetch(b.add(at, I64(_PREFETCH_BYTES)), level=2)
+            b.prefetch(b.add(to, I64(_PREFETCH_BYTES)), writing=True)
         b.put(b.vector(at, left), to, left)
 
     vectors(function, count, body, again=True)
@@ -115,7 +115,7 @@ def _spread_even(function: ir.Function, *, between: bool) -> None:
 
 def _copy_rows(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, count = function.args
-    one = partial(_copy, ahead=False)  # they are short, and in caches on one side
+    one = partial(_copy, prefetch=False)  # they are short, and in caches on one side
     row_of = function_of(function.module, "onnx_backprop_copy_row", 3, one, "alwaysinline")
     entry, row, leave = blocks(function, "entry row leave")
     entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)

@@ -44,7 +44,7 @@ _REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torc
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
-def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
+def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
     """Give equal parameters a tensor each and add biases that are zero, in place; the parameters that are not there.
 
     found: what is known of each initializer; what is new is added to it.
@@ -52,18 +52,20 @@ def restore(proto: ModelProto, found: dict[str, Origin]) -> list[str]:
     kinds = {
         entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER) and entry.target
     }
-    present = {origin.name for origin in found.values()}.union(*(origin.parts for origin in found.values()))
+    present = {origin.name for origin in origins_by_name.values()}.union(
+        *(origin.parts for origin in origins_by_name.values())
+    )
     present.update(tied_names(proto))
     missing = {name: kind for name, kind in kinds.items() if name not in present}
     if kinds:
-        restorer = _Restorer(proto, found, missing)
+        restorer = _Restorer(proto, origins_by_name, missing)
         restorer.separate()
         restorer.add_zero_biases()
     return [name for name, kind in missing.items() if kind == PARAMETER]
 
 
 def separate_named(
-    proto: ModelProto, found: dict[str, Origin], large: Mapping[str, TensorProto]
+    proto: ModelProto, origins_by_name: dict[str, Origin], large: Mapping[str, TensorProto]
 ) -> list[tuple[str, str]]:
     """Give tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
 
@@ -79,7 +81,7 @@ def separate_named(
             readers.setdefault(name, node)
     for node in list(proto.graph.node):
         tensor = stored.get(node.input[0]) if is_standard(node, "Identity") else None
-        kind = found.get(tensor.name, Origin()).kind if tensor is not None else ""
+        kind = origins_by_name.get(tensor.name, Origin()).kind if tensor is not None else ""
         if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
             continue
         name = node.output[0] if kind == NAMED else _read_as(readers.get(node.output[0]))
@@ -91,7 +93,7 @@ def separate_named(
         new.name = node.output[0]
         proto.graph.initializer.append(new)
         proto.graph.node.remove(node)
-        found[new.name] = Origin(kind, name)
+        origins_by_name[new.name] = Origin(kind, name)
         pairs.append((tensor.name, new.name))
     return pairs
 
@@ -102,7 +104,7 @@ def _read_as(reader: NodeProto | None) -> str:
     return f"{module}.{'bias' if reader is not None and reader.op_type == 'Add' else 'weight'}" if module else ""
 
 
-def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorProto]) -> None:
+def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> None:
     """Put the parameter itself in the place of what the exporter computed from it alone, in place.
 
     A transposed or reshaped copy of a parameter that the file has too becomes its Transpose or Reshape, and what
@@ -111,9 +113,11 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
     names = used_names(proto.graph)
-    copies = Counter(origin.name for name, origin in found.items() if origin.kind == PARAMETER and name in stored)
+    copies = Counter(
+        origin.name for name, origin in origins_by_name.items() if origin.kind == PARAMETER and name in stored
+    )
     batches = _batches(proto, stored)
-    for name, origin in list(found.items()):
+    for name, origin in list(origins_by_name.items()):
         tensor = stored.get(name)
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
             continue
@@ -131,9 +135,9 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
         else:
             alone = whole is None and copies[origin.name] == 1
             if not alone:
-                found[name] = origin._replace(parts=origin.parts or (origin.name,))
+                origins_by_name[name] = origin._replace(parts=origin.parts or (origin.name,))
             elif len(origin.parts) == 1 and origin.moved and not _repeats(array):
-                found[name] = Origin(PARAMETER, origin.name)
+                origins_by_name[name] = Origin(PARAMETER, origin.name)
             continue
         if node.op_type != "Transpose":
             proto.graph.initializer.append(lengths)
@@ -142,8 +146,8 @@ def unfold(proto: ModelProto, found: dict[str, Origin], large: dict[str, TensorP
         assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
         if new is not None:
             proto.graph.initializer.append(new)
-            found[new.name] = Origin(PARAMETER, origin.name, origin.parts if _is_uniform(new) else ())
-        del found[name]
+            origins_by_name[new.name] = Origin(PARAMETER, origin.name, origin.parts if _is_uniform(new) else ())
+        del origins_by_name[name]
         proto.graph.node.insert(0, node)
 
 
@@ -179,8 +183,8 @@ def _repeats(array: np.ndarray) -> bool:
 class _Restorer:
     """A model, what is known of its initializers, and what its module has that the file has not."""
 
-    def __init__(self, proto: ModelProto, found: dict[str, Origin], missing: dict[str, str]) -> None:
-        self.graph, self.found, self.missing = proto.graph, found, missing
+    def __init__(self, proto: ModelProto, origins_by_name: dict[str, Origin], missing: dict[str, str]) -> None:
+        self.graph, self.found, self.missing = proto.graph, origins_by_name, missing
         self.names = used_names(proto.graph)
         self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
         self.producers = producers(self.graph.node)

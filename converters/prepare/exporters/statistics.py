@@ -42,7 +42,7 @@ def split_statistics(proto: ModelProto) -> None:
             others.update(inner, (name for n, name in enumerate(node.input) if n not in statistics))
     for name in others:
         readers[source(name)].add(None)
-    taken = used_names(graph)
+    reserved = used_names(graph)
     copies: dict[tuple[str, _Reader], str] = {}
     for node, n, reader in places:
         name = node.input[n]
@@ -53,7 +53,7 @@ def split_statistics(proto: ModelProto) -> None:
             free = name in identities and name not in others
             new = copied(tensor)
             assign(new.metadata_props, ())  # which say what the weight is
-            new.name = name if free else unique(f"{name}/statistic", taken)
+            new.name = name if free else unique(f"{name}/statistic", reserved)
             if free:
                 graph.node.remove(identities.pop(name))
             graph.initializer.append(new)

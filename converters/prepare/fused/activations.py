@@ -65,7 +65,7 @@ def bias_softmax(op: Composer) -> str:
     return op.Softmax(op.Add(x, op.input(1)), axis=-1)
 
 
-def activated(op: Composer, x: str, name: str, **attributes: float) -> str:
+def apply_activation(op: Composer, x: str, name: str, **attributes: float) -> str:
     """An activation of FusedConv or FusedGemm, by its operator's name."""
     known = {"": (), "Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign": (), "HardSwish": ()} | {
         "LeakyRelu": ("alpha",),

@@ -1,6 +1,6 @@
 """Matrix products and convolutions with what was fused into them."""
 
-from onnx_backprop.converters.prepare.fused.activations import activated
+from onnx_backprop.converters.prepare.fused.activations import apply_activation
 from onnx_backprop.converters.prepare.fused.composer import Composer
 
 
@@ -21,7 +21,7 @@ def fused_gemm(op: Composer) -> str:
     y = op.Gemm(op.input(0), op.input(1), op.input(2), **given)
     parameters = {n: op.attribute(f"activation_{n}") for n in ("alpha", "beta", "gamma")}
     stated = {n: v for n, v in parameters.items() if v is not None}
-    return activated(op, y, op.attribute("activation", ""), **stated)
+    return apply_activation(op, y, op.attribute("activation", ""), **stated)
 
 
 def fused_conv(op: Composer) -> str:
@@ -36,7 +36,7 @@ def fused_conv(op: Composer) -> str:
     order = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(activation, ())
     if len(numbers) != len(order):
         raise op.refuse(f"{activation} takes {len(order)} activation_params, got {len(numbers)}")
-    return activated(op, y, activation, **dict(zip(order, numbers, strict=True)))
+    return apply_activation(op, y, activation, **dict(zip(order, numbers, strict=True)))
 
 
 def _transposed(op: Composer, x: str, last: bool, batch: bool) -> str:

@@ -14,20 +14,20 @@ from onnx_backprop.opset.graphs.walk import is_standard, made_in, reads, subgrap
 
 def copy_constants(proto: ModelProto) -> None:
     """Give every body of a Loop or a Scan, in place, its own Constants for those that it reads from outside."""
-    taken = used_names(proto.graph)
+    reserved = used_names(proto.graph)
     for graph, scope in scoped_graphs(proto.graph):
         for body in (body for node in graph.node if is_standard(node, "Loop", "Scan") for body in subgraphs(node)):
-            _copy_into(body, scope, taken)
+            _copy_into(body, scope, reserved)
 
 
-def _copy_into(body: GraphProto, scope: Scope, taken: set[str]) -> None:
+def _copy_into(body: GraphProto, scope: Scope, reserved: set[str]) -> None:
     read = set[str]().union(*map(reads, body.node)) - made_in(body)
     new: dict[str, str] = {}
     constants: list[NodeProto] = []
     for name in sorted(read):
         array = scope.constant(name)
         if array is not None and array.dtype.kind == "i":
-            new[name] = unique(f"{name}/inside", taken)
+            new[name] = unique(f"{name}/inside", reserved)
             value = numpy_helper.from_array(array)
             constants.append(helper.make_node("Constant", [], [new[name]], name=new[name], value=value))
     for node in body.node if new else ():

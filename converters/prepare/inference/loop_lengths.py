@@ -95,8 +95,9 @@ def _narrow(
         return
     if len(made) != len(assumed) or any(isinstance(a, int) and isinstance(b, int) and a != b
                                         for a, b in zip(assumed, made, strict=True)):  # fmt: skip
-        changes.setdefault(m, f"{body.input[m + _COUNTERS].name!r} has the shape {_told(assumed)} before a step and "
-                              f"{_told(made)} behind it")  # fmt: skip
+        before, behind = _shape_text(assumed), _shape_text(made)
+        name = body.input[m + _COUNTERS].name
+        changes.setdefault(m, f"{name!r} has the shape {before} before a step and {behind} behind it")
     same = len(made) == len(assumed) == len(initial)
     lengths = zip(assumed, made, initial, strict=True) if same else ()
     states[key] = tuple(a if a == b == c else None for a, b, c in lengths) if same else None
@@ -110,7 +111,7 @@ def _dims(scope: Scope, name: str) -> Dims | None:
     return tuple(None if isinstance(d, str) and d.startswith(NAMELESS) else d for d in dims)
 
 
-def _told(dims: Dims) -> str:
+def _shape_text(dims: Dims) -> str:
     return str([d if d is not None else "?" for d in dims])
 
 

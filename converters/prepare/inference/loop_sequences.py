@@ -38,9 +38,9 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
     ]
     if not found:
         return None
-    taken = used_names(inferred.graph)
+    reserved = used_names(inferred.graph)
     for graph, node, n, element in found:
-        _exchange(graph, node, n, element, taken)
+        _exchange(graph, node, n, element, reserved)
     for graph, _ in graphs:
         for value in (*graph.value_info, *graph.output):
             if value.type.sequence_type.elem_type.HasField("tensor_type"):
@@ -57,10 +57,10 @@ def _with_types(graph: GraphProto, outer: Types) -> Iterator[tuple[GraphProto, T
             yield from _with_types(inner, types)
 
 
-def _exchange(graph: GraphProto, node: NodeProto, n: int, element: TypeProto.Tensor, taken: set[str]) -> None:
+def _exchange(graph: GraphProto, node: NodeProto, n: int, element: TypeProto.Tensor, reserved: set[str]) -> None:
     """An element of another rank is put in, which leaves no shape to infer, and taken out again."""
     of_other_rank = np.zeros([1] * (not element.shape.dim), helper.tensor_dtype_to_np_dtype(element.elem_type))
-    op = Emitter(f"{called(node)}/{node.input[n]}", taken)
+    op = Emitter(f"{called(node)}/{node.input[n]}", reserved)
     more = op.SequenceInsert(node.input[n], op.constant(of_other_rank), name="more")
     loose = op.SequenceErase(more, name="any")
     insert(graph, [one is node for one in graph.node].index(True), op.nodes)

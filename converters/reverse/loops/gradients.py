@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.prepare.inference.loop_lengths import shape_changes
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, settle
+from onnx_backprop.converters.reverse.expand import Expansion, drop_unread, prune_and_name
 from onnx_backprop.converters.reverse.forward import Forward, unsupported
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.loops.states import states_at
@@ -67,7 +67,7 @@ def plan_loop(node: ir.Node, active: set[ir.Value], between: Active) -> LoopPlan
     picks = {n.outputs[0]: pick for n in steps.nodes if (pick := _pick(n, read)) is not None}
     nodes = [n for n in steps.nodes if n.outputs[0] not in picks]
     outer = read | set(picks)
-    rest = Steps(node, nodes, steps.given, steps.made)
+    rest = Steps(node, nodes, steps.body_inputs, steps.body_outputs)
     start = rest.started(outer, between)
     unchanged = [i for i, (a, x) in enumerate(zip(steps.after, steps.initial, strict=True)) if source_of(a) is x]
     arriving = {i for i, y in enumerate(steps.final) if y in active and i not in unchanged}
@@ -137,17 +137,17 @@ class _Back:
             node = value.producer()
             own = node in emitted and node not in copied and value not in outputs
             outputs.append(inner.like(value if own else inner.Identity(value), like))
-        settle(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
+        prune_and_name(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
         drop_unread(inner.nodes, outputs)
 
-        self._require_same_shapes([*plan.carried, *(n - steps.counters for n in self._read(steps.given))])
+        self._require_same_shapes([*plan.carried, *(n - steps.counters for n in self._read(steps.body_inputs))])
         starts = [self.dys[i] or op.zeros_like(self._final(i)) for i in plan.carried]
         starts += [op.zeros_like(c) if is_sequence(c) else op.filled(op.shape(c), 0, _wide(c)) for c in summed]
-        along = [self._along(n) for n in self._read(steps.given) if not is_sequence(steps.given[n])]
+        along = [self._sliced(n) for n in self._read(steps.body_inputs) if not is_sequence(steps.body_inputs[n])]
         for n in self._read(rows):
             j = plan.stacked[n]
             dy = self.dys[steps.count + j] or op.zeros_like(steps.stacked[j][0])
-            along.append(_Along(dy, rows[n], *self.ways_out[j]))
+            along.append(_Sliced(dy, rows[n], *self.ways_out[j]))
         carried = list(zip(starts, [*states, *sums], strict=True))
         ends = [(self.ways_in[n][0], 1 - self.ways_in[n][1]) for n in slices] + [(0, 1)] * (2 * len(picks))
         results = self._scan(carried, along, outputs, ends) if steps.is_scan else self._loop(carried, along, outputs)
@@ -194,16 +194,16 @@ class _Back:
                     "its largest shape from the start, or put out what a step adds as a scan output",
                 )
 
-    def _along(self, n: int) -> _Along:
+    def _sliced(self, n: int) -> _Sliced:
         """What gives the n-th value that a step is given, step by step."""
-        steps, given = self.steps, self.steps.given[n]
+        steps, given = self.steps, self.steps.body_inputs[n]
         first = steps.counters + steps.count
         if n >= first:
-            return _Along(steps.sliced[n - first][0], given, *self.ways_in[n - first])
-        return _Along(stack_of(self.node, n, self.op), given)
+            return _Sliced(steps.sliced[n - first][0], given, *self.ways_in[n - first])
+        return _Sliced(stack_of(self.node, n, self.op), given)
 
     def _scan(
-        self, carried: Pairs, along: list[_Along], outputs: Sequence[ir.Value], ends: Sequence[tuple[int, int]]
+        self, carried: Pairs, along: list[_Sliced], outputs: Sequence[ir.Value], ends: Sequence[tuple[int, int]]
     ) -> list[ir.Value]:
         inner = self.inner
         for value in outputs:
@@ -217,9 +217,9 @@ class _Back:
                 raise unsupported(
                     self.node, "it reads a sequence, whose gradient no Scan can carry. Write it as a Loop"
                 )
-        along = along or [self._along(self.steps.count)]  # the number of steps
-        self._rename(one.given for one in along)
-        given = [value for _, value in carried] + [one.given for one in along]
+        along = along or [self._sliced(self.steps.count)]  # the number of steps
+        self._rename(one.part for one in along)
+        given = [value for _, value in carried] + [one.part for one in along]
         body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
         attributes: dict[str, object] = {
             "body": body,
@@ -232,18 +232,18 @@ class _Back:
         inputs = [*(value for value, _ in carried), *(one.whole for one in along)]
         return self._noted(self.op.emit("Scan", inputs, attributes, outputs=len(outputs)), outputs, len(carried))
 
-    def _loop(self, carried: Pairs, along: Sequence[_Along], outputs: Sequence[ir.Value]) -> list[ir.Value]:
+    def _loop(self, carried: Pairs, along: Sequence[_Sliced], outputs: Sequence[ir.Value]) -> list[ir.Value]:
         op, inner = self.op, self.inner
         count = op.Squeeze(op.Shape(stack_of(self.node, 0, op), start=0, end=1), [0])
         backwards = op.Range(op.Sub(count, 1), -1, -1)
         n, go = (ir.Value(name=inner.unique(f"{inner.prefix}/{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
                  for name, dtype in (("n", ir.DataType.INT64), ("go", ir.DataType.BOOL)))  # fmt: skip
-        read = self._read(self.steps.given)
+        read = self._read(self.steps.body_inputs)
         rest, inner.nodes = inner.nodes, []
         place = inner.Gather(backwards, n)
         for one in along:
-            one.given.replace_all_uses_with(inner.typed(inner.Gather(one.whole, place), one.given))
-        if sequences := [n - self.steps.counters for n in read if is_sequence(self.steps.given[n])]:
+            one.part.replace_all_uses_with(inner.typed(inner.Gather(one.whole, place), one.part))
+        if sequences := [n - self.steps.counters for n in read if is_sequence(self.steps.body_inputs[n])]:
             for i, value in zip(sequences, states_at(self.node, sequences, place, inner), strict=True):
                 self.steps.before[i].replace_all_uses_with(value)
         inner.nodes += rest
@@ -265,11 +265,11 @@ class _Back:
 
 
 @dataclass(frozen=True)
-class _Along:
+class _Sliced:
     """What the steps back are given one part of each: of which value, along which axis, in which forward direction."""
 
     whole: ir.Value
-    given: ir.Value
+    part: ir.Value
     axis: int = 0
     direction: int = 0
 

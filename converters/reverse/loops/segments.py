@@ -124,7 +124,7 @@ class _Segments:
         inner.prefix = f"{op.prefix}/step"
         n, go = _counters(inner)
         new = [inner.typed(inner.Gather(x, n), part) for x, (_, part) in zip(rows, copy.sliced, strict=True)]
-        given = list(copy.given)
+        given = list(copy.body_inputs)
         before = [_argument(inner, copy.before[i]) for i in self.states]
         replaced = {copy.before[i]: value for i, value in zip(self.states, before, strict=True)}
         replaced |= {part: value for (_, part), value in zip(copy.sliced, new, strict=True)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.expand import Expansion, settle
+from onnx_backprop.converters.reverse.expand import Expansion, prune_and_name
 from onnx_backprop.converters.reverse.loops.steps import Steps, copy_of
 from onnx_backprop.opset.graphs.walk import values_read
 
@@ -19,10 +19,10 @@ def states_at(node: ir.Node, states: Sequence[int], count: ir.Value, op: Builder
     inner = op.inside()
     inner.prefix = f"{op.prefix}/before"
     inner.nodes.extend(steps.nodes)
-    go, before = steps.given[1], [steps.before[i] for i in carried]
+    go, before = steps.body_inputs[1], [steps.before[i] for i in carried]
     outputs = [inner.Identity(go), *(inner.typed(inner.Identity(steps.after[i]), steps.after[i]) for i in carried)]
-    settle(Expansion(steps.nodes, []), inner, node, list(inner.nodes), outputs)
-    given = [*steps.given[:2], *before]
+    prune_and_name(Expansion(steps.nodes, []), inner, node, list(inner.nodes), outputs)
+    given = [*steps.body_inputs[:2], *before]
     for value in given:
         value.name = inner.unique(f"{inner.prefix}/{value.name}")
     body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))

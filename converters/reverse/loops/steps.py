@@ -27,12 +27,12 @@ def is_loop(node: ir.Node) -> bool:
 
 @dataclass
 class Steps:
-    """A Scan or a Loop in one form. The nodes of its body, what they are given and what they make, may be a copy."""
+    """A Scan or a Loop in one form: the nodes of its body, their inputs and outputs, perhaps of a copy."""
 
     node: ir.Node
     nodes: list[ir.Node]
-    given: list[ir.Value]  # iteration and condition of a Loop, then states, then slices
-    made: list[ir.Value]  # the condition of a Loop, then states, then what is stacked
+    body_inputs: list[ir.Value]  # iteration and condition of a Loop, then states, then slices
+    body_outputs: list[ir.Value]  # the condition of a Loop, then states, then what is stacked
 
     @property
     def is_scan(self) -> bool:
@@ -63,24 +63,24 @@ class Steps:
     @property
     def before(self) -> list[ir.Value]:
         """The states that a step begins with."""
-        return self.given[self.counters : self.counters + self.count]
+        return self.body_inputs[self.counters : self.counters + self.count]
 
     @property
     def after(self) -> list[ir.Value]:
         """The states that a step leaves."""
-        return self.made[self.counters // 2 :][: self.count]
+        return self.body_outputs[self.counters // 2 :][: self.count]
 
     @property
     def sliced(self) -> Pairs:
         """Each scan input, and its slice."""
         values = self.node.inputs[self.counters + self.count :]
-        slices = self.given[self.counters + self.count :]
+        slices = self.body_inputs[self.counters + self.count :]
         return [(x, part) for x, part in zip(values, slices, strict=True) if x is not None]
 
     @property
     def stacked(self) -> Pairs:
         """Each scan output, and what a step adds to it."""
-        parts = self.made[self.counters // 2 + self.count :]
+        parts = self.body_outputs[self.counters // 2 + self.count :]
         return list(zip(self.node.outputs[self.count : self.count + len(parts)], parts, strict=True))
 
     def ways(self, of: str, count: int) -> list[tuple[int, int]]:
@@ -98,7 +98,7 @@ class Steps:
         """What a step is given that depends on values outside; `active`: what lies between two sets of values."""
         start = {part for x, part in (*zip(self.initial, self.before, strict=True), *self.sliced) if x in read}
         while True:
-            inside = active(self.nodes, self.made, read | start)
+            inside = active(self.nodes, self.body_outputs, read | start)
             more = {b for b, a in zip(self.before, self.after, strict=True) if a in inside} - start
             if not more:
                 return start
@@ -118,7 +118,7 @@ def copy_of(node: ir.Node) -> Steps:
     for before, after, outside in zip(result.before, result.after, result.initial, strict=True):
         if source_of(after) is before:
             before.replace_all_uses_with(outside)
-            result.made = [outside if value is before else value for value in result.made]
+            result.body_outputs = [outside if value is before else value for value in result.body_outputs]
     return result
 
 
@@ -153,9 +153,9 @@ def _checked(steps: Steps) -> Steps:
     if scanned not in range(steps.is_scan, len(node.inputs) + 1):
         message = f"attribute num_scan_inputs: expected 1 to {len(node.inputs)}, got {scanned}"
         raise InvalidModelError(message, op_type=node.op_type, node=label(node))
-    if len(steps.given) != given or len(steps.made) != made:
+    if len(steps.body_inputs) != given or len(steps.body_outputs) != made:
         raise InvalidModelError(
-            f"a body of {len(steps.given)} inputs and {len(steps.made)} outputs does not fit a node of "
+            f"a body of {len(steps.body_inputs)} inputs and {len(steps.body_outputs)} outputs does not fit a node of "
             f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",
             op_type=node.op_type,
             node=label(node),
@@ -170,7 +170,7 @@ def _checked(steps: Steps) -> Steps:
 def stack_of(node: ir.Node, n: int, op: Builder) -> ir.Value:
     """What a step is given as its n-th value, of all steps along a first axis: one more output of the node."""
     whole = steps_of(node)
-    given, body = whole.given[n], body_of(node)
+    given, body = whole.body_inputs[n], body_of(node)
     if not isinstance(given.type, ir.TensorType):
         raise unsupported(
             node,

@@ -23,10 +23,10 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import (
     GradientPath,
     Progress,
+    describe_stops,
     explain_unreached,
     find_path,
     refuse_rounding,
-    told_stops,
     walk_back,
 )
 from onnx_backprop.converters.reverse.expand import drop_unread
@@ -233,7 +233,7 @@ class Differentiation:
                         f"{of[0].name!r} does not depend differentiably on {_listed(wrt)}. Leave it out of `of`", "of"
                     )
                 raise explain_unreached(str(x.name), [str(y.name) for y in of], path, argument=self._argument(x))
-            reasons |= dict.fromkeys([told_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
+            reasons |= dict.fromkeys([describe_stops(stops)] if stops else [f"{_listed(of)} does not depend on it"])
         if (zeros or idle) and not self.quiet:
             what = f"by {_listed(zeros)}" if zeros else f"of {_listed(idle)}"
             text = f"the derivative {what} is zero: {'; '.join(reasons)}"
@@ -291,7 +291,7 @@ class Differentiation:
         shapes = ("Shape", "Size")
         stops = {n: s for n, s in path.stops.items() if n.op_type not in shapes and not leads.isdisjoint(n.outputs)}
         if not self.without and (stops or path.nodes):
-            shown = told_stops(stops) or ", ".join(f"{n.op_type} '{label(n)}'" for n in path.nodes[:3])
+            shown = describe_stops(stops) or ", ".join(f"{n.op_type} '{label(n)}'" for n in path.nodes[:3])
             hints.append(f": {shown}" if stops else f": {shown} and what follows hold none")
         if inputs and self.argument == "wrt":
             names = ", ".join(str(v.name) for v in inputs)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.converters.pages import fragment, table
-from onnx_backprop.converters.tables import told_bytes
+from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.training.data.order import BlockOrder, lanes, row_order
+from onnx_backprop.training.data.order import BlockOrder, row_order, streams
 from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.divergence import BadBatchError
 
@@ -56,12 +56,12 @@ class Batches:
     def __repr__(self) -> str:
         """Arrays and batches, in one line."""
         arrays = ", ".join(f"{name} {kind} {shape}" for name, kind, shape, _ in self._described())
-        return f"<Batches of {arrays}: {self._told()}>"
+        return f"<Batches of {arrays}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        rows = [(name, kind, shape, told_bytes(size)) for name, kind, shape, size in self._described()]
-        told = f"<p>{self._told()}</p>"
+        rows = [(name, kind, shape, format_bytes(size)) for name, kind, shape, size in self._described()]
+        told = f"<p>{self._summary()}</p>"
         return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), told)
 
     def _described(self) -> list[tuple[str, str, str, int]]:
@@ -70,7 +70,7 @@ class Batches:
             for name, a in self.arrays.items()
         ]
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         order = f"shuffled, seed {self.seed}" if self.shuffle else "in order"
         return f"{self.rows:,} rows, {len(self):,} batches of {self.size:,}, {order}"
 
@@ -102,7 +102,7 @@ class Batches:
         """The numbers of the rows of batches first, first + step, …"""
         numbers = range(first, len(self), step)
         if self.shuffle and self._blocks:
-            starts, mixed = self._blocks[0].starts, lanes(self._blocks, self.size)
+            starts, mixed = self._blocks[0].starts, streams(self._blocks, self.size)
             assert starts is not None
             return map(BlockOrder(starts, self.size, mixed, self.seed, self._epoch).batch, numbers)
         parts = (slice(n * self.size, (n + 1) * self.size) for n in numbers)
@@ -155,7 +155,7 @@ class Shards:
             yield Shard(self._batches._take(rows[start:end]))
 
 
-def own_rows_of(loader: Iterable[Any], communicator: Communicator) -> Iterable[Any]:
+def shard_of_rank(loader: Iterable[Any], communicator: Communicator) -> Iterable[Any]:
     """A loader of which this rank's rows alone are read, where that can be."""
     if communicator.size == 1 or not isinstance(loader, Batches):
         return loader

@@ -11,7 +11,7 @@ from onnx_backprop.distributed.shards import bounds
 from onnx_backprop.training.data.rows import StoredRows
 
 _OPEN = 2**27  # bytes of the blocks that a batch takes rows from
-_MOST_LANES = 64
+_MOST_STREAMS = 64
 _NUMBER = 8  # bytes of a row's place in the order
 _LISTED = 2**25  # rows whose order is one array, of 4 bytes for each
 
@@ -67,14 +67,14 @@ class BlockOrder:
     a rank, which has some of the lanes, reads few of the others' blocks.
     """
 
-    def __init__(self, starts: np.ndarray, size: int, lanes: int, seed: int, epoch: int) -> None:
+    def __init__(self, starts: np.ndarray, size: int, streams: int, seed: int, epoch: int) -> None:
         self._starts, self._size = starts, size
         self._blocks = np.random.default_rng([seed, epoch]).permutation(len(starts) - 1)
         self._ends = np.cumsum(np.diff(starts)[self._blocks])
         self._full = int(starts[-1]) // size
-        self._lanes = [bounds(size, lane, lanes) for lane in range(lanes)]
+        self._streams = [bounds(size, stream, streams) for stream in range(streams)]
 
-        @lru_cache(2 * lanes + 1)
+        @lru_cache(2 * streams + 1)
         def shuffled(block: int) -> np.ndarray:
             first, end = int(starts[block]), int(starts[block + 1])
             return first + np.random.default_rng([seed, epoch, block + 1]).permutation(end - first)
@@ -87,7 +87,7 @@ class BlockOrder:
             return self._rows(self._full * self._size, int(self._ends[-1]))
         parts = [
             self._rows(self._full * start + n * (end - start), self._full * start + (n + 1) * (end - start))
-            for start, end in self._lanes
+            for start, end in self._streams
         ]
         return np.concatenate(parts)
 
@@ -104,8 +104,8 @@ class BlockOrder:
         return np.concatenate(parts)
 
 
-def lanes(arrays: Sequence[StoredRows], size: int) -> int:
+def streams(arrays: Sequence[StoredRows], size: int) -> int:
     """How many blocks a batch of some arrays mixes: as many as memory has room for."""
     longest = max(int(np.diff(array.starts).max()) for array in arrays if array.starts is not None)
     row = sum(int(np.prod(array.shape[1:])) * array.dtype.itemsize for array in arrays if array.starts is not None)
-    return max(1, min(_MOST_LANES, size, _OPEN // (longest * (row + _NUMBER))))
+    return max(1, min(_MOST_STREAMS, size, _OPEN // (longest * (row + _NUMBER))))

@@ -123,18 +123,18 @@ class Log:
 
     def write(self, record: Record) -> None:
         """Append a record; the line is with the system when this returns, or InvalidArgumentError says why not."""
-        with self._told():
+        with self._refusing_os_errors():
             self._file.write(self._line(record))
             self._file.flush()
 
     def close(self) -> None:
         """Bring everything to the disk."""
-        with self._told(), self._file:
+        with self._refusing_os_errors(), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _refusing_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as e:

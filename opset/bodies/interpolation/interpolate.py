@@ -9,7 +9,7 @@ from onnx_backprop.opset.bodies.interpolation.lengths import positive_or_empty, 
 from onnx_backprop.opset.bodies.interpolation.transpose import transpose
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths.convolution import MAX_RANK, MIN_RANK
-from onnx_backprop.opset.maths.interpolation import place_spec
+from onnx_backprop.opset.maths.interpolation import place_onednn
 
 INT64_MAX = 2**63 - 1
 
@@ -51,7 +51,7 @@ def _rank(attrs: Attributes, src: Tensor, diff_dst: Tensor, sizes: Tensor | None
 
 def _axes(attrs: Attributes, source: Vector, out: Vector, spatial: range) -> list[InterpolatedAxis]:
     mode = "nearest" if attrs["mode"] == "nearest" else "linear"
-    rule = PlacedBy(partial(place_spec, mode, attrs["coordinate_transformation_mode"]))
+    rule = PlacedBy(partial(place_onednn, mode, attrs["coordinate_transformation_mode"]))
     return [InterpolatedAxis(k, source[k], rule, source[k].equal(out[k])) for k in spatial]
 
 

@@ -13,7 +13,7 @@ from onnx_backprop.opset.bodies.interpolation.lengths import positive_or_empty, 
 from onnx_backprop.opset.bodies.interpolation.transpose import transpose
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.maths.interpolation import Placed, Taps
-from onnx_backprop.opset.maths.resize import ResizeAxis, axis_of, place_resize, resize_taps
+from onnx_backprop.opset.maths.resize import ResizeAxis, axis_settings, place_resize, resize_taps
 
 CROP = "tf_crop_and_resize"
 
@@ -165,7 +165,7 @@ class ResizeBody:
         if whole.value:
             return []
         scales = {axis: self._scale(axis) for axis in changed}
-        common = axis_of(self.attrs)
+        common = axis_settings(self.attrs)
         # cubic on (N, H, W, C), that is with axis 1 resized, runs on onnxruntime's kernels for antialias
         copies = Vector(b, [common.antialias], dtype=BOOL)
         if common.mode == "cubic" and len(self.lengths) == 4 and 1 in scales:

@@ -15,7 +15,7 @@ import pytest
 from onnx import checker, shape_inference
 
 import onnx_backprop as ob
-from onnx_backprop.opset.maths.interpolation import Taps, matrix, resample_taps, spec_taps
+from onnx_backprop.opset.maths.interpolation import Taps, matrix, onednn_taps, resample_taps
 from onnx_backprop.opset.maths.resize import (
     COORDINATES,
     NEAREST_MODES,
@@ -101,7 +101,7 @@ def test_spec_matrices(mode: str, coordinates: str, data_format: str) -> None:
         if dynamic is None:
             dynamic = plain_session(model_of("InterpolateBackward", attributes, arrays, "symbolic", False))
         static = plain_session(model_of("InterpolateBackward", attributes, arrays, "static", False))
-        taps = spec_taps(mode, coordinates, length, out)
+        taps = onednn_taps(mode, coordinates, length, out)
         for session in (static, dynamic):
             got = run(session, "InterpolateBackward", arrays).reshape(out, length)
             assert_matrix(got, taps, 0, (length, out, session is dynamic))

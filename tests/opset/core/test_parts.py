@@ -24,12 +24,12 @@ f32 = np.float32
      ("N", "M", "N"), (None, None, None), (0, "N", 0)],
 )  # fmt: skip
 def test_merge(a: shapes.Dim, b: shapes.Dim, merged: shapes.Dim) -> None:
-    assert shapes.merge(a, b, op="Op", what="lengths") == merged
+    assert shapes.merge(a, b, op="Op", subject="lengths") == merged
 
 
 def test_merge_refuses_two_numbers() -> None:
     with pytest.raises(ob.ShapeError, match=r"^Op: lengths must agree, got 2 and 3$"):
-        shapes.merge(2, 3, op="Op", what="lengths")
+        shapes.merge(2, 3, op="Op", subject="lengths")
 
 
 def test_times() -> None:
@@ -39,7 +39,7 @@ def test_times() -> None:
 
 def test_stated_shape() -> None:
     def stated(dims, value):
-        return shapes.stated_shape(dims, value, 2, 3, op="Op", what="input s")
+        return shapes.stated_shape(dims, value, 2, 3, op="Op", subject="input s")
 
     assert stated((2,), (4, 5)) == (4, 5)
     assert stated((2,), ("N", None)) == ("N", None)

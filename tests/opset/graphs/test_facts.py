@@ -270,7 +270,7 @@ def test_memory_that_is_written_over_is_free_one_node_earlier(op_type: str, writ
     graph = ir.Graph([x], nodes[-1].outputs, nodes=nodes)
     sizes = Sizes({}, {value: 64 for node in nodes for value in node.outputs})
     program = Program(graph, nodes, set(nodes), set(), sizes, set())
-    assert program.end(program.of[first.outputs[0]], 1) == (0 if writes_over else 1)
+    assert program.end(program.buffer_of[first.outputs[0]], 1) == (0 if writes_over else 1)
 
 
 @pytest.mark.parametrize("op_type", facts.MAY_SHARE)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_backprop.opset.core.op import Op
-from onnx_backprop.opset.maths.interpolation import Taps, apply, apply_transpose, matrix, resample_taps, spec_taps
+from onnx_backprop.opset.maths.interpolation import Taps, apply, apply_transpose, matrix, onednn_taps, resample_taps
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.loops import BY_LOOPS, interpolate, resample
 from tests.opset.operators import naive
@@ -33,7 +33,7 @@ def loops_resample_taps(mode: str, length: int, out: int, scale: float | None, *
     return Taps(*resample.place(length, out, mode == "NEAREST_NEIGHBOR", *ratio, *offsets), length)
 
 
-each_spec_taps = pytest.mark.parametrize("place", [spec_taps, loops_spec_taps])
+each_spec_taps = pytest.mark.parametrize("place", [onednn_taps, loops_spec_taps])
 each_resample_taps = pytest.mark.parametrize("place", [resample_taps, loops_resample_taps])
 
 
@@ -91,14 +91,14 @@ def test_forward_examples() -> None:
         "nearest": [[-2, -1.5, -1.5], [-1, -0.5, -0.5], [-1, -0.5, -0.5]],
         "linear": [[-2, -1.75, -1.5], [-1.5, -1.25, -1], [-1, -0.75, -0.5]],
     }.items():
-        taps = spec_taps(mode, "half_pixel", 2, 3)
+        taps = onednn_taps(mode, "half_pixel", 2, 3)
         np.testing.assert_array_equal(apply(taps, apply(taps, x, 0), 1), expected)
     rows = {
         ("linear", "half_pixel"): [[1, 0, 0], [0.6, 0.4, 0], [0, 1, 0], [0, 0.4, 0.6], [0, 0, 1]],
         ("linear", "align_corners"): [[1, 0, 0], [0.5, 0.5, 0], [0, 1, 0], [0, 0.5, 0.5], [0, 0, 1]],
     }
     for (mode, coordinates), expected in rows.items():
-        np.testing.assert_allclose(matrix(spec_taps(mode, coordinates, 3, 5)), expected, rtol=1e-15)
+        np.testing.assert_allclose(matrix(onednn_taps(mode, coordinates, 3, 5)), expected, rtol=1e-15)
     # RESAMPLE of the documented example: width 1.5, height 0.5
     width, height = (resample_taps("NEAREST_NEIGHBOR", 2, out, scale, 0.5, -0.5) for out, scale in ((3, 1.5), (1, 0.5)))
     np.testing.assert_array_equal(apply(height, apply(width, np.array([[1.0, 2], [3, 4]]), 1), 0), [[1, 1, 2]])
@@ -108,13 +108,13 @@ def test_forward_examples() -> None:
 
 def test_ties_go_up_in_the_spec_and_down_in_directml() -> None:
     """Every even integer down-scale ties on each pixel: 4 -> 2 sits at 0.5 and 2.5."""
-    assert spec_taps("nearest", "half_pixel", 4, 2).indices.ravel().tolist() == [1, 3]
+    assert onednn_taps("nearest", "half_pixel", 4, 2).indices.ravel().tolist() == [1, 3]
     assert resample_taps("NEAREST_NEIGHBOR", 4, 2, 0.5, 0.5, -0.5).indices.ravel().tolist() == [0, 2]
 
 
 def test_apply_and_its_transpose_are_adjoint(rng: np.random.Generator) -> None:
     for (mode, coordinates), (length, out), axis in product(SPEC_CASES, ((5, 8), (8, 3), (1, 4), (4, 1)), (0, 1, 2)):
-        taps = spec_taps(mode, coordinates, length, out)
+        taps = onednn_taps(mode, coordinates, length, out)
         shape = [2, 3, 2]
         x = rng.standard_normal([*shape[:axis], length, *shape[axis + 1 :]])
         dy = rng.standard_normal([*shape[:axis], out, *shape[axis + 1 :]])
