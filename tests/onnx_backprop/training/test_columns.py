@@ -110,7 +110,7 @@ def test_batches_mix_blocks_and_ranks_read_their_own(
         return result
 
     monkeypatch.setattr(columns._File, "column", counted)
-    monkeypatch.setattr(order, "_MOST_LANES", 4)
+    monkeypatch.setattr(order, "_MOST_STREAMS", 4)
     alone = list(loader())
     assert rows // block - 1 <= len(decoded) <= rows // block + 4  # the first was known; lanes meet within a block
     for batch in alone:
