@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tests.field.report import write
@@ -21,7 +24,7 @@ from tests.field.sources import Source, sources
 from tests.field.variants import variants
 
 BUILD = Path("build/field")
-TIMEOUT = 600
+PROCESSOR_SECONDS, SECONDS = 1200, 3600  # at most, of one process; the first does not depend on what else is running
 
 
 def _process(*arguments: str) -> tuple[bool, str]:
@@ -33,12 +36,15 @@ def _process(*arguments: str) -> tuple[bool, str]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=TIMEOUT,
+            timeout=SECONDS,
             env=environment,
             check=False,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS)),
         )
     except subprocess.TimeoutExpired:
-        return False, f"not done after {TIMEOUT} s"
+        return False, f"not done after {SECONDS} s"
+    if done.returncode == -signal.SIGKILL:
+        return False, f"stopped after {PROCESSOR_SECONDS} s of processor, or for want of memory"
     lines = done.stderr.strip().splitlines()
     return done.returncode == 0, "" if done.returncode == 0 else f"{done.returncode}: {lines[-1] if lines else ''}"
 
