@@ -98,7 +98,7 @@ def _sum(op: Builder, da: ir.Value) -> ir.Value:
     return sum_over(op, da, [0, 1], dims(da) or (None,) * 3, keepdims=0)
 
 
-def _found(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.DirectionGrads:
+def _direction_grads(s: unrolled.Sequences, da: ir.Value, *, r: ir.Value, h0: ir.Value) -> unrolled.DirectionGrads:
     """What follows from da, the gradients of W x + R h + b in every step, where both biases are added alike."""
     op, db = s.op, _sum(s.op, da)
     bias = op.Concat(db, db, axis=0)
@@ -120,7 +120,7 @@ def _rnn_direction(s: unrolled.Sequences, _node: Forward) -> unrolled.DirectionG
         return [op.MatMul(da, s.r)], [da]
 
     (dh0,), (da,) = scan(op, [s.dh_last], [s.dh, slope], step, outputs=1, backwards=True, running=s.running)
-    return _found(s, da, r=_outer_sum(op, da, h), h0=dh0)
+    return _direction_grads(s, da, r=_outer_sum(op, da, h), h0=dh0)
 
 
 def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionGrads:
@@ -162,7 +162,7 @@ def _gru_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionGr
     da_recurrent = op.Mul(da_k, s.masked(r)) if linear else da_k
     dr = [_outer_sum(op, da_z, h), _outer_sum(op, da_r, h), _outer_sum(op, da_recurrent, h if linear else reset)]
     db = [_sum(op, da), _sum(op, op.Concat(da_z, da_r, da_recurrent, axis=-1))]
-    return replace(_found(s, da, r=op.Concat(*dr, axis=0), h0=dh0), bias=op.Concat(*db, axis=0))
+    return replace(_direction_grads(s, da, r=op.Concat(*dr, axis=0), h0=dh0), bias=op.Concat(*db, axis=0))
 
 
 def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionGrads:
@@ -214,4 +214,4 @@ def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionG
     (dh0, dc0), (da,) = scan(op, [s.dh_last, s.dc_last], inputs, step, outputs=1, backwards=True, running=s.running)
     da_i, da_o, da_f, _ = _split(op, da, 4)
     dp = op.Concat(_sum(op, op.Mul(da_i, c)), _sum(op, op.Mul(da_o, c_after)), _sum(op, op.Mul(da_f, c)), axis=0)
-    return replace(_found(s, da, r=_outer_sum(op, da, h), h0=dh0), c0=dc0, peepholes=dp)
+    return replace(_direction_grads(s, da, r=_outer_sum(op, da, h), h0=dh0), c0=dc0, peepholes=dp)

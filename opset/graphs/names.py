@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto
 
 from onnx_backprop.opset.graphs.lazy import ir
-from onnx_backprop.opset.graphs.walk import all_graphs, made_in, subgraphs
+from onnx_backprop.opset.graphs.walk import all_graphs, defined_in, subgraphs
 
 
 class Names(set[str]):
@@ -48,7 +48,7 @@ def rename(node: NodeProto, new: Mapping[str, str]) -> None:
     node.input[:] = [new.get(name, name) for name in node.input]
     node.output[:] = [new.get(name, name) for name in node.output]
     for graph in subgraphs(node):
-        outer = {name: other for name, other in new.items() if name not in made_in(graph)}
+        outer = {name: other for name, other in new.items() if name not in defined_in(graph)}
         for inner in graph.node:
             rename(inner, outer)
         for value in graph.output:

@@ -22,7 +22,7 @@ def producers(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
 
 def positions(nodes: Iterable[NodeProto] | Iterable[ir.Node]) -> dict[Any, int]:
     """The position of the node that makes each value."""
-    return {value: n for n, node in enumerate(nodes) for value in _made(node) if value}
+    return {value: n for n, node in enumerate(nodes) for value in _outputs_of(node) if value}
 
 
 def ancestors(nodes: Iterable[Any], values: Iterable[Any], stops: Collection[Any] = ()) -> list[int]:
@@ -51,7 +51,7 @@ def descendants(nodes: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     for node in nodes:
         if not reached.isdisjoint(_read(node)):
             found.append(node)
-            reached.update(_made(node))
+            reached.update(_outputs_of(node))
     return found
 
 
@@ -67,5 +67,5 @@ def _read(node: NodeProto | ir.Node) -> set[Any]:
     return reads(node) if isinstance(node, NodeProto) else values_read(node)
 
 
-def _made(node: NodeProto | ir.Node) -> Sequence[Any]:
+def _outputs_of(node: NodeProto | ir.Node) -> Sequence[Any]:
     return node.output if isinstance(node, NodeProto) else node.outputs

@@ -70,7 +70,7 @@ def reads(node: NodeProto) -> set[str]:
     """The names of everything a node reads: its inputs, and what its sub-graphs capture from outside."""
     names = {name for name in node.input if name}
     for graph in subgraphs(node):
-        names |= {v.name for v in graph.output}.union(*map(reads, graph.node)) - made_in(graph)
+        names |= {v.name for v in graph.output}.union(*map(reads, graph.node)) - defined_in(graph)
     return names
 
 
@@ -83,7 +83,7 @@ def values_read(node: ir.Node) -> set[ir.Value]:
     return values
 
 
-def made_in(graph: GraphProto) -> set[str]:
+def defined_in(graph: GraphProto) -> set[str]:
     """The names of a graph's inputs and initializers, and of what its nodes make."""
     names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     return names.union(*(node.output for node in graph.node)) - {""}

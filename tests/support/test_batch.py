@@ -75,7 +75,7 @@ def test_one_branch_runs() -> None:
 
 
 @pytest.mark.parametrize("variant", gradient_checks.VARIANTS)
-def test_a_wrong_rule_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+def test_a_wrong_rule_fails_among_right_ones(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     break_rule(monkeypatch, "Neg", scaled(-1))
     texts = ("z = Identity(x) y = Add(z, c)", "z = Neg(x) y = Add(z, c)", "y = Sub(c, x)")
     cases = [case(text, x=(2, 3), constants={"c": np.float32(1)}, oracle=LINEAR) for text in texts]
@@ -84,7 +84,7 @@ def test_a_wrong_rule_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch,
         check_cases(cases, variant)
 
 
-def test_a_wrong_adjoint_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_adjoint_fails_among_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     break_rule(monkeypatch, "Identity", scaled(-1))
     text = '<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y) {{ y = {}(x) }}'
     problems = [Adjoint(op, parser.parse_model(text.format(op)), FEEDS, ["x"], 7) for op in ("Neg", "Identity", "Abs")]

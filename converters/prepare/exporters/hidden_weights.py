@@ -12,7 +12,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from onnx_backprop.converters.prepare.large_weights import FLOATS, constant_of
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import rename, unique
-from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, made_in
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, defined_in, is_standard
 
 _ORIGIN = "onnx_backprop.function"  # in metadata: the function and the tensor's name there
 _GIVEN = "/weight"  # behind the name of what a branch gives out
@@ -33,7 +33,7 @@ def lift_weights(proto: ModelProto) -> None:
     function are one weight.
     """
     graphs = list(all_graphs(proto.graph, lambda node: is_standard(node, "If", "Loop", "Scan")))
-    defined = Counter(name for graph in graphs for name in made_in(graph))
+    defined = Counter(name for graph in graphs for name in defined_in(graph))
     lifted = [(graph, _take(graph, main=graph is graphs[0])) for graph in graphs]
     defined.subtract(tensor.name for _, tensors in lifted for tensor, _ in tensors)
     taken = {name for name, count in defined.items() if count > 0}

@@ -9,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
-from onnx_backprop.opset.graphs.walk import is_standard, made_in, reads, subgraphs
+from onnx_backprop.opset.graphs.walk import defined_in, is_standard, reads, subgraphs
 
 
 def copy_constants(proto: ModelProto) -> None:
@@ -21,7 +21,7 @@ def copy_constants(proto: ModelProto) -> None:
 
 
 def _copy_into(body: GraphProto, scope: Scope, reserved: set[str]) -> None:
-    read = set[str]().union(*map(reads, body.node)) - made_in(body)
+    read = set[str]().union(*map(reads, body.node)) - defined_in(body)
     new: dict[str, str] = {}
     constants: list[NodeProto] = []
     for name in sorted(read):

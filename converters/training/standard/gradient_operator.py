@@ -35,7 +35,7 @@ from onnx_backprop.opset.functions.use_kernels import check_kernels
 from onnx_backprop.opset.graphs.edit import copied, without_imports
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors
-from onnx_backprop.opset.graphs.walk import all_nodes, called, made_in, reads, subgraphs
+from onnx_backprop.opset.graphs.walk import all_nodes, called, defined_in, reads, subgraphs
 
 _SMALL = 1024  # elements of a seed that is written down
 
@@ -146,7 +146,7 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     graph = proto.graph
     protos = list(graph.node)
     position = {id(node): n for n, node in enumerate(protos)}
-    known = made_in(graph)
+    known = defined_in(graph)
     requests = [_request(node, known) for node in gradients]
     parts = [[protos[n] for n in ancestors(protos, {r.y} - {*r.leaves}, r.leaves)] for r in requests]
     ready = [(r, part) for r, part in zip(requests, parts, strict=True) if not any(map(_is_gradient, part))]

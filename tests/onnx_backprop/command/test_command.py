@@ -245,7 +245,7 @@ def test_a_command_is_one_module(
     assert err == "onnx-backprop: error: --count: expected 1 or more, got 0\n"
 
 
-def test_every_command_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert [record.name for record in commands.commands() if f"{record.name} {record.help}" not in said] == []

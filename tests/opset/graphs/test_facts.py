@@ -116,7 +116,7 @@ def test_nothing_below_0_of_positive_numbers(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("op_type", facts.ELEMENTWISE)
-def test_an_element_depends_on_its_own_place_alone(op_type: str) -> None:
+def test_elementwise_operators_read_one_element_for_each_result(op_type: str) -> None:
     x, x2 = np.abs(drawn()) / 8 + 0.01, drawn(1) / 8 + 1
     before, other = run(op_type, x, x2=x2), x.copy()
     other[1, 2, 3, 3] += 0.25

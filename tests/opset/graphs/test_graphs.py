@@ -16,7 +16,7 @@ from onnx_backprop.opset.graphs.names import Names, rename, unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, dependencies, descendants, positions, producers, topological
 from onnx_backprop.opset.graphs.scope import scoped_graphs
 from onnx_backprop.opset.graphs.types import shapes_of
-from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, made_in, reads, values_read
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, defined_in, is_standard, reads, values_read
 
 TEXT = """<ir_version: 10, opset_import: ["": 18, "f": 1]> main (float[3] x, bool c) => (float[3] y) <float[1] w = {2}> {
     a = Neg(x)
@@ -54,7 +54,7 @@ def test_what_a_node_reads_is_what_it_captures_too() -> None:
     branch = MODEL.graph.node[2]
     assert reads(branch) == {"c", "a", "b", "w", "x"}
     assert {value.name for value in values_read(list(in_ir())[2])} == {"c", "a", "b", "w", "x"}
-    assert made_in(MODEL.graph) == {"x", "c", "w", "a", "b", "d", "unread", "y"}
+    assert defined_in(MODEL.graph) == {"x", "c", "w", "a", "b", "d", "unread", "y"}
     changed = copied(branch)
     rename(changed, {"a": "new", "t": "hidden", "d": "result"})
     assert reads(changed) == {"c", "new", "b", "w", "x"}
