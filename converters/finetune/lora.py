@@ -19,6 +19,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.names import unique
 
@@ -93,7 +94,7 @@ class LoraModel:
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
         """The values of `trainable`, those given in the place of the model's; and further ones that are given."""
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        arrays = {name: numpy_helper.to_array(tensors[name]) for name in self.trainable}
+        arrays = {name: to_array(tensors[name]) for name in self.trainable}
         for name, value in values.items():
             if name not in tensors:
                 raise InvalidArgumentError(f"values: expected names of initializers, got {name!r}{near(name, tensors)}")

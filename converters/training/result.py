@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, StringStringEntryProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.parameters import table
@@ -22,6 +22,7 @@ from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONA
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
@@ -125,15 +126,18 @@ class TrainingGraph:
         """The values of the parameters in the model, as arrays of one's own, in the order of `parameters`."""
         self._require_values()
         tensors = self._tensors
-        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
+        return {name: np.array(to_array(tensors[name])) for name in self.parameters}
 
     def frozen_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters that are not trained."""
         tensors = self._tensors
-        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.frozen if name in tensors}
+        return {name: np.array(to_array(tensors[name])) for name in self.frozen if name in tensors}
 
-    def initial_state(self) -> dict[str, np.ndarray]:
-        """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
+    def initial_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies.
+
+        copy: arrays of one's own; else those of the model cannot be written to.
+        """
         self._require_values()
         tensors = self._tensors
         declared = {value.name: value.type.tensor_type for value in self.model.graph.input}
@@ -145,7 +149,8 @@ class TrainingGraph:
                 # zeros take no memory before somebody writes into them
                 result[name] = np.full(shape, self.fill[name], kind) if self.fill[name] else np.zeros(shape, kind)
             else:
-                result[name] = np.array(numpy_helper.to_array(tensors[self.copies.get(name, name)]), kind)
+                first = to_array(tensors[self.copies.get(name, name)])
+                result[name] = np.array(first, kind) if copy else np.asarray(first, kind)
         return result
 
     @property
@@ -274,7 +279,7 @@ class TrainingGraph:
 
         Errors: InvalidArgumentError when it holds none, InvalidModelError when what it says about it cannot be true.
         """
-        proto = load(model)
+        proto = load(model, mapped=True)
         if proto.training_info:
             from onnx_backprop.converters.training.standard.training_info import (
                 from_training_info,  # which builds on this module

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import remove_unused, replacing
-from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.graphs.edit import without_tensors
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
