@@ -19,7 +19,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.core.mapped import to_array, whole_if_possible
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.names import unique
 
@@ -65,7 +65,8 @@ class LoraModel:
 
         values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
         in `model`. A quantized weight would have to be rounded anew to take up ΔW, and one that is stored in another
-        type than it is used in: beside such the adapter stays, as constants.
+        type than it is used in: beside such the adapter stays, as constants. Of a base with more than 2 GB in files
+        the result refers to these; `save_model` writes it.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         arrays = self._arrays(values)
@@ -89,7 +90,7 @@ class LoraModel:
                 layers.add(numpy_helper.from_array(arrays[name], name))
             _add(layers, own, adapter, self.scale, replaced)
         layers.finish(replaced)
-        return model
+        return whole_if_possible(model)
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
         """The values of `trainable`, those given in the place of the model's; and further ones that are given."""

@@ -120,7 +120,8 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
     alike: dict[tuple[object, ...], list[ir.Value]] = {}
     for value in matrices:
         if value.const_value is not None and size(value) >= _LEAST:
-            alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
+            array = value.const_value.numpy()
+            alike.setdefault((value.dtype, *sorted(array.shape), float(array[0, 0])), []).append(value)
     every = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
     pairs = [(a, b) for a, b in every if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # copies of a layer
     return [

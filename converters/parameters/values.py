@@ -70,8 +70,7 @@ def holds_angles(array: np.ndarray) -> bool:
     rows = array.reshape(lengths)
     if len(rows) <= 4 or np.abs(rows[:_ROWS]).max() > 1.0 + 1e-6:
         return False
-    rows = rows.astype(np.float64)
-    return any(_turns(part) or _turns_in_grid(part) for part in (rows, rows[1:]))
+    return any(_turns(part[:_ROWS].astype(np.float64)) or _turns_in_grid(part) for part in (rows, rows[1:]))
 
 
 def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
@@ -103,11 +102,20 @@ def _turns_in_grid(table: np.ndarray) -> bool:
         if len(table) % height:
             continue
         grid = table.reshape(height, -1, table.shape[1])
-        along_height = np.ptp(grid, axis=1).max(axis=0) <= 1e-5
-        along_width = np.ptp(grid, axis=0).max(axis=0) <= 1e-5
+        if not (
+            _stays(corner := grid[:2, :2].astype(np.float64), 0) | _stays(corner, 1)
+        ).all():  # nor does the whole, which may be large
+            continue
+        grid = grid.astype(np.float64)
+        along_height, along_width = _stays(grid, 1), _stays(grid, 0)
         if (along_height | along_width).all() and along_height.any() and along_width.any():
             return _turns(grid[:, 0, along_height]) and _turns(grid[0][:, ~along_height])
     return False
+
+
+def _stays(grid: np.ndarray, axis: int) -> np.ndarray:
+    """Whether a column is the same all along an axis of a grid, of each column."""
+    return np.ptp(grid, axis=axis).max(axis=0) <= 1e-5
 
 
 def _are_waves(rows: np.ndarray) -> bool:

@@ -22,7 +22,7 @@ from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONA
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
-from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.core.mapped import to_array, whole
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
@@ -35,7 +35,8 @@ _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
-    model: without an optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
+    model: of a file with 64 MiB and more of weights beside it, it refers to these, see `save_model`. Without an
+        optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
         `input_gradients` and `parameters`; its inputs the data, the target, then the parameters, whose defaults are
         the model's own values. With one, the place of the parameters' gradients is taken by the new value of everything
         in `updates`, and the inputs go on with the learning rate and the state.
@@ -159,24 +160,29 @@ class TrainingGraph:
         stored = self._tensors
         return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
 
-    def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
+    def eval_model(self, *, outputs: Sequence[str] | None = None, mapped: bool = False) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
         Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs, with
-        their values as defaults where the graph has them.
+        their values as defaults where the graph has them. mapped: weights in files stay there, as in `model`.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
         model = _part(self, [self.loss, *others], "evaluation", keep_inputs=True)
         assign(model.graph.initializer, [tensor for tensor in model.graph.initializer if not _is_elsewhere(tensor)])
-        return model
+        return model if mapped else whole(model)
 
     def inference_model(
-        self, values: Mapping[str, np.ndarray] | None = None, *, outputs: Sequence[str] | None = None
+        self,
+        values: Mapping[str, np.ndarray] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        mapped: bool = False,
     ) -> ModelProto:
         """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
 
         values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
         outputs: names of tensors to give in the place of the model's outputs.
+        mapped: weights in files stay there, as in `model`.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
@@ -195,7 +201,7 @@ class TrainingGraph:
                 )
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             replace_values(tensor, np.asarray(value).astype(kind, copy=False))
-        return model
+        return model if mapped else whole(model)
 
     def summary(self, *, most: int | None = None) -> str:
         """A table of the tensors: names, shapes, numbers, and whether each is trained or why not.

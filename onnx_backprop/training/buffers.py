@@ -144,13 +144,13 @@ class Buffers:
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
         return result
 
-    def arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
-        """Copies of tensors of onnxruntime, by names of the state."""
+    def arrays(self, values: Mapping[str, OrtValue], *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Copies of tensors of onnxruntime, by names of the state; copy=False: views, which the next step changes."""
         if any(self._types[name].elem_type == TensorProto.BFLOAT16 for name in values):
             raise InvalidArgumentError(
                 "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
             )
-        arrays = {name: np.array(value.numpy()) for name, value in values.items()}
+        arrays = {name: np.array(value.numpy(), copy=copy or None) for name, value in values.items()}
         return arrays if self._division is None else {n: self._division.whole(n, a) for n, a in arrays.items()}
 
 

@@ -20,7 +20,7 @@ from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.mapped import whole
+from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
@@ -166,6 +166,7 @@ class Trainer:
             self._ranks.start(state)
         self._accepted = not_finite(state)
         self._buffers.set(state)
+        give_back()
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
 
@@ -273,9 +274,12 @@ class Trainer:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
+        return self._state(copy=True)
+
+    def _state(self, *, copy: bool) -> dict[str, np.ndarray]:
         if self._ranks is not None and (new := self._ranks.sum_waiting(self._buffers.state)):
             self.set_state(new)
-        return self._buffers.arrays(self._buffers.state)
+        return self._buffers.arrays(self._buffers.state, copy=copy)
 
     def held_by_all(self) -> dict[str, np.ndarray]:
         """A copy of what a step renews and every rank has the whole of."""
@@ -323,7 +327,7 @@ class Trainer:
 
     def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue]) -> dict[str, Any]:
         if self._evaluation is None:
-            model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
+            model = without_tensors(self.graph.eval_model(mapped=True), self.graph.forward_state)
             self._frozen |= take_weights(model, self._frozen)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
         batch = self.inputs.ort_values(feeds)
@@ -394,7 +398,7 @@ class Trainer:
 
         Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
-        state = self._finite(self.state())
+        state = self._finite(self._state(copy=False))
         about = {
             "steps": self.steps,
             "epoch": self.epoch,
@@ -444,9 +448,9 @@ class Trainer:
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
         Errors: FloatingPointError when the training has diverged, see `fit`. Of several ranks rank 0 writes.
         """
-        values = self._finite(self._buffers.arrays(self._weights(ema=ema)))
+        values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
-            save_model(self.graph.inference_model(values), path)
+            save_model(self.graph.inference_model(values, mapped=True), path)
 
 
 def _declared_rate(graph: TrainingGraph) -> np.ndarray:

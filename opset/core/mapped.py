@@ -146,6 +146,11 @@ def mapped_tensors(model: ModelProto) -> Iterator[TensorProto]:
     return (tensor for tensor in model.graph.initializer if is_mapped(tensor))
 
 
+def whole_if_possible(model: ModelProto) -> ModelProto:
+    """`whole`, but a model with more weights in files than a message can hold keeps its references."""
+    return model if sum(map(byte_size, mapped_tensors(model))) > PROTO_LIMIT else whole(model)
+
+
 def whole(model: ModelProto) -> ModelProto:
     """The model; or, if it has references, a copy that holds their numbers.
 
@@ -158,7 +163,7 @@ def whole(model: ModelProto) -> ModelProto:
     if size > PROTO_LIMIT:
         raise UnsupportedError(
             f"the model has weights of {size:,} bytes in files, more than the 2 GB that a model in memory can hold. "
-            "training_graph, lora, Trainer and session take such models, and their `save` and `export` write them"
+            "training_graph, lora, explain_gradients, Trainer and session take such models, save_model writes them"
         )
     result = without_tensors(model, references)
     order = [tensor.name for tensor in model.graph.initializer]

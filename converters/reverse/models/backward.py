@@ -403,7 +403,7 @@ class Draft:
     def done(self, derivative: Derivative) -> ModelProto:
         """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
         record(self.model, derivative)
-        return without_inferred(shorten_names(self.finish(), used_names(self.original.graph)))
+        return whole_if_possible(without_inferred(shorten_names(self.finish(), used_names(self.original.graph))))
 
 
 def check_checkpoint(checkpoint: int) -> int:
