@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.mapped import LEAST_MAPPED, byte_size, can_be_mapped, mapped_tensors, to_array
-from onnx_backprop.opset.graphs.edit import assign
+from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.walk import is_standard, reads
 
 if TYPE_CHECKING:
@@ -61,7 +61,29 @@ def take_weights(model: ModelProto, shared: Mapping[str, OrtValue] = MappingProx
     values = {name: shared.get(name) or ort_value(tensor) for name, tensor in taken.items()}
     graph.input.extend(helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in taken.items())
     assign(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in taken])
+    _fuse_transposes(model, {name for name, tensor in taken.items() if tensor.data_type == TensorProto.FLOAT})
     return values
+
+
+def _fuse_transposes(model: ModelProto, weights: set[str]) -> None:
+    """FusedMatMul nodes in the place of products with a transposed weight, which would be copied for them.
+
+    onnxruntime does that itself, but not for what it makes a Gemm of, a product of matrices behind which a sum stands.
+    """
+    graph = model.graph
+    matrices = {v.name for v in graph.input if len(v.type.tensor_type.shape.dim) == 2} & weights
+    sources = {node.output[0]: node.input[0] for node in graph.node if is_standard(node, "Transpose")}
+    for node in graph.node:
+        which = [sources.get(name) in matrices for name in node.input] if is_standard(node, "MatMul") else []
+        if any(which):
+            node.op_type, node.domain = "FusedMatMul", _MICROSOFT
+            for n, name in enumerate(("transA", "transB")):
+                if which[n]:
+                    node.input[n] = sources[node.input[n]]
+                    node.attribute.append(helper.make_attribute(name, 1))
+            add_import(model, _MICROSOFT)
+    read = set().union(*map(reads, graph.node)) | {value.name for value in graph.output}
+    assign(graph.node, [n for n in graph.node if n.output[0] in read or sources.get(n.output[0]) not in matrices])
 
 
 def _is_multiplied(name: str, readers: dict[str, list[NodeProto]], ends: set[str]) -> bool:

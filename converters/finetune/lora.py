@@ -82,9 +82,10 @@ class LoraModel:
             if own[0].exact:
                 weight = layers.array(own[0].weight)
                 factors = (arrays[name].astype(np.float64) for name in (adapter.down, adapter.up))
-                change = self.scale * form_of(own[0]).product(*factors)
-                merged = (weight.astype(np.float64) + change).astype(weight.dtype)
-                layers.put([(layer.node, layer.place) for layer in own], merged)
+                change = np.asarray(form_of(own[0]).product(*factors))
+                change *= self.scale
+                change += weight
+                layers.put([(layer.node, layer.place) for layer in own], change.astype(weight.dtype))
                 continue
             for name in (adapter.down, adapter.up):
                 layers.add(numpy_helper.from_array(arrays[name], name))
