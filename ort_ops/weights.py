@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.opset.core.mapped import LEAST_MAPPED, byte_size, can_be_mapped, mapped_tensors, to_array
+from onnx_backprop.opset.core.mapped import are_many, can_be_mapped, mapped_tensors, to_array
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.walk import is_standard, reads
 
@@ -56,7 +56,7 @@ def take_weights(model: ModelProto, shared: Mapping[str, OrtValue] = MappingProx
         for tensor in graph.initializer
         if tensor.name not in inputs | ends and can_be_mapped(tensor) and _is_multiplied(tensor.name, readers, ends)
     }
-    if sum(map(byte_size, taken.values())) < LEAST_MAPPED:
+    if not are_many(taken.values()):
         return {}
     values = {name: shared.get(name) or ort_value(tensor) for name, tensor in taken.items()}
     graph.input.extend(helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in taken.items())

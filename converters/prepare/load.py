@@ -30,7 +30,7 @@ from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
-from onnx_backprop.opset.core.mapped import PROTO_LIMIT
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT, byte_size, is_mapped
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
@@ -115,9 +115,9 @@ def infer_large(proto: ModelProto) -> ModelProto:
 
 
 def _check_tensor(tensor: TensorProto) -> None:
-    if len(tensor.raw_data) > PROTO_LIMIT:
+    if not is_mapped(tensor) and byte_size(tensor) > PROTO_LIMIT:
         raise UnsupportedError(
-            f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
+            f"initializer {tensor.name!r} has {byte_size(tensor)} bytes, expected at most {PROTO_LIMIT}, "
             "all that one protobuf message can hold. Split it into several and join them with Concat"
         )
 

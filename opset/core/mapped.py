@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -69,6 +69,11 @@ def _location_of(path: str) -> str:
     memory = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
     _files[location] = _File(path, handle, _state(os.fstat(handle)), memory)
     return location
+
+
+def are_many(tensors: Iterable[TensorProto]) -> bool:
+    """Whether tensors have so many bytes that mapping them is worth it."""
+    return sum(map(byte_size, tensors)) >= LEAST_MAPPED
 
 
 def can_be_mapped(tensor: TensorProto) -> bool:

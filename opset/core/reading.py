@@ -12,7 +12,7 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.hints import near_file
-from onnx_backprop.opset.core.mapped import LEAST_MAPPED, byte_size, can_be_mapped, is_mapped, refer, whole
+from onnx_backprop.opset.core.mapped import are_many, byte_size, can_be_mapped, is_mapped, refer, whole
 from onnx_backprop.opset.core.sound import sound, tensors
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
@@ -68,7 +68,7 @@ def _read(path: Path) -> ModelProto:
     real, folder = Path(os.path.realpath(path)).parent, path.parent
     beside = [tensor for tensor in tensors(proto) if uses_external_data(tensor)]
     names = {id(tensor) for tensor in proto.graph.initializer}
-    many = sum(map(byte_size, beside)) >= LEAST_MAPPED
+    many = are_many(beside)
     for tensor in beside:
         base, location = folder, _location(tensor)
         target = Path(os.path.realpath(folder / location))

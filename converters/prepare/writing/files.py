@@ -9,9 +9,10 @@ from typing import BinaryIO
 
 from onnx import GraphProto, ModelProto, TensorProto
 
+from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import remove_unused, replacing
-from onnx_backprop.opset.core.mapped import PROTO_LIMIT, byte_size, is_mapped, raw
+from onnx_backprop.opset.core.mapped import byte_size, is_mapped, raw
 from onnx_backprop.opset.graphs.edit import without, without_tensors
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
@@ -20,10 +21,15 @@ SMALL = 1024  # bytes; smaller tensors stay in the model file
 _ADDED = 48  # characters of the longest name that is made of a file's, by `replacing` and for a checkpoint
 
 
-def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
+def save_model(model: ModelProto, path: str | Path, *, limit: int | None = None) -> None:
     """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
 
-    A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
+        ob.save_model(ob.lora("model.onnx", ["*attn*"], rank=8).model, "adapted.onnx")
+
+    The model may be one that refers to weights in files: what `training_graph`, `lora` and `backward` make of a file
+    with 64 MiB and more of weights beside it, which hold for this process alone. What is written has the weights.
+
+    A model of more than `limit` bytes, 2 GB by default, gets its initializers of 1 KiB and more in one file beside it,
     `<name>.<16 digits>.data`, the digits being a hash of what is in it: whoever reads while others write, or after one
     was killed, finds a model with its own tensors. Such files of earlier models of that name are removed. The format is
     protobuf whatever the name's suffix.
@@ -36,7 +42,7 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     try:
         earlier = {path: path.stat().st_ino for path in sidecars(path)}
         whole = _Whole(model)
-        if whole.size <= limit:
+        if whole.size <= (mapped.PROTO_LIMIT if limit is None else limit):
             with replacing(target) as (file,):
                 whole.write(file)
         else:
@@ -59,7 +65,7 @@ def _write_two(model: ModelProto, target: Path) -> Path:
     for tensor in small.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=data.name)
-    if small.ByteSize() > PROTO_LIMIT:
+    if small.ByteSize() > mapped.PROTO_LIMIT:
         raise InvalidArgumentError(f"cannot write {target}: the model holds more than 2 GB outside its initializers")
     with replacing(data, target) as (file, head_file):
         _write_tensors(file, tensors)
