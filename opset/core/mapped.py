@@ -192,7 +192,7 @@ def serialized(model: ModelProto) -> bytes:
     size = model.ByteSize()
     if size > PROTO_LIMIT:
         raise UnsupportedError(
-            f"the model has {size:,} bytes, more than the 2 GB that onnxruntime reads from memory. Save it with its "
-            "weights in a file beside it, as onnx.save(model, path, save_as_external_data=True), and give the path"
+            f"the model has {size:,} bytes, more than the 2 GB that onnxruntime reads from memory. Save it by "
+            "onnx_backprop.save_model(model, path), which puts its weights in a file beside it, and give the path"
         )
     return model.SerializeToString()
