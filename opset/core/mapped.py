@@ -21,7 +21,7 @@ from onnx_backprop.opset.graphs.edit import copied, without_tensors
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 LEAST_MAPPED = 2**26  # bytes beside a model file, from which on its tensors are mapped; fewer are read
 LEAST_TENSOR = 2**16  # bytes of a tensor that is mapped
-_RESIDENT = 2**27  # bytes that are looked at before their pages are given back
+_RESIDENT = 2**25  # bytes that are looked at before their pages are given back
 _FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
 _PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
 
