@@ -48,7 +48,7 @@ def batch(shape: dict[str, int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def export(path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str, float]:
+def export(path: Path, shape: dict[str, int], tokens: int, _rank: int) -> dict[str, float]:
     """Write the decoder; its logits have their classes along axis 1, as the loss reads them."""
     import torch
 
@@ -84,7 +84,7 @@ def ours(path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str,
     return converted | timed(lambda: trainer.step(input_ids=ids, labels=labels))
 
 
-def torch_and_peft(path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str, float]:
+def torch_and_peft(_path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str, float]:
     """The same in torch."""
     import torch
 
