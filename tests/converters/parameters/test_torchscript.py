@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.edit import assign
@@ -95,3 +95,33 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
     graph, said = told_of(file)
     assert (name in graph.parameters) is trained
     assert name in said or name == "dw.weight"
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "merged"),
+    [
+        ("conv1.weight", "conv1.weight_bias", True),  # torch's rewriter
+        ("y_weight", "y_bias", True),  # onnxslim, after the output y
+        ("ConvBnFusion_W_conv1.weight", "ConvBnFusion_BN_B_bn1.bias", True),  # onnxruntime
+        ("ConvMulFusion_W_fc.weight", "fc.bias", True),
+        ("conv1.weight", "conv1.bias", False),
+        ("conv1_weight", "conv1_bias", False),
+    ],
+)
+def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: bool) -> None:
+    """Both tensors are trained, and a warning names them where their names are those of a merged convolution."""
+    graph, said = told_of(convolution(weight, bias))
+    assert set(graph.parameters) == {weight, bias}
+    for name in (weight, bias):
+        assert (f"'{name}'" in said) is merged
+    assert ("a convolution has been merged with what follows it" in said) is merged
+
+
+def convolution(weight: str, bias: str) -> ModelProto:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 5, 5]) for name in ("x", "y"))
+    rng = np.random.default_rng(3)
+    arrays = {weight: rng.standard_normal((4, 4, 1, 1)), bias: rng.standard_normal(4)}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    node = helper.make_node("Conv", ["x", weight, bias], ["y"])
+    graph = helper.make_graph([node], "g", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="pytorch")
