@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.edit import assign
-from tests.support.torch_files import W, scripted
+from tests.support.torch_files import W, exported, scripted
 
 
 def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
@@ -125,3 +125,19 @@ def convolution(weight: str, bias: str) -> ModelProto:
     node = helper.make_node("Conv", ["x", weight, bias], ["y"])
     graph = helper.make_graph([node], "g", [x], [y], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="pytorch")
+
+
+def test_a_table_of_sines_that_the_file_calls_a_parameter() -> None:
+    """Whisper's positions are a parameter that requires no gradient, which no file of torch says."""
+    angles = np.arange(6)[:, None] * np.float32([1.0, 0.3])
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    file = exported(
+        "h = MatMul(x, l.weight) y = Add(h, p.weight)",
+        {"l.weight": W, "p.weight": table},
+        "l.weight p.weight",
+        x="float[6,3] x",
+    )
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"l.weight", "p.weight"}
+    assert "'p.weight' (its numbers are those of a table of sines and cosines, which the module may not train)" in said
+    assert "'l.weight'" not in said
