@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,9 @@ SHAPE = {"layers": 30, "width": 576, "hidden": 1536, "heads": 9, "keys": 3, "voc
 
 def decoder(shape: dict[str, int]) -> Any:
     """The model of transformers."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    torch, transformers = map(import_module, ("torch", "transformers"))
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=shape["width"],
         intermediate_size=shape["hidden"],
         num_hidden_layers=shape["layers"],
@@ -39,7 +38,7 @@ def decoder(shape: dict[str, int]) -> Any:
         tie_word_embeddings=True,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
 def batch(shape: dict[str, int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,14 +49,14 @@ def batch(shape: dict[str, int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 def export(path: Path, shape: dict[str, int], tokens: int, _rank: int) -> dict[str, float]:
     """Write the decoder; its logits have their classes along axis 1, as the loss reads them."""
-    import torch
+    torch: Any = import_module("torch")
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = decoder(shape).eval()
 
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, input_ids: Any) -> Any:
             return self.model(input_ids=input_ids, use_cache=False).logits.transpose(1, 2)
 
     ids = torch.from_numpy(batch(shape, tokens)[0])
@@ -86,13 +85,11 @@ def ours(path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str,
 
 def torch_and_peft(_path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str, float]:
     """The same in torch."""
-    import torch
-
+    torch: Any = import_module("torch")
     model = decoder(shape)
     if rank:
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(model, LoraConfig(r=rank, target_modules=["q_proj", "v_proj"]))
+        peft: Any = import_module("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=["q_proj", "v_proj"]))
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
     ids, labels = map(torch.from_numpy, batch(shape, tokens))
 

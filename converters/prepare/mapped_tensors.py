@@ -1,5 +1,7 @@
 """The tensors of onnx_ir for what lies in mapped files: views, by the rules of `opset.core.mapped`."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -14,7 +16,7 @@ class MappedTensor(ir.ExternalTensor):
         data = view(str(self.location), self.offset or 0, self.length or 0, str(self.name))
         return np.frombuffer(data, self.dtype.numpy()).reshape(self.shape.numpy())
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype, copy=copy)
 
     def tobytes(self) -> bytes:

@@ -62,7 +62,7 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
         with replacing(path) as (file,):
             file.write(len(start).to_bytes(_HEADER, "little") + start)
             for array in arrays.values():
-                file.write(memoryview(array.reshape(-1).view(np.uint8)))
+                file.write(array.reshape(-1).view(np.uint8).data)
     except (OSError, ValueError) as e:
         raise _unwritten(path, e) from e
 

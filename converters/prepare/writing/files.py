@@ -5,9 +5,9 @@ import glob
 import hashlib
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -144,7 +144,7 @@ def _is_raw(tensor: TensorProto) -> bool:
     return tensor.HasField("raw_data") or is_mapped(tensor)
 
 
-def _around(message: ModelProto | GraphProto, name: str) -> tuple[bytes, bytes]:
+def _around(message: Any, name: str) -> tuple[bytes, bytes]:
     """What a message has in front of a field, and behind it."""
     number = message.DESCRIPTOR.fields_by_name[name].number
     fields = [field for field, _ in message.ListFields()]
@@ -153,7 +153,7 @@ def _around(message: ModelProto | GraphProto, name: str) -> tuple[bytes, bytes]:
     return front.SerializeToString(), rest.SerializeToString()
 
 
-def _tag(message: ModelProto | GraphProto | TensorProto, name: str, length: int) -> bytes:
+def _tag(message: Any, name: str, length: int) -> bytes:
     """How a field of so many bytes begins in protobuf's encoding: its number and the length, seven bits a byte."""
     result = bytearray()
     for number in (message.DESCRIPTOR.fields_by_name[name].number << 3 | 2, length):
