@@ -2,7 +2,15 @@
 
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.fused import activations, attention, classic, matmul, normalization, quantized
+from onnx_backprop.converters.prepare.fused import (
+    activations,
+    attention,
+    classic,
+    matmul,
+    moe,
+    normalization,
+    quantized,
+)
 from onnx_backprop.converters.prepare.fused.composer import Expansion
 
 MICROSOFT, CLASSIC = "com.microsoft", "ai.onnx.ml"
@@ -25,7 +33,9 @@ _MICROSOFT: dict[str, Expansion] = {
     "GemmFastGelu": activations.gemm_fast_gelu,
     "LayerNormalization": normalization.layer_normalization,
     "MatMulNBits": quantized.mat_mul_n_bits,
+    "MoE": moe.moe,
     "MultiHeadAttention": attention.multi_head_attention,
+    "QMoE": moe.q_moe,
     "QuantizeLinear": quantized.quantize_linear,
     "QuickGelu": activations.quick_gelu,
     "RotaryEmbedding": attention.rotary_embedding,
