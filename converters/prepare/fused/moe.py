@@ -94,7 +94,7 @@ def _refuse_layouts(op: Composer) -> None:
 
 
 def _chosen(op: Composer, scores: str) -> str:
-    """1 for the k highest of each row of scores (T, E), else 0; of equal ones the last are taken, as onnxruntime does."""
+    """1 for the k highest of each row of scores (T, E), else 0; of equal ones the last, as onnxruntime does."""
     backwards = op.Slice(scores, [-1], [-(2**62)], [1], [-1])
     _, places = op.several("TopK", 2, backwards, op.constant(np.array([op.count("k")])), axis=1)
     count = op.Squeeze(op.length(scores, 1))

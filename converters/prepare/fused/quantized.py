@@ -5,6 +5,10 @@ from onnx import TensorProto
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
 
+_INTEGERS = (TensorProto.INT4, TensorProto.UINT4)
+_EIGHT_BIT_FLOATS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2)
+_EIGHT_BIT_FLOATS += (TensorProto.FLOAT8E5M2FNUZ,)
+
 
 def mat_mul_n_bits(op: Composer) -> str:
     """y = a · wᵀ + bias, w (N, K) = (q - z) · scales, q and z being packed in bytes along K, the lowest bits first.
@@ -33,35 +37,51 @@ def mat_mul_n_bits(op: Composer) -> str:
 
 
 def gather_block_quantized(op: Composer) -> str:
-    """y = w[ids], w (V, D) = (q - z) · scales, a scale for each block of a row, bytes packed as for `mat_mul_n_bits`.
+    """y = (q - z) · scales of what ids choose along `gather_axis`, a scale for each block along `quantize_axis`.
 
-    Only the rows that are read are written out in floats. The numbers and the zero points are frozen.
+    q is int4, uint4 or an 8-bit float in any form, or bytes packed as for `mat_mul_n_bits`, chosen along the first axis
+    in blocks along the last. Only what is chosen is written out in floats. The numbers and zero points are frozen.
     """
     data, ids, scales, points = (op.input(n) for n in range(4))
-    bits, size, axes = op.attribute("bits", 4), op.attribute("block_size", 128), op.rank(data, " for its blocks")
-    if (axes, op.attribute("gather_axis", 0), op.attribute("quantize_axis", 1) % 2) != (2, 0, 1):
-        raise op.refuse("tables (V, D) with blocks along their rows are handled: gather_axis=0, quantize_axis=1")
-    if bits not in (2, 4, 8):
-        raise op.refuse(f"2, 4 and 8 bits are handled, got {bits}")
-    stored, packed = op.known.length(data, 1), op.known.element(data) == TensorProto.UINT8
+    rank, element = op.rank(data, "for its blocks"), op.known.element(data)
+    along, blocked = op.attribute("gather_axis", 0) % rank, op.attribute("quantize_axis", 1) % rank
+    bits, size, stored = op.attribute("bits", 4), op.attribute("block_size", 128), op.known.length(data, blocked)
+    packed, small = element == TensorProto.UINT8, TensorProto.INT8 if element in _INTEGERS else TensorProto.FLOAT16
+    if not packed and element not in (*_INTEGERS, *_EIGHT_BIT_FLOATS):
+        raise op.refuse("data of uint8, int4, uint4 and 8-bit floats are handled. Quantise to these")
+    if packed and ((along, blocked) != (0, rank - 1) or bits not in (2, 4, 8)):
+        raise op.refuse("of uint8, 2, 4 and 8 bits, gather_axis=0 and quantize_axis=-1 are handled, as by onnxruntime")
     if stored is None:
         raise op.refuse(f"the lengths of {data!r} must be known. Declare its shape")
     columns = np.arange(stored * (8 // bits if packed else 1))
+    size = size or columns.size
+    axis = blocked - rank if blocked > along else blocked  # of the blocks in what is chosen
 
-    def numbers(name: str, places: np.ndarray) -> str:
-        """Those at some places of each row that is read, in floats."""
+    def chosen(name: str, at: str) -> str:
+        whole = name if packed or name == scales else op.Cast(name, to=small)  # Gather takes none so narrow
+        return op.Gather(whole, at, axis=along)
+
+    def numbers(name: str, at: str, places: np.ndarray | None) -> str:
+        """Those at some places along the blocks, in floats."""
+        rows = chosen(name, at)
         if not packed:
-            rows = op.Gather(op.typed_as(scales, name), ids)
-            return op.Gather(rows, op.constant(places), axis=-1)
-        chosen = op.Gather(op.Gather(name, ids), op.constant(places * bits // 8), axis=-1)
-        shifted = op.BitShift(chosen, op.constant((places * bits % 8).astype(np.uint8)), direction="RIGHT")
+            rows = rows if places is None else op.Gather(rows, op.constant(places), axis=axis)
+            return op.typed_as(scales, rows)
+        rows = op.Gather(rows, op.constant(places * bits // 8), axis=axis)
+        shifted = op.BitShift(rows, op.constant((places * bits % 8).astype(np.uint8)), direction="RIGHT")
         return op.typed_as(scales, op.BitwiseAnd(shifted, op.constant(np.array((1 << bits) - 1, np.uint8))))
 
-    q, blocks = numbers(data, columns), columns // size
+    q = numbers(data, ids, columns if packed else None)
+    blocks = columns // size
+    if along == blocked:
+        from_front = op.Where(op.Less(ids, 0), op.Add(ids, op.typed_as(ids, op.Squeeze(op.length(data, along)))), ids)
+        at, blocks = op.Div(from_front, size), None
+    else:
+        at = op.Mul(ids, 0) if op.known.length(scales, along) == 1 else ids  # one scale for all
     if points or packed:
-        q = op.Sub(q, numbers(points, blocks) if points else op.number(float(1 << (bits - 1)), scales))
-    rows = op.defined_by(op.Gather(scales, ids), 0, "quantization scale")
-    return op.Mul(q, op.Gather(rows, op.constant(blocks), axis=-1))
+        q = op.Sub(q, numbers(points, at, blocks) if points else op.number(float(1 << (bits - 1)), scales))
+    rows = op.defined_by(chosen(scales, at), 0, "quantization scale")
+    return op.Mul(q, rows if blocks is None else op.Gather(rows, op.constant(blocks), axis=axis))
 
 
 def quantize_linear(op: Composer) -> str:

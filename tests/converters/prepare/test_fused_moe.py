@@ -10,7 +10,7 @@ from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.fused_checks import check_fused, check_kernel_gradient, one_node
 
 RNG = np.random.default_rng(6)
-T, H, I, E = 7, 6, 5, 4
+T, H, N, E = 7, 6, 5, 4
 STEP = 2e-4  # few numbers pass a corner of relu and clip
 GATED = {"activation_type": "swiglu", "swiglu_fusion": 1}
 ACTIVATIONS = [
@@ -28,13 +28,13 @@ def draw(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 
 def dense(more, *, bias: bool, x: tuple[int, ...] = (T, H)) -> dict[str, np.ndarray | None]:
-    rows = I * (2 if more.get("activation_type") == "swiglu" else 1)
+    rows = N * (2 if more.get("activation_type") == "swiglu" else 1)
     return {
         "x": draw(*x),
         "router": draw(T, E),
         "w1": draw(E, rows, H),
         "b1": draw(E, rows) if bias else None,
-        "w2": draw(E, H, I),
+        "w2": draw(E, H, N),
         "b2": draw(E, H) if bias else None,
     }
 
@@ -63,8 +63,8 @@ def test_of_equal_experts_the_last_are_chosen() -> None:
 
 
 def test_weights_in_the_layout_of_before_are_read_as_the_kernel_reads_them() -> None:
-    """(E, H, I) and (E, I, H): the numbers in their order, not transposed."""
-    feeds = dense({}, bias=True) | {"w1": draw(E, H, I), "w2": draw(E, I, H)}
+    """(E, H, N) and (E, N, H): the numbers in their order, not transposed."""
+    feeds = dense({}, bias=True) | {"w1": draw(E, H, N), "w2": draw(E, N, H)}
     check_fused("MoE", feeds, k=2, tolerance=1e-5)
     check_kernel_gradient("MoE", feeds, ["x", "w1", "w2"], k=2, step=STEP)
 
@@ -175,7 +175,7 @@ def test_what_is_refused(op_type: str, more, sentence: str) -> None:
 def test_a_third_product_is_refused(op_type: str) -> None:
     feeds, settings, constants = packed({}, 4, 32, False)
     if op_type == "MoE":
-        feeds, settings, constants = dense({}, bias=False) | {"w3": draw(E, I, H)}, {"k": 2}, []
+        feeds, settings, constants = dense({}, bias=False) | {"w3": draw(E, N, H)}, {"k": 2}, []
     else:
         feeds |= {"q3": feeds["q1"], "s3": feeds["s1"]}
     model = one_node(op_type, feeds, constants=constants, **settings)
