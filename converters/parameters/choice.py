@@ -22,7 +22,8 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CO
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
-_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized")  # whose scales a quantiser has added to what was exported
+# whose scales a quantiser has added to what was exported
+_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized", " of MatMulBnb4", " of QMoE")
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")

@@ -70,13 +70,12 @@ def rotary_embedding(op: Composer) -> str:
     x, positions, caches = op.input(0), op.input(1), (op.input(2), op.input(3))
     heads, part = op.attribute("num_heads", 0), op.attribute("rotary_embedding_dim", 0)
     op.attribute("is_packed_batching")  # allows longer sequences, changes nothing
-    if op.attribute("scale", 1.0) != 1:
-        raise op.refuse("scale is not handled, onnxruntime ignores it. Leave it out")
+    op.attribute("scale")  # onnxruntime's CPU ignores it
     joined = op.rank(x, "by RotaryEmbedding") == 3
     if joined:
         size = op.Mul(op.length(caches[0], 1), [2])
         x = op.Reshape(x, [0, 0, heads, -1] if heads else op.joined(0, 0, -1, size))
-    if op.rank(positions, "by RotaryEmbedding") == 1:
+    if op.rank(positions, "by RotaryEmbedding") < 2:
         count = op.Squeeze(op.length(x, 1 if joined else 2), [0])
         positions = op.Add(_range(op, count), positions)
         axes = [1] if joined else []

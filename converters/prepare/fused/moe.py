@@ -10,7 +10,6 @@ import numpy as np
 
 from onnx_backprop.converters.prepare.fused.activations import tanh_gelu
 from onnx_backprop.converters.prepare.fused.composer import Composer
-from onnx_backprop.converters.prepare.fused.quantized import unpacked
 
 _LEAST = 1e-8  # QMoE computes no expert whose weight is not above it
 _LARGEST_BLOCK = 128
@@ -172,7 +171,7 @@ class _Packed:
         if self.stays:
             sizes = {"N": n, "K": k, "bits": self.bits, "block_size": self.size}
             return op.MatMulNBits(x, q, scales, points, domain="com.microsoft", **sizes)
-        numbers = op.as_float32(op.Reshape(unpacked(op, q, self.bits), [n, blocks, self.size]))
+        numbers = op.as_float32(op.Reshape(_unpacked(op, q, self.bits), [n, blocks, self.size]))
         middle = op.Unsqueeze(points, [2]) if points else op.number(float(1 << (self.bits - 1)), numbers)
         scaled = op.Mul(op.Sub(numbers, middle), op.Unsqueeze(scales, [2]))
         scaled = op.defined_by(scaled, 1, "quantization scale")
@@ -183,7 +182,7 @@ class _Packed:
         op = self.op
         if not self.points:
             return ""
-        numbers = unpacked(op, self.points, self.bits)
+        numbers = _unpacked(op, self.points, self.bits)
         whole = op.as_float32(op.Reshape(numbers, [self.experts, *([-1] if self.by_row else [self.n, -1])]))
         if self.by_row:  # packed along the rows, and to whole bytes
             return self._repeated(op.Unsqueeze(op.Slice(whole, [0], [self.n], [1]), [2]))
@@ -191,3 +190,12 @@ class _Packed:
 
     def _repeated(self, values: str) -> str:
         return self.op.Expand(values, self.op.constant(np.array([1, 1, self.blocks])))
+
+
+def _unpacked(op: Composer, packed: str, bits: int) -> str:
+    """The numbers in bytes, along a new last axis, still uint8."""
+    if bits == 8:
+        return packed
+    shifts = op.constant(np.arange(0, 8, bits, dtype=np.uint8))
+    moved = op.BitShift(op.Unsqueeze(packed, [-1]), shifts, direction="RIGHT")
+    return op.BitwiseAnd(moved, op.constant(np.array((1 << bits) - 1, np.uint8)))

@@ -8,6 +8,10 @@ from onnx_backprop.converters.prepare.fused.composer import Composer
 _INTEGERS = (TensorProto.INT4, TensorProto.UINT4)
 _EIGHT_BIT_FLOATS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2)
 _EIGHT_BIT_FLOATS += (TensorProto.FLOAT8E5M2FNUZ,)
+_FP4 = [sign * n for sign in (1, -1) for n in (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)]
+_NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635]
+_NF4 += [-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725]
+_NF4 += [0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
 
 
 def mat_mul_n_bits(op: Composer) -> str:
@@ -27,13 +31,36 @@ def mat_mul_n_bits(op: Composer) -> str:
     if bits not in (2, 4, 8):
         raise op.refuse(f"2, 4 and 8 bits are handled, got {bits}")
     a, blocks = op.input(0), -(-k // size)
-    q = op.Reshape(op.typed_as(a, unpacked(op, op.input(1), bits)), [n, blocks, size])
+    q = op.Reshape(op.typed_as(a, _unpacked(op, op.input(1), bits)), [n, blocks, size])
     centred = op.defined_by(op.Sub(q, _zero_points(op, a, n, blocks, bits)), 1, "zero point")
     scaled = op.defined_by(op.Mul(centred, op.Reshape(op.input(2), [n, blocks, 1])), 1, "quantization scale")
     w = op.Reshape(scaled, [n, blocks * size])
     w = op.Slice(w, [0], [k], [1]) if blocks * size != k else w
     y = op.MatMul(a, op.Transpose(w, perm=[1, 0]))
     return op.Add(y, op.input(5)) if op.input(5) else y
+
+
+def mat_mul_bnb4(op: Composer) -> str:
+    """y = a · wᵀ, w (N, K) = table[q] · absmax, a number of absmax for each block of w's numbers in their order.
+
+    q are two in a byte, the first in the high bits, and name numbers of FP4 or NF4. They are frozen.
+    """
+    n, k, size, kind = (op.attribute(name) for name in ("N", "K", "block_size", "quant_type"))
+    op.attribute("training_mode")
+    if op.attribute("transB", 1) != 1:
+        raise op.refuse("transB=0 is not handled, nor does onnxruntime's CPU compute it. Transpose the weight")
+    if kind not in (0, 1):
+        raise op.refuse(f"quant_type 0, FP4, and 1, NF4, are handled, got {kind}")
+    a, count, blocks = op.input(0), n * k, -(-n * k // size)
+    pairs = op.BitShift(op.Unsqueeze(op.input(1), [-1]), op.constant(np.uint8([4, 0])), direction="RIGHT")
+    codes = op.Reshape(op.Cast(op.BitwiseAnd(pairs, op.constant(np.array(15, np.uint8))), to=TensorProto.INT32), [-1])
+    values = op.Gather(op.typed_as(a, op.constant(np.float32(_NF4 if kind else _FP4))), codes)
+    missing = blocks * size - count - count % 2
+    values = op.Pad(values, [0, missing]) if missing > 0 else values
+    scaled = op.Mul(op.Reshape(values, [blocks, size]), op.Reshape(op.input(2), [blocks, 1]))
+    w = op.Reshape(op.defined_by(scaled, 1, "quantization scale"), [-1])
+    w = op.Slice(w, [0], [count]) if blocks * size != count else w
+    return op.MatMul(a, op.Transpose(op.Reshape(w, [n, k]), perm=[1, 0]))
 
 
 def gather_block_quantized(op: Composer) -> str:
@@ -106,12 +133,12 @@ def _zero_points(op: Composer, a: str, n: int, blocks: int, bits: int) -> str:
     if op.known.element(given) != TensorProto.UINT8:
         return op.Reshape(given, [n, blocks, 1])
     row = -(-blocks * bits // 8)
-    z = op.Reshape(unpacked(op, op.Reshape(given, [n, row]), bits), [n, row * (8 // bits)])
+    z = op.Reshape(_unpacked(op, op.Reshape(given, [n, row]), bits), [n, row * (8 // bits)])
     z = op.Slice(z, [0], [blocks], [1])
     return op.Reshape(op.typed_as(a, z), [n, blocks, 1])
 
 
-def unpacked(op: Composer, packed: str, bits: int) -> str:
+def _unpacked(op: Composer, packed: str, bits: int) -> str:
     """The numbers in bytes, along a new last axis, still uint8."""
     if bits == 8:
         return packed

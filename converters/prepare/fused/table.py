@@ -32,6 +32,7 @@ _MICROSOFT: dict[str, Expansion] = {
     "Gelu": activations.gelu,
     "GemmFastGelu": activations.gemm_fast_gelu,
     "LayerNormalization": normalization.layer_normalization,
+    "MatMulBnb4": quantized.mat_mul_bnb4,
     "MatMulNBits": quantized.mat_mul_n_bits,
     "MoE": moe.moe,
     "MultiHeadAttention": attention.multi_head_attention,

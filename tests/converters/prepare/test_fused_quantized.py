@@ -9,7 +9,15 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import adjoint_mismatches
-from tests.support.fused_checks import check_fused, compare, expanded, forward_session, one_node, run
+from tests.support.fused_checks import (
+    check_fused,
+    check_kernel_gradient,
+    compare,
+    expanded,
+    forward_session,
+    one_node,
+    run,
+)
 
 RNG = np.random.default_rng(3)
 
@@ -209,3 +217,29 @@ def test_qlinear_concat_is_named() -> None:
     with pytest.raises(ob.UnsupportedOpError, match="com.microsoft::QLinearConcat .it computes in integers.*'both'"):
         ob.backward(model, wrt=["x"], straight_through=True)
     assert "com.microsoft::QLinearConcat" in str(ob.explain_gradients(model))
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["FP4", "NF4"])
+@pytest.mark.parametrize(("k", "n", "size"), [(16, 16, 16), (40, 3, 64), (15, 3, 16), (7, 3, 32), (32, 8, 256)])
+def test_mat_mul_bnb4(kind: int, k: int, n: int, size: int) -> None:
+    feeds = {
+        "a": RNG.standard_normal((2, 3, k) if n == 3 else (k,)).astype(np.float32),
+        "w": RNG.integers(0, 256, -(-n * k // 2)).astype(np.uint8),
+        "absmax": RNG.uniform(0.1, 1, -(-n * k // size)).astype(np.float32),
+    }
+    settings = {"N": n, "K": k, "block_size": size, "quant_type": kind, "constants": ["w"]}
+    check_fused("MatMulBnb4", feeds, tolerance=1e-5, **settings)
+    check_kernel_gradient("MatMulBnb4", feeds, ["a", "absmax"], half=True, **settings)
+
+
+NOT_BNB4 = [({"transB": 0}, "transB=0 is not handled"), ({"quant_type": 2}, "FP4, and 1, NF4, are handled, got 2")]
+
+
+@pytest.mark.parametrize(("more", "sentence"), NOT_BNB4)
+def test_what_mat_mul_bnb4_refuses(more: dict[str, int], sentence: str) -> None:
+    feeds = {"a": np.zeros((2, 16), np.float32), "w": np.zeros(128, np.uint8), "absmax": np.ones(16, np.float32)}
+    settings = {"N": 16, "K": 16, "block_size": 16, "quant_type": 1, **more}
+    model = one_node("MatMulBnb4", feeds, constants=["w", "absmax"], **settings)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    with pytest.raises(UnsupportedError, match=f"com.microsoft::MatMulBnb4 .*{sentence}"):
+        ob.backward(model, wrt=["a"])
