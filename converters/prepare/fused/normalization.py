@@ -27,7 +27,7 @@ def simplified_layer_normalization(op: Composer) -> list[str]:
     if op.attribute("stash_type", 1) != TensorProto.FLOAT:
         raise op.refuse("statistics in float32 are handled. Set stash_type to 1")
     axes = [axis] if axis == -1 else list(range(axis, 0) if axis < 0 else range(axis, op.rank(x, "by its axis")))
-    return list(_root_mean_square(op, x, op.input(1), epsilon, axes))
+    return list(root_mean_square(op, x, op.input(1), epsilon, axes))
 
 
 def skip_layer_normalization(op: Composer) -> list[str]:
@@ -41,7 +41,7 @@ def skip_layer_normalization(op: Composer) -> list[str]:
 def skip_simplified_layer_normalization(op: Composer) -> list[str | None]:
     """y = s/√(mean(s²) + ε) · gamma, s = x + skip + bias; outputs y, 0, 1/√(mean(s²) + ε), s."""
     total, epsilon = _skip_sum(op, op.input(3)), op.attribute("epsilon", 1e-12)
-    y, inverse = _root_mean_square(op, total, _wide(op, op.input(2)), epsilon, [-1])
+    y, inverse = root_mean_square(op, total, _wide(op, op.input(2)), epsilon, [-1])
     return [_narrow(op, y), op.Mul(inverse, 0.0) if op.wants(1) else None, inverse, _narrow(op, total)]
 
 
@@ -87,7 +87,8 @@ def _narrow(op: Composer, name: str) -> str:
     return op.typed_as(op.input(0), name) if op.is_half(op.input(0)) else name
 
 
-def _root_mean_square(op: Composer, x: str, scale: str, epsilon: float, axes: list[int]) -> tuple[str, str]:
+def root_mean_square(op: Composer, x: str, scale: str, epsilon: float, axes: list[int]) -> tuple[str, str]:
+    """x·r·scale and r = 1/√(mean(x²) + ε)."""
     wide = _wide(op, x)
     inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, inverse)
