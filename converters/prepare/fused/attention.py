@@ -89,29 +89,6 @@ def rotary_embedding(op: Composer) -> str:
     return op.Reshape(y, [0, 0, -1]) if joined else y
 
 
-def m_rotary_embedding(op: Composer) -> str:
-    """RotaryEmbedding with three positions of a token, (3, B, S): each column of the tables is read at one of them.
-
-    Columns in a row, as many as `mrope_section` says; or with `mrope_layout` 1 every third at the second and third.
-    """
-    ids, sections = op.input(1), list(op.attribute("mrope_section", [0, 0, 0]))
-    at = np.repeat([0, 1, 2], sections)
-    if op.attribute("mrope_layout", 0):
-        at[:] = 0
-        for n in (1, 2):
-            at[n : 3 * sections[n] : 3] = n
-    chosen = (at == np.arange(3)[:, None]).astype(np.float32).reshape(3, 1, 1, -1)
-    tables = []
-    for cache in (op.input(2), op.input(3)):
-        found = op.defined_by(op.Gather(cache, ids), 0, "rotation")
-        one = op.ReduceSum(op.Mul(found, op.typed_as(cache, op.constant(chosen))), [0], keepdims=0)
-        tables.append(op.Reshape(one, [-1, at.size]))
-    places = op.Reshape(_range(op, op.Squeeze(op.length(tables[0], 0), [0])), op.Shape(ids, start=1))
-    names = ("num_heads", "rotary_embedding_dim", "interleaved", "is_packed_batching", "scale")
-    given = {name: op.attribute(name) for name in names}
-    return op.RotaryEmbedding(op.input(0), places, *tables, domain="com.microsoft", **given)
-
-
 def _turned(op: Composer, x: str, cos: str, sin: str, interleaved: bool) -> str:
     if interleaved:
         pairs = op.Reshape(x, [0, 0, 0, -1, 2])

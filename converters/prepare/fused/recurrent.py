@@ -1,4 +1,4 @@
-"""Linear attention with a state, and what stands around it in models that have it: convolutions, gates, norms.
+"""Linear attention with a state, and what stands around it: convolutions, gates, norms, positions of three kinds.
 
 Letters of shapes: batch B, time T, heads of queries Q, heads of values N, sizes D of a key and H of a value.
 """
@@ -102,6 +102,31 @@ def linear_attention(op: Composer) -> list[str]:
     scan = {"body": body, "num_scan_inputs": len(steps), "scan_input_axes": along, "scan_output_axes": [1]}
     last, y = op.several("Scan", 2, state, *steps.values(), **scan)
     return [op.Reshape(y, [0, 0, -1]), last]
+
+
+def m_rotary_embedding(op: Composer) -> str:
+    """RotaryEmbedding with three positions of a token, (3, B, S): each column of the tables is read at one of them.
+
+    Columns in a row, as many as `mrope_section` says; or with `mrope_layout` 1 every third at the second and third.
+    """
+    ids, sections = op.input(1), list(op.attribute("mrope_section", [0, 0, 0]))
+    at = np.repeat([0, 1, 2], sections)
+    if op.attribute("mrope_layout", 0):
+        at[:] = 0
+        for n in (1, 2):
+            at[n : 3 * sections[n] : 3] = n
+    chosen = (at == np.arange(3)[:, None]).astype(np.float32).reshape(3, 1, 1, -1)
+    tables = []
+    for cache in (op.input(2), op.input(3)):
+        found = op.defined_by(op.Gather(cache, ids), 0, "rotation")
+        one = op.ReduceSum(op.Mul(found, op.typed_as(cache, op.constant(chosen))), [0], keepdims=0)
+        tables.append(op.Reshape(one, [-1, at.size]))
+    count = op.Squeeze(op.length(tables[0], 0))
+    rows = op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
+    places = op.Reshape(rows, op.Shape(ids, start=1))
+    names = ("num_heads", "rotary_embedding_dim", "interleaved", "is_packed_batching", "scale")
+    given = {name: op.attribute(name) for name in names}
+    return op.RotaryEmbedding(op.input(0), places, *tables, domain="com.microsoft", **given)
 
 
 def _repeated(op: Composer, x: str, heads: int) -> str:

@@ -38,7 +38,7 @@ _MICROSOFT: dict[str, Expansion] = {
     "LayerNormalization": normalization.layer_normalization,
     "LinearAttention": recurrent.linear_attention,
     "LinearAttentionGate": recurrent.linear_attention_gate,
-    "MRotaryEmbedding": attention.m_rotary_embedding,
+    "MRotaryEmbedding": recurrent.m_rotary_embedding,
     "MatMulBnb4": quantized.mat_mul_bnb4,
     "MatMulNBits": quantized.mat_mul_n_bits,
     "MoE": moe.moe,
