@@ -164,10 +164,10 @@ class _Packed:
         op, blocks = self.op, k // self.size
         q = op.Reshape(self.q, [self.experts, self.n, self.blocks, -1])
         q = op.Reshape(op.Transpose(q, perm=[*order, 3]), [n, blocks, -1])
-        scales, points = op.as_float32(self.scales), self._points()
+        scales, points = op.as_float32(self.scales), self._points(order, n)
         if self.by_row:
             scales = self._repeated(op.Unsqueeze(scales, [2]))
-        scales, points = (a and op.Reshape(op.Transpose(a, perm=order), [n, blocks]) for a in (scales, points))
+        scales = op.Reshape(op.Transpose(scales, perm=order), [n, blocks])
         if self.stays:
             sizes = {"N": n, "K": k, "bits": self.bits, "block_size": self.size}
             return op.MatMulNBits(x, q, scales, points, domain="com.microsoft", **sizes)
@@ -177,16 +177,22 @@ class _Packed:
         scaled = op.defined_by(scaled, 1, "quantization scale")
         return op.MatMul(x, op.Transpose(op.Reshape(scaled, [n, k]), perm=[1, 0]))
 
-    def _points(self) -> str:
-        """(E, N, blocks) in float32, "" for none."""
+    def _points(self, order: list[int], n: int) -> str:
+        """(n, blocks), packed in bytes where they stay together, else in floats; "" for none."""
         op = self.op
         if not self.points:
             return ""
+        if not self.by_row and (order[0] == 0 or self.blocks * self.bits % 8 == 0):
+            packed = op.Reshape(self.points, [self.experts, self.n, -1])
+            return op.Reshape(op.Transpose(packed, perm=order), [n, -1])
         numbers = _unpacked(op, self.points, self.bits)
-        whole = op.as_float32(op.Reshape(numbers, [self.experts, *([-1] if self.by_row else [self.n, -1])]))
+        numbers = numbers if self.bits == 8 and self.stays else op.as_float32(numbers)
         if self.by_row:  # packed along the rows, and to whole bytes
-            return self._repeated(op.Unsqueeze(op.Slice(whole, [0], [self.n], [1]), [2]))
-        return op.Slice(whole, [0], [self.blocks], [2])
+            rows = op.Slice(op.Reshape(numbers, [self.experts, -1]), [0], [self.n], [1])
+            numbers = self._repeated(op.Unsqueeze(rows, [2]))
+        else:
+            numbers = op.Slice(op.Reshape(numbers, [self.experts, self.n, -1]), [0], [self.blocks], [2])
+        return op.Reshape(op.Transpose(numbers, perm=order), [n, -1])
 
     def _repeated(self, values: str) -> str:
         return self.op.Expand(values, self.op.constant(np.array([1, 1, self.blocks])))
