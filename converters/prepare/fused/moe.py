@@ -19,11 +19,12 @@ def moe(op: Composer) -> str:
     """y = Σ weight · (W2·activation(W1·x + b1) + b2) over the k experts of the highest softmax(router), their weights.
 
     The weights of the chosen are divided by their sum with `normalize_routing_weights`. W1 (E, I, H) or, for swiglu,
-    (E, 2·I, H), W2 (E, H, I). Of equal experts the last is chosen. `use_sparse_mixer` changes nothing on the CPU.
+    (E, 2·I, H), W2 (E, H, I). Of equal experts the last is chosen. `use_sparse_mixer` changes nothing on the CPU. Half
+    types are computed in float32, as onnxruntime does.
     """
     if op.input(6) or op.input(7):
         raise op.refuse(_NO_FC3)
-    x, router, (w1, b1, w2, b2) = op.input(0), op.input(1), (op.input(n) for n in range(2, 6))
+    x, router, w1, b1, w2, b2 = (name and op.as_float32(name) for name in map(op.input, range(6)))
     op.attribute("use_sparse_mixer")
     softmax = op.Softmax(router, axis=-1)
     weights = op.Mul(softmax, _chosen(op, softmax))
@@ -35,7 +36,8 @@ def moe(op: Composer) -> str:
     h = op.MatMul(op.Reshape(x, op.joined(-1, size)), op.Transpose(rows, perm=[1, 0]))
     h = _activated(op, op.Add(h, op.Reshape(b1, [-1])) if b1 else h)
     y = op.MatMul(_weighed(op, h, weights), op.Reshape(columns, op.joined(-1, size)))
-    return op.Reshape(op.Add(y, op.MatMul(weights, b2)) if b2 else y, op.Shape(x))
+    y = op.Reshape(op.Add(y, op.MatMul(weights, b2)) if b2 else y, op.Shape(x))
+    return op.typed_as(op.input(0), y) if op.is_half(op.input(0)) else y
 
 
 def q_moe(op: Composer) -> str:

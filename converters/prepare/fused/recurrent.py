@@ -71,16 +71,16 @@ def linear_attention(op: Composer) -> list[str]:
     """S = exp(g)·S + k·uᵀ and y = scale · qᵀ·S, from step to step; y (B, T, max(Q, N)·H), and the last S (B, N, D, H).
 
     `update_rule`: linear and delta are without exp(g); u = v, or for the delta rules β · (v - exp(g)·Sᵀ·k).
-    The steps are those of a Scan.
+    The steps are those of a Scan. Half types are computed in float32, as onnxruntime does.
     """
-    query, key, value, past = (op.input(n) for n in range(4))
+    wide = [name and op.as_float32(name) for name in map(op.input, range(6))]
+    query, key, value, past, decay, beta = wide
     rule, queries, heads = op.attribute("update_rule", "gated_delta"), op.count("q_num_heads"), op.count("kv_num_heads")
     op.attribute("chunk_size")
     if op.attribute("state_window", 0):
         raise op.refuse("state_window=0 is handled, as onnxruntime's CPU does. Export without a window")
     if rule not in ("linear", "gated", "delta", "gated_delta"):
         raise op.refuse(f"the rules linear, gated, delta and gated_delta are handled, got {rule!r}")
-    decay, beta = (op.input(4), op.input(5))
     if (not decay and "gated" in rule) or (not beta and "delta" in rule):
         raise op.refuse(f"the rule {rule} reads decay, beta or both. Export them")
     q, size = op.Reshape(query, [0, 0, queries, -1]), op.Div(op.length(query, 2), [queries])
@@ -98,10 +98,12 @@ def linear_attention(op: Composer) -> list[str]:
         steps["beta"] = op.Reshape(beta, [0, 0, -1, 1, 1])
     shape = op.joined(op.length(query, 0), heads, size, op.length(v, 4))
     state = past or op.Expand(op.number(0.0, query), shape)
-    along, body = [1] * len(steps), _step(op, query, list(steps))
+    along, body = [1] * len(steps), _step(op, list(steps))
     scan = {"body": body, "num_scan_inputs": len(steps), "scan_input_axes": along, "scan_output_axes": [1]}
     last, y = op.several("Scan", 2, state, *steps.values(), **scan)
-    return [op.Reshape(y, [0, 0, -1]), last]
+    likes = op.input(0), op.input(3) or op.input(0)
+    results = op.Reshape(y, [0, 0, -1]), last
+    return [op.typed_as(like, x) if op.is_half(like) else x for like, x in zip(likes, results, strict=True)]
 
 
 def m_rotary_embedding(op: Composer) -> str:
@@ -136,7 +138,7 @@ def _repeated(op: Composer, x: str, heads: int) -> str:
     return op.Reshape(wide, op.joined(0, 0, -1, op.length(x, 3)))
 
 
-def _step(op: Composer, like: str, names: list[str]) -> GraphProto:
+def _step(op: Composer, names: list[str]) -> GraphProto:
     """S (B, N, D, H), q (B, N, Q/N, D), k (B, N, 1, D), v (B, N, 1, H), decay (B, N, D, 1), beta (B, N, 1, 1)."""
     outside, op.nodes = op.nodes, []
     state = op.fresh("state")
@@ -147,11 +149,8 @@ def _step(op: Composer, like: str, names: list[str]) -> GraphProto:
         new = op.Mul(given["beta"], op.Sub(new, op.MatMul(given["k"], kept)))
     after = op.Add(kept, op.Mul(op.Transpose(given["k"], perm=[0, 1, 3, 2]), new))
     y = op.MatMul(given["q"], after)
-    element = op.known.element(like) or TensorProto.FLOAT
-    ends = [
-        [helper.make_tensor_value_info(n, element, None) for n in some]
-        for some in ((state, *given.values()), (after, y))
-    ]
-    body = helper.make_graph(op.nodes, "step", *ends)
+    ends = (state, *given.values()), (after, y)
+    values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in some] for some in ends]
+    body = helper.make_graph(op.nodes, "step", *values)
     op.nodes = outside
     return body

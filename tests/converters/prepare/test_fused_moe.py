@@ -62,6 +62,15 @@ def test_of_equal_experts_the_last_are_chosen() -> None:
         check_fused("MoE", feeds, k=k, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("more", [{"activation_type": "silu"}, {**GATED, "swiglu_limit": 0.7}])
+def test_moe_in_float16(more) -> None:
+    """onnxruntime casts, having a kernel for float32 alone."""
+    feeds = dense(more, bias=True)
+    coarse = {name: None if x is None else x.astype(np.float16) for name, x in feeds.items()}
+    check_fused("MoE", coarse, k=2, **more)
+    check_kernel_gradient("MoE", feeds, list(feeds), k=2, step=STEP, half=True, **more)
+
+
 def test_weights_in_the_layout_of_before_are_read_as_the_kernel_reads_them() -> None:
     """(E, H, N) and (E, N, H): the numbers in their order, not transposed."""
     feeds = dense({}, bias=True) | {"w1": draw(E, H, N), "w2": draw(E, N, H)}

@@ -93,7 +93,9 @@ def test_linear_attention(rule: str, queries: int, heads: int, keys: int, past: 
     feeds["beta"] = 1 / (1 + np.exp(-draw(B, T, 1 if common else heads))) if "delta" in rule else None
     settings = {"update_rule": rule, "q_num_heads": queries, "kv_num_heads": heads, "scale": 0.3 if common else 0.0}
     check_fused("LinearAttention", feeds, outputs=2, **settings)
-    check_kernel_gradient("LinearAttention", feeds, given(feeds), outputs=2, **settings)
+    check_kernel_gradient("LinearAttention", feeds, given(feeds), outputs=2, half=past, **settings)
+    coarse = {name: None if x is None else x.astype(np.float16) for name, x in feeds.items()}
+    check_fused("LinearAttention", coarse, outputs=2, **settings)
 
 
 REFUSED = [
