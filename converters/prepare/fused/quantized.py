@@ -54,7 +54,7 @@ def mat_mul_bnb4(op: Composer) -> str:
     a, count, blocks = op.input(0), n * k, -(-n * k // size)
     pairs = op.BitShift(op.Unsqueeze(op.input(1), [-1]), op.constant(np.uint8([4, 0])), direction="RIGHT")
     codes = op.Reshape(op.Cast(op.BitwiseAnd(pairs, op.constant(np.array(15, np.uint8))), to=TensorProto.INT32), [-1])
-    values = op.Gather(op.typed_as(a, op.constant(np.float32(_NF4 if kind else _FP4))), codes)
+    values = op.Gather(op.typed_as(a, op.constant(_NF4 if kind else _FP4, np.float32)), codes)
     missing = blocks * size - count - count % 2
     values = op.Pad(values, [0, missing]) if missing > 0 else values
     scaled = op.Mul(op.Reshape(values, [blocks, size]), op.Reshape(op.input(2), [blocks, 1]))
@@ -89,11 +89,10 @@ def gather_block_quantized(op: Composer) -> str:
         return op.Gather(whole, at, axis=along)
 
     def numbers(name: str, at: str, places: np.ndarray | None) -> str:
-        """Those at some places along the blocks, in floats."""
+        """Those at some places along the blocks, or at all, in floats."""
         rows = chosen(name, at)
-        if not packed:
-            rows = rows if places is None else op.Gather(rows, op.constant(places), axis=axis)
-            return op.typed_as(scales, rows)
+        if not packed or places is None:
+            return op.typed_as(scales, rows if places is None else op.Gather(rows, op.constant(places), axis=axis))
         rows = op.Gather(rows, op.constant(places * bits // 8), axis=axis)
         shifted = op.BitShift(rows, op.constant((places * bits % 8).astype(np.uint8)), direction="RIGHT")
         return op.typed_as(scales, op.BitwiseAnd(shifted, op.constant(np.array((1 << bits) - 1, np.uint8))))

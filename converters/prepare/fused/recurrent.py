@@ -149,8 +149,10 @@ def _step(op: Composer, names: list[str]) -> GraphProto:
         new = op.Mul(given["beta"], op.Sub(new, op.MatMul(given["k"], kept)))
     after = op.Add(kept, op.Mul(op.Transpose(given["k"], perm=[0, 1, 3, 2]), new))
     y = op.MatMul(given["q"], after)
-    ends = (state, *given.values()), (after, y)
-    values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in some] for some in ends]
-    body = helper.make_graph(op.nodes, "step", *values)
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+        for names in ((state, *given.values()), (after, y))
+    )
+    body = helper.make_graph(op.nodes, "step", inputs, outputs)
     op.nodes = outside
     return body
