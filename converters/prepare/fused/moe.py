@@ -100,7 +100,7 @@ def _chosen(op: Composer, scores: str) -> str:
     _, places = op.several("TopK", 2, backwards, op.constant(np.array([op.count("k")])), axis=1)
     count = op.Squeeze(op.length(scores, 1))
     last = op.Sub(count, op.constant(np.array(1)))
-    ones = op.OneHot(op.Sub(last, places), count, np.float32([0, 1]))
+    ones = op.OneHot(op.Sub(last, places), count, np.array([0, 1], np.float32))
     return op.ReduceSum(ones, [1], keepdims=0)
 
 

@@ -52,7 +52,7 @@ def mat_mul_bnb4(op: Composer) -> str:
     if kind not in (0, 1):
         raise op.refuse(f"quant_type 0, FP4, and 1, NF4, are handled, got {kind}")
     a, count, blocks = op.input(0), n * k, -(-n * k // size)
-    pairs = op.BitShift(op.Unsqueeze(op.input(1), [-1]), op.constant(np.uint8([4, 0])), direction="RIGHT")
+    pairs = op.BitShift(op.Unsqueeze(op.input(1), [-1]), op.constant([4, 0], np.uint8), direction="RIGHT")
     codes = op.Reshape(op.Cast(op.BitwiseAnd(pairs, op.constant(np.array(15, np.uint8))), to=TensorProto.INT32), [-1])
     values = op.Gather(op.typed_as(a, op.constant(_NF4 if kind else _FP4, np.float32)), codes)
     missing = blocks * size - count - count % 2
