@@ -149,27 +149,26 @@ class _Packed:
         self.experts, self.n, stored = (n or 0 for n in lengths)
         self.k, block = stored * 8 // self.bits, op.attribute("block_size", 0)
         self.by_row = not block
-        self.size = block or min(self.k & -self.k, _LARGEST_BLOCK)  # any divisor will do, all scales of a row being one
+        self.size = min(self.k & -self.k, block or _LARGEST_BLOCK)  # a power of two, as blocks are, that divides K
         self.stays = self.size >= 16
-        self.size = self.size if self.stays else self.k
-        self.blocks = self.k // self.size
+        self.size = self.k if self.by_row and not self.stays else self.size
+        self.places = np.arange(self.k // self.size) * self.size // (block or self.k)  # of the scale of each block
+        self.whole = self.size == block
 
     def rows(self, x: str) -> str:
         """x (T, K) by each expert's rows: (T, E·N)."""
-        return self._product(x, [0, 1, 2], self.experts * self.n, self.k)
+        return self._product(x, False, self.experts * self.n, self.k)
 
     def columns(self, h: str) -> str:
         """Each expert's h, (T, E·K), by its rows, summed over the experts: (T, N)."""
-        return self._product(h, [1, 0, 2], self.n, self.experts * self.k)
+        return self._product(h, True, self.n, self.experts * self.k)
 
-    def _product(self, x: str, order: list[int], n: int, k: int) -> str:
+    def _product(self, x: str, columns: bool, n: int, k: int) -> str:
         op, blocks = self.op, k // self.size
-        q = op.Reshape(self.q, [self.experts, self.n, self.blocks, -1])
-        q = op.Reshape(op.Transpose(q, perm=[*order, 3]), [n, blocks, -1])
-        scales, points = op.as_float32(self.scales), self._points(order, n)
-        if self.by_row:
-            scales = self._repeated(op.Unsqueeze(scales, [2]))
-        scales = op.Reshape(op.Transpose(scales, perm=order), [n, blocks])
+        q = op.Reshape(self.q, [self.experts, self.n, self.places.size, -1])
+        q = op.Reshape(op.Transpose(q, perm=[1, 0, 2, 3]) if columns else q, [n, blocks, -1])
+        scales, points = op.as_float32(self.scales), self._points(columns, n)
+        scales = self._stacked(scales if self.whole else self._spread(scales), columns, n)
         if self.stays:
             sizes = {"N": n, "K": k, "bits": self.bits, "block_size": self.size}
             return op.MatMulNBits(x, q, scales, points, domain="com.microsoft", **sizes)
@@ -179,25 +178,29 @@ class _Packed:
         scaled = op.defined_by(scaled, 1, "quantization scale")
         return op.MatMul(x, op.Transpose(op.Reshape(scaled, [n, k]), perm=[1, 0]))
 
-    def _points(self, order: list[int], n: int) -> str:
+    def _points(self, columns: bool, n: int) -> str:
         """(n, blocks), packed in bytes where they stay together, else in floats; "" for none."""
         op = self.op
         if not self.points:
             return ""
-        if not self.by_row and (order[0] == 0 or self.blocks * self.bits % 8 == 0):
-            packed = op.Reshape(self.points, [self.experts, self.n, -1])
-            return op.Reshape(op.Transpose(packed, perm=order), [n, -1])
+        if self.whole and self.stays and (not columns or self.places.size * self.bits % 8 == 0):
+            return self._stacked(op.Reshape(self.points, [self.experts, self.n, -1]), columns, n)
         numbers = _unpacked(op, self.points, self.bits)
         numbers = numbers if self.bits == 8 and self.stays else op.as_float32(numbers)
         if self.by_row:  # packed along the rows, and to whole bytes
-            rows = op.Slice(op.Reshape(numbers, [self.experts, -1]), [0], [self.n], [1])
-            numbers = self._repeated(op.Unsqueeze(rows, [2]))
+            numbers = op.Slice(op.Reshape(numbers, [self.experts, -1]), [0], [self.n], [1])
         else:
-            numbers = op.Slice(op.Reshape(numbers, [self.experts, self.n, -1]), [0], [self.blocks], [2])
-        return op.Reshape(op.Transpose(numbers, perm=order), [n, -1])
+            numbers = op.Reshape(numbers, [self.experts, self.n, -1])
+        return self._stacked(self._spread(numbers), columns, n)
 
-    def _repeated(self, values: str) -> str:
-        return self.op.Expand(values, self.op.constant(np.array([1, 1, self.blocks])))
+    def _spread(self, values: str) -> str:
+        """Those of a row, or of its blocks, for each of the blocks here: (E, N, blocks)."""
+        rows = self.op.Unsqueeze(values, [2]) if self.by_row else values
+        return self.op.Gather(rows, self.op.constant(self.places), axis=2)
+
+    def _stacked(self, values: str, columns: bool, n: int) -> str:
+        """(E, N, …) as (E·N, …), or (N, E·…) for columns."""
+        return self.op.Reshape(self.op.Transpose(values, perm=[1, 0, 2]) if columns else values, [n, -1])
 
 
 def _unpacked(op: Composer, packed: str, bits: int) -> str:
