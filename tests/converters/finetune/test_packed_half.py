@@ -25,7 +25,7 @@ d = PACKED <K = 64, N = 32> (h, down_w, down_s)
 n2 = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (r1, d, g2)
 l = PACKED <K = 32, N = 48> (n2, head_w, head_s) logits = Reshape(l, rows)
 """.replace("PACKED <", "com.microsoft.MatMulNBits <bits = 4, block_size = 32, ")
-LENGTHS = {name: (WIDTH, WIDTH) for name in "qkvo"} | {"up": (INNER, WIDTH), "gate": (INNER, WIDTH)}
+LENGTHS = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"up": (INNER, WIDTH), "gate": (INNER, WIDTH)}
 LENGTHS |= {"down": (WIDTH, INNER), "head": (VOCABULARY, WIDTH)}
 
 

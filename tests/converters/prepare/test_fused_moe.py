@@ -105,10 +105,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(
-    "more",
-    [{"activation_type": "gelu"}, {"activation_type": "silu", "accuracy_level": 4, "weights_prepacked": 0}, GATED],
-)
+@pytest.mark.parametrize("more", [{"activation_type": "silu", "accuracy_level": 4, "weights_prepacked": 0}, GATED])
 @pytest.mark.parametrize(("bits", "block"), [(4, 0), (4, 16), (4, 32), (8, 0), (8, 16), (2, 0), (2, 16)])
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
