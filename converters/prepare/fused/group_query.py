@@ -193,14 +193,14 @@ def _turned(op: Composer, q: str, k: str, caches: list[str], positions: str) -> 
         raise op.refuse(f"expected cosines for 8, 16, ... pairs of the {size} numbers of a head, got {half}")
     whole = size is not None and half is not None and size == 2 * half
     part = None if whole else op.Mul(op.length(caches[0], 1), [2])
-    tables = [op.Unsqueeze(c, [1]) for c in attention.at_positions(op, caches, positions)]
+    cos, sin = (op.Unsqueeze(c, [1]) for c in attention.at_positions(op, caches, positions))
     interleaved = int(op.attribute("rotary_interleaved", 0) == 1)
-    q = attention.turned(op, q, *tables, interleaved, part)
+    q = attention.turned(op, q, cos, sin, interleaved, part)
     if op.known.length(k, 2) == 0:
         return [q, k]
     if op.input(1) and op.input(3) and op.known.length(k, 2) is None:  # there may be none
-        tables = [op.Slice(c, [0], op.length(k, 2), [2]) for c in tables]
-    return [q, attention.turned(op, k, *tables, interleaved, part)]
+        cos, sin = (op.Slice(c, [0], op.length(k, 2), [2]) for c in (cos, sin))
+    return [q, attention.turned(op, k, cos, sin, interleaved, part)]
 
 
 def _rows(op: Composer, x: str, index: str, real: str) -> str:
