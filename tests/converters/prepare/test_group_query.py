@@ -134,10 +134,28 @@ def _specified(
     return [y, present, present, s & y[:, None, :, :1]]
 
 
+def padding(more: dict[str, Any]) -> Form:
+    """Padding of which some queries have tokens of their row in their window."""
+    rng = np.random.default_rng(0)
+    feeds = {
+        "q": rng.standard_normal((3, 6, 8 * 8), np.float32),
+        "lengths": np.int32([1, 3, 5]),
+        "total": np.int32([6]),
+    }
+    specified: list[np.ndarray | None] = [np.ones((3, 6, 32), bool), *2 * [np.ones((3, 2, 6, 8), bool)]]
+    inputs = {name: feeds.get(name) for name in NAMES}
+    attributes = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": 3, **more}
+    return Form(f"padding {more}", "GroupQueryAttention", inputs, attributes, specified)
+
+
+PADDING = [padding({}), padding({"softcap": 0.7}), padding({"smooth_softmax": 1})]
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 def test_forward(dynamic: bool, half: bool) -> None:
-    cases = [random_case(seed).cast(np.float32, np.float16) if half else random_case(seed) for seed in SEEDS]
+    cases = [*PADDING, *map(random_case, SEEDS)]
+    cases = [case.cast(np.float32, np.float16) for case in cases] if half else cases
     check_each(cases, partial(forwards, dynamic=dynamic), same)
 
 
@@ -147,7 +165,8 @@ def test_forward(dynamic: bool, half: bool) -> None:
     ids=["onnx", "native", "numpy"],
 )
 def test_gradients(kernels: Any, dynamic: bool, seeds: range) -> None:
-    check_each([random_case(seed) for seed in seeds], partial(slopes, kernels=kernels, dynamic=dynamic), close)
+    cases = [*PADDING, *map(random_case, seeds)]
+    check_each(cases, partial(slopes, kernels=kernels, dynamic=dynamic), close)
 
 
 @pytest.mark.parametrize("seed", range(81, 90))
