@@ -1,8 +1,7 @@
 """MatMulNBitsBackwardData, compiled: dx = dy · W in panels of W, of which a thread unpacks one after the other.
 
-An item is some rows of dx and so many columns as a tile has. It goes along n: DEPTH rows of W become a panel of floats
-that stays in the first-level cache, and every row of dy of the item is multiplied by it. Half types, and rows of dy
-that lie a multiple of a page apart, which would meet in a cache, are copied first.
+An item is some rows of dx and the columns of some tiles. It goes along n: DEPTH rows of W become, tile by tile, a panel
+of floats that stays in the first-level cache, and every row of dy of the item is multiplied by it.
 """
 
 import math
@@ -20,20 +19,28 @@ from onnx_backprop.ort_ops.compiler.values import FLOAT, INT
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT as FLOAT_BYTES
-from onnx_backprop.ort_ops.runtime.workspace import WORD, workspace
+from onnx_backprop.ort_ops.runtime.workspace import LINE, WORD, workspace
+from onnx_backprop.ort_ops.vector.emit import Block
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import read_run, write_run
 
 DEPTH = 128  # rows of a panel: with COLUMNS columns at most half of a first-level cache
-MOST_ROWS = 40 * ROWS  # of an item: the panel is unpacked once for them, and their sums stay in the second-level cache
+MOST_ROWS = (
+    240 // ROWS * ROWS
+)  # of an item: a panel is unpacked once for them, their sums stay in the second-level cache
+FEW_ROWS = 4 * ROWS  # for which reading W takes longer than the sums: items read whole lines of it
+COPIED_TILES = 4  # for which dy of a half type is copied in floats
+LEAST_ITEMS = 16  # so that threads end together
 TOGETHER = 16  # numbers that are unpacked at once, the shortest block
-_PAGE, _LINE = 4096, 16  # bytes; floats
+AHEAD = 8  # rows of W that are fetched before they are unpacked
+PITCH = DEPTH + LINE // 4  # of a copy of dy: an odd number of lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offsets(Record):
     """What a thread's scratch holds."""
 
+    copy: int = 0
     panel: int = 0
     sums: int = 0
     starts: int = 0
@@ -42,19 +49,19 @@ class Offsets(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Record):
-    """The numbers of a plan: dy (rows, n), pitch floats from row to row, a copy where `copied`; W (n, k)."""
+    """The numbers of a plan: dy (rows, n), of which an item copies what it multiplies where `copied`; W (n, k)."""
 
     kind: int
     rows: int
     n: int
     k: int
-    pitch: int
     copied: int
     bits: int
     size: int
     blocks: int
     at_once: int  # rows of an item
     pieces: int  # that the rows are cut into
+    tiles: int  # of an item
     offsets: Offsets
 
 
@@ -63,9 +70,11 @@ def _unpack(bits: int) -> Any:
     lane, real = (ir.VectorType(kind, TOGETHER) for kind in (ir.IntType(32), ir.FloatType()))
     some = ir.VectorType(ir.IntType(8), count)
 
-    @intrinsic(None, INT, INT, FLOAT, FLOAT)
-    def unpack(b, target, packed, scale, zero):
-        """target[i] = (q[i] - zero) · scale for the next TOGETHER numbers."""
+    @intrinsic(None, INT, INT, INT, FLOAT, FLOAT)
+    def unpack(builder, target, packed, ahead, scale, zero):
+        """target[i] = (q[i] - zero) · scale for the next TOGETHER numbers; what lies `ahead` bytes on is fetched."""
+        b = Block(builder.block)
+        b.prefetch(b.add(packed, ahead))
         nothing = ir.Constant(some, ir.Undefined)
         stored = b.load(b.inttoptr(packed, some.as_pointer()), align=1)
         which = ir.Constant(lane, [i * bits // 8 for i in range(TOGETHER)])
@@ -80,6 +89,7 @@ def _unpack(bits: int) -> Any:
 
         centred = b.fsub(b.sitofp(numbers, real), splat(zero))
         b.store(b.fmul(centred, splat(scale)), b.inttoptr(target, real.as_pointer()), align=4)
+        builder.position_at_end(b.block)
 
     return unpack
 
@@ -88,9 +98,9 @@ _unpack_2, _unpack_4, _unpack_8 = (_unpack(bits) for bits in (2, 4, 8))
 
 
 @inner
-def _run(unpack, target, packed, step, count, scale, zero):
+def _run(unpack, target, packed, ahead, step, count, scale, zero):
     for i in range(0, count, TOGETHER):
-        unpack(target + 4 * i, packed + i * step // 8, scale, zero)
+        unpack(target + 4 * i, packed + i * step // 8, ahead, scale, zero)
 
 
 @inner
@@ -99,7 +109,7 @@ def _panel(load, _store, call, p, first, count, column, panel):
     bits, size, blocks = p.bits, p.size, p.blocks
     weight, scales, points, floats = call.inputs[1], call.inputs[2], call.inputs[3], call.inputs[4]
     end, mask, middle = min(column + COLUMNS, blocks * size), (1 << bits) - 1, 1 << (bits - 1)
-    stored = (blocks * bits + 7) // 8
+    stored, ahead = (blocks * bits + 7) // 8, AHEAD * blocks * size * bits // 8
     for row in range(first, first + count):
         at, to = column, panel + 4 * (row - first) * COLUMNS
         while at < end:
@@ -113,68 +123,71 @@ def _panel(load, _store, call, p, first, count, column, panel):
                 zero = load(floats, row * blocks + block)
             scale, packed = load(scales, row * blocks + block), weight + (row * blocks * size + at) * bits // 8
             if bits == 4:
-                _run(_unpack_4, to, packed, 4, stop - at, scale, zero)
+                _run(_unpack_4, to, packed, ahead, 4, stop - at, scale, zero)
             elif bits == 8:
-                _run(_unpack_8, to, packed, 8, stop - at, scale, zero)
+                _run(_unpack_8, to, packed, ahead, 8, stop - at, scale, zero)
             else:
-                _run(_unpack_2, to, packed, 2, stop - at, scale, zero)
+                _run(_unpack_2, to, packed, ahead, 2, stop - at, scale, zero)
             to += 4 * (stop - at)
             at = stop
 
 
 @inner
-def _copy(call, p, row, _scratch):
-    read_run(p.kind, call.shared, row * p.pitch, call.inputs[0], row * p.n, 1, p.n)
-
-
-@inner
 def _product(call, p, item, scratch):
-    piece, column = item % p.pieces, item // p.pieces * COLUMNS
-    first, columns = piece * p.at_once, min(COLUMNS, p.k - column)
-    count = min(p.at_once, p.rows - first)
-    panel, sums = scratch + p.offsets.panel, scratch + p.offsets.sums
+    kind, tiles, begin, first = p.kind, p.tiles, item // p.pieces * p.tiles * COLUMNS, item % p.pieces * p.at_once
+    count, end = min(p.at_once, p.rows - first), min(p.k, begin + tiles * COLUMNS)
+    copy, panel, sums = scratch + p.offsets.copy, scratch + p.offsets.panel, scratch + p.offsets.sums
     starts, last = scratch + p.offsets.starts, scratch + p.offsets.last_starts
-    dy = call.shared if p.copied else call.inputs[0]
-    rows_apart(starts, 4 * p.pitch)
+    dy, step = call.inputs[0] + 4 * first * p.n, 4 * p.n
+    if p.copied:
+        dy, step = copy, 4 * PITCH
+    rows_apart(starts, step)
     for i in range(ROWS):  # the last tile, whose spare rows repeat its last one
-        store_i64(last, i, 4 * p.pitch * min(i, (count - 1) % ROWS))
+        store_i64(last, i, step * min(i, (count - 1) % ROWS))
     for n in range(0, p.n, DEPTH):
-        depth = min(DEPTH, p.n - n)
-        by_type(p.kind, _panel, call, p, n, depth, column, panel)
-        for row in range(0, count, ROWS):
-            height, c = min(ROWS, count - row), (sums + 4 * row * COLUMNS, 4 * COLUMNS)
-            a = dy + 4 * ((first + row) * p.pitch + n), starts if row + ROWS <= count else last, 4
-            multiply(height, columns, c, a, (panel, 4 * COLUMNS), one_segment(starts), depth, n != 0)
+        depth, source = min(DEPTH, p.n - n), dy + 4 * n
+        if p.copied:
+            source = copy
+            for row in range(count):
+                read_run(kind, copy, row * PITCH, call.inputs[0], (first + row) * p.n + n, 1, depth)
+        for column in range(begin, end, COLUMNS):
+            by_type(kind, _panel, call, p, n, depth, column, panel)
+            to = sums + 4 * (column - begin) * (p.at_once + SPARE_ROWS)
+            for row in range(0, count, ROWS):
+                a = source + step * row, starts if row + ROWS <= count else last, 4
+                c, b = (to + 4 * row * COLUMNS, 4 * COLUMNS), (panel, 4 * COLUMNS)
+                multiply(min(ROWS, count - row), end - column, c, a, b, one_segment(starts), depth, n != 0)
     for row in range(count):
-        write_run(p.kind, call.output, (first + row) * p.k + column, 1, sums, row * COLUMNS, columns)
+        for column in range(begin, end, COLUMNS):
+            place = (column - begin) * (p.at_once + SPARE_ROWS) + row * COLUMNS
+            write_run(kind, call.output, (first + row) * p.k + column, 1, sums, place, min(COLUMNS, end - column))
 
 
-_COPY = stage("mat_mul_n_bits_copy", Packed, _copy)
 _PRODUCT = stage("mat_mul_n_bits_product", Packed, _product)
 
 
 def _plan(request: Request) -> Plan:
     attributes, rows = request.attributes, math.prod(request.output[:-1])
-    n, k, size = attributes["N"], attributes["K"], attributes["block_size"]
+    n, k, size, bits = attributes["N"], attributes["K"], attributes["block_size"], attributes["bits"]
     pieces = -(-rows // MOST_ROWS)
     at_once = -(-rows // (pieces * ROWS)) * ROWS
-    pieces = -(-rows // at_once)
-    copied = request.element_type != F32 or (rows >= ROWS and FLOAT_BYTES * n % _PAGE == 0)
-    pitch = -(-n // _LINE) * _LINE + _LINE if copied else n
+    pieces, all_tiles = -(-rows // at_once), -(-k // COLUMNS)
+    copied = request.element_type != F32
+    wanted = COPIED_TILES if copied else 8 * LINE // (bits * COLUMNS) if rows <= FEW_ROWS else 1
+    tiles = max(1, min(wanted, all_tiles * pieces // LEAST_ITEMS))
     offsets, scratch = workspace(
         Offsets,
+        copy=FLOAT_BYTES * at_once * PITCH if copied else 0,
         panel=FLOAT_BYTES * DEPTH * COLUMNS,
-        sums=FLOAT_BYTES * (at_once + SPARE_ROWS) * COLUMNS,
+        sums=FLOAT_BYTES * tiles * (at_once + SPARE_ROWS) * COLUMNS,
         starts=WORD * (ROWS + 2),
         last_starts=WORD * ROWS,
     )
     parameters = Packed(
-        kind=request.element_type, rows=rows, n=n, k=k, pitch=pitch, copied=int(copied), bits=attributes["bits"],
-        size=size, blocks=-(-k // size), at_once=at_once, pieces=pieces, offsets=offsets,
+        kind=request.element_type, rows=rows, n=n, k=k, copied=int(copied), bits=bits, size=size,
+        blocks=-(-k // size), at_once=at_once, pieces=pieces, tiles=tiles, offsets=offsets,
     )  # fmt: skip
-    copy = ((_COPY, rows),) if copied else ()
-    product = _PRODUCT, pieces * -(-k // COLUMNS)
-    return Plan(parameters, (*copy, product), FLOAT_BYTES * rows * pitch if copied else 0, scratch)
+    return Plan(parameters, ((_PRODUCT, pieces * -(-all_tiles // tiles)),), per_thread=scratch)
 
 
 KERNEL = NativeKernel(OP, _plan)
