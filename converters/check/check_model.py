@@ -26,6 +26,7 @@ from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.functions.mat_mul_n_bits import MatMulNBits
 from onnx_backprop.opset.graphs.edit import assign, copied
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
@@ -317,7 +318,7 @@ def _reference(model: ModelProto) -> Run:
         nonlocal evaluator
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            evaluator = evaluator or ReferenceEvaluator(double, new_ops=reference_ops())
+            evaluator = evaluator or ReferenceEvaluator(double, new_ops=[*reference_ops(), MatMulNBits])
             return dict(zip(names, map(np.asarray, evaluator.run(None, dict(values))), strict=True))
 
     return run

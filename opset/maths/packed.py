@@ -20,3 +20,14 @@ def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers = packed[..., None] >> shifts & np.uint8((1 << bits) - 1)
     return numbers.reshape(*packed.shape[:-1], -1)
+
+
+def dequantised(
+    attributes: Mapping[str, Any], weight: np.ndarray, scales: np.ndarray, zero_points: np.ndarray | None
+) -> np.ndarray:
+    """Rows of W, (q - z) · scales, as float64, for the same rows of all; zero points that are uint8 are packed."""
+    bits, blocks = attributes["bits"], scales.shape[1]
+    z = np.array(1 << (bits - 1)) if zero_points is None else zero_points
+    z = unpacked(z, bits)[:, :blocks] if z.dtype == np.uint8 else z
+    w = (unpacked(weight, bits) - z.astype(np.float64)[..., None]) * scales[..., None]
+    return w.reshape(len(w), -1)[:, : attributes["K"]]

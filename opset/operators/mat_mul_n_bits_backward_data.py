@@ -10,7 +10,7 @@ from onnx_backprop.opset.bodies.packed import centred
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Array, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_rank
-from onnx_backprop.opset.maths.packed import lengths_of, unpacked
+from onnx_backprop.opset.maths.packed import dequantised, lengths_of
 
 DOC = """
 dx = dy · W,  W[n, k] = (q[n, k] - z[n, k / block_size]) · scales[n, k / block_size]
@@ -68,16 +68,11 @@ def reference(
     zero_points: Array | None,
     float_zero_points: Float64Array | None,
 ) -> Float64Array:
-    blocks, dx = scales.shape[1], np.zeros(out)
+    dx = np.zeros(out)
     for first in range(0, attrs["N"], ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        z: Array | float = float(1 << (attrs["bits"] - 1))
-        if zero_points is not None:
-            z = unpacked(zero_points[rows], attrs["bits"])[:, :blocks, None]
-        elif float_zero_points is not None:
-            z = float_zero_points[rows, :, None]
-        w = (unpacked(weight[rows], attrs["bits"]) - np.asarray(z, np.float64)) * scales[rows, :, None]
-        dx += diff_dst[..., rows] @ w.reshape(len(w), -1)[:, : attrs["K"]]
+        z = zero_points if zero_points is not None else float_zero_points
+        dx += diff_dst[..., rows] @ dequantised(attrs, weight[rows], scales[rows], None if z is None else z[rows])
     return dx
 
 

@@ -27,7 +27,7 @@ from onnx_backprop.ort_ops.vector.rows import read_run, write_run
 DEPTH = 128  # rows of a panel: with COLUMNS columns at most half of a first-level cache
 MOST_ROWS = (
     240 // ROWS * ROWS
-)  # of an item: a panel is unpacked once for them, their sums stay in the second-level cache
+)  # of an item, for which a panel is unpacked once; their sums stay in the second-level cache
 FEW_ROWS = 4 * ROWS  # for which reading W takes longer than the sums: items read whole lines of it
 COPIED_TILES = 4  # for which dy of a half type is copied in floats
 LEAST_ITEMS = 16  # so that threads end together
