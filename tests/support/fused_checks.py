@@ -58,7 +58,9 @@ def expanded(model: ModelProto) -> ModelProto:
     """The prepared model, of which nothing is left to write out but what stays onnxruntime's."""
     prepared = prepare(model)
     fused = [node for node in all_nodes(prepared) if (node.domain, node.op_type) in EXPANSIONS]
-    assert not [node for node in fused if node.op_type != "MatMulNBits" or node.metadata_props], [entry.value for node in prepared.graph.node for entry in node.metadata_props]
+    assert not [node for node in fused if node.op_type != "MatMulNBits" or node.metadata_props], [
+        entry.value for node in prepared.graph.node for entry in node.metadata_props
+    ]
     return prepared
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from onnx_backprop.opset.operators.mat_mul_n_bits_backward_data import OP
+from onnx_backprop.opset.operators.mat_muln_bits_backward_data import OP
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_type, intrinsic, load_u8, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record

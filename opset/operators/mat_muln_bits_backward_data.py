@@ -100,7 +100,7 @@ def body(
     w = b.Reshape(w, b.ints([attrs["N"], blocks * attrs["block_size"]]))
     if attrs["K"] % attrs["block_size"]:
         w = b.Slice(w, b.ints([0]), b.ints([attrs["K"]]), b.ints([1]))
-    return b.MatMul(diff_dst, w)
+    return b.MatMul(diff_dst, w, name=f"{b.op}: expected {attrs['N']} entries along the last axis of diff_dst")
 
 
 OP = Op(
