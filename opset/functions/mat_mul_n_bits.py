@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto, helper
+from onnx import NodeProto, TypeProto, helper
 from onnx.defs import OpSchema, has, register_schema
 from onnx.reference.op_run import OpRun
 
@@ -57,6 +57,11 @@ def _infer(context: Any) -> None:
         result.tensor_type.shape.dim[-1].Clear()
         result.tensor_type.shape.dim[-1].dim_value = helper.get_attribute_value(context.get_attribute("N"))
     context.set_output_type(0, result)
+
+
+def rounds(node: NodeProto) -> bool:
+    """Whether onnxruntime rounds what a node multiplies."""
+    return node.op_type == NAME and any(a.name == "accuracy_level" and a.i == 4 for a in node.attribute)
 
 
 class MatMulNBits(OpRun):
