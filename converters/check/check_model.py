@@ -44,9 +44,9 @@ FAST = frozenset({
     "Expand", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "HardSigmoid", "Identity",
     "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "MatMul",
     "MatMulNBits", "Max", "Mean", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Shape", "Sigmoid",
-    "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Tile",
-    "Transpose", "Unsqueeze", "Where",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Shape",
+    "Sigmoid", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh",
+    "Tile", "Transpose", "Unsqueeze", "Where",
 })
 # fmt: on
 AGREEMENT = 1e-3  # between two forwards of the same model, relative to the largest output
