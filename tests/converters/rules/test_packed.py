@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from tests.support.adjoint import forward_session, run
@@ -194,3 +194,84 @@ def test_scales_that_are_no_constants_are_not_rounded_with(bits: int) -> None:
     found = dict(zip([value.name for value in own.get_outputs()], answers, strict=True))
     exact = form.a.astype(np.float64) @ form.weight().T
     np.testing.assert_allclose(found["y"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+
+
+def behind_dequantize(seed: int) -> tuple[ModelProto, np.ndarray, np.ndarray]:
+    """MatMul of x (…, K) and a weight (K, N) of 4 bits behind DequantizeLinear, the weight in float64, and x."""
+    rng = np.random.default_rng(seed)
+    k, n, size = int(rng.integers(1, 150)), int(rng.integers(1, 40)), int(rng.choice([0, 16, 32, 64]))
+    signed, dtype = bool(rng.random() < 0.5), rng.choice([np.float32, np.float16])
+    low, element = (-8, TensorProto.INT4) if signed else (0, TensorProto.UINT4)
+    q = rng.integers(low, low + 16, (k, n))
+    shape = (-(-k // size), n) if size else ((n,), (), (1,))[rng.integers(3)]
+    scales = rng.uniform(0.05, 0.2, shape).astype(dtype)
+    tensors = [
+        helper.make_tensor("q/weights", element, q.shape, q.reshape(-1)),
+        numpy_helper.from_array(scales, "q/scales"),
+    ]
+    z = np.zeros(shape, np.int64)
+    if rng.random() < 0.5:
+        z = rng.integers(low, low + 16, shape)
+        tensors.append(helper.make_tensor("q/points", element, shape, z.reshape(-1)))
+    attributes = {"axis": int(rng.choice([0, -2])), "block_size": size} if size else {"axis": int(rng.choice([1, -1]))}
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, size, axis=0)[:k] if size else values
+
+    weight = (q - spread(z)) * spread(scales.astype(np.float64))
+    nodes = [
+        helper.make_node("DequantizeLinear", [t.name for t in tensors], ["w"], **attributes),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    x = rng.standard_normal((*rng.integers(1, 5, rng.integers(0, 3)), k)).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    infos = [helper.make_tensor_value_info("x", kind, x.shape), helper.make_tensor_value_info("y", kind, None)]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), weight, x
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_weights_of_four_bits_behind_dequantize_linear(seed: int) -> None:
+    """They are products with packed weights, which compute what the file does; the gradient is dy · Wᵀ."""
+    model, weight, x = behind_dequantize(seed)
+    before = model.SerializeToString()
+    graph = ob.backward(model, wrt=["x"])
+    assert model.SerializeToString() == before
+    assert not [node for node in graph.graph.node if node.op_type in ("DequantizeLinear", "MatMul")]
+    session = ob.session(graph, kernels=ROUTES[seed % len(ROUTES)])
+    dy = np.random.default_rng(seed).standard_normal((*x.shape[:-1], weight.shape[1])).astype(x.dtype)
+    accepted = {value.name for value in session.get_inputs()}
+    answers = run(session, {name: a for name, a in {"x": x, "y_grad": dy}.items() if name in accepted})
+    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
+    close = {"rtol": 0, "atol": 3e-6} if x.dtype == np.float32 else {"rtol": 0, "atol": 3e-3}
+    if "y" in found:
+        y = x.astype(np.float64) @ weight  # onnxruntime fuses the two itself, with accuracy_level 4
+        np.testing.assert_allclose(found["y"] / np.abs(y).max(), y / np.abs(y).max(), **close)
+    exact = dy.astype(np.float64) @ weight.T
+    np.testing.assert_allclose(found["x_grad"] / np.abs(exact).max(), exact / np.abs(exact).max(), **close)
+
+
+def test_a_weight_that_others_read_stays_behind_dequantize_linear() -> None:
+    """Whoever reads it in floats, or its integers, has a copy in floats all the same."""
+    model = behind_dequantize(3)[0]
+    kind = model.graph.output[0].type.tensor_type.elem_type
+    model.graph.output.append(helper.make_tensor_value_info("w", kind, None))
+    graph = ob.backward(model, wrt=["x"], of=["y"])
+    assert [node.op_type for node in graph.graph.node].count("DequantizeLinear") == 1
+    assert not [node for node in graph.graph.node if node.op_type == "MatMulNBits"]
+
+
+def test_scales_behind_dequantize_linear_keep_their_name_and_gradient() -> None:
+    model, weight, x = next(m for m in map(behind_dequantize, range(99)) if m[2].dtype == np.float32)
+    graph = ob.backward(model, wrt=["q/scales"])
+    session = ob.session(graph)
+    dy = np.random.default_rng(0).standard_normal((*x.shape[:-1], weight.shape[1])).astype(np.float32)
+    names = [value.name for value in session.get_inputs()]
+    scales = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "q/scales")
+    fed = {name: a for name, a in {"x": x, "y_grad": dy, "q/scales": scales}.items() if name in names}
+    answers = run(session, fed)
+    got = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))["q/scales_grad"]
+    assert got.shape == scales.shape
+    # y is linear in the scales, and without any it is 0
+    moved = (dy.astype(np.float64) * (x.astype(np.float64) @ weight)).sum()
+    assert abs((got * scales).sum() - moved) <= 1e-5 * np.abs(got * scales).sum()
