@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.accept import MICROSOFT
+from onnx_backprop.opset.functions.mat_mul_n_bits import MICROSOFT, NAME
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
@@ -60,7 +61,7 @@ def pack_products(proto: ModelProto, large: dict[str, TensorProto]) -> None:
         for node in uses:
             node.CopyFrom(
                 helper.make_node(
-                    "MatMulNBits", [node.input[0], *names], node.output, name=called(node), domain=MICROSOFT, **sizes
+                    NAME, [node.input[0], *names], node.output, name=called(node), domain=MICROSOFT, **sizes
                 )
             )
     if replaced:
@@ -70,7 +71,7 @@ def pack_products(proto: ModelProto, large: dict[str, TensorProto]) -> None:
 
 def _packed(
     node: NodeProto, stored: Mapping[str, TensorProto]
-) -> tuple[TensorProto, np.ndarray | None, dict[str, int], list[int]] | None:
+) -> tuple[TensorProto, np.ndarray | None, dict[str, Any], list[int]] | None:
     """The packed weight and zero points, attributes of the product, lengths of its scales; None for another form."""
     given = attributes_of(node)
     tensors = [stored.get(name) for name in node.input]
