@@ -31,7 +31,7 @@ MOST_ROWS = (
 FEW_ROWS = 4 * ROWS  # for which reading W takes longer than the sums: items read whole lines of it
 COPIED_TILES = 4  # for which dy of a half type is copied in floats
 LEAST_ITEMS = 16  # so that threads end together
-TOGETHER = 16  # numbers that are unpacked at once, the shortest block
+TOGETHER = min(16, COLUMNS)  # numbers that are unpacked at once: no more than the shortest block, or a tile has
 AHEAD = 8  # rows of W that are fetched before they are unpacked
 PITCH = DEPTH + LINE // 4  # of a copy of dy: an odd number of lines
 
