@@ -109,6 +109,15 @@ def test_a_trainer_takes_less_than_one_copy_in_floats() -> None:
     assert int(done.stdout) < 6 * 4 * 2048**2, done.stdout
 
 
+def test_the_check_examines_the_exact_product_and_says_so() -> None:
+    """Differences of the rounded forward are those of its steps."""
+    report = ob.check_gradients(stacked(64, 2), wrt=["x"])
+    assert report.verdict == "right"
+    assert "float64" in str(report)
+    assert "accuracy_level left out of MatMulNBits" in str(report)
+    assert "accuracy_level" not in str(ob.check_gradients(stacked(64, 1, level=0), wrt=["x"]))
+
+
 def test_ten_losses_are_those_of_the_float_model() -> None:
     """accuracy_level 0 rounds nothing: the dequantised file with the same adapters trains in the same way."""
     model = stacked(64, 2, level=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from tests.support.adjoint import forward_session, run
@@ -194,6 +194,38 @@ def test_scales_that_are_no_constants_are_not_rounded_with(bits: int) -> None:
     found = dict(zip([value.name for value in own.get_outputs()], answers, strict=True))
     exact = form.a.astype(np.float64) @ form.weight().T
     np.testing.assert_allclose(found["y"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_in_a_branch(taken: bool) -> None:
+    """A sub-graph that reads the weight from outside, whose bias is trained."""
+    form = drawn(29)
+    form.tensors.setdefault(5, np.ones(form.attributes["N"], np.float32))
+    whole = Form(form.attributes, form.tensors, True, 0).model(symbolic=False)
+    inner = whole.graph.node[0]
+    factors = [numpy_helper.from_array(np.float32(n), f"f{n}") for n in (2, 3)]
+    branches = []
+    for n in (2, 3):
+        product, scaled = NodeProto(), helper.make_node("Mul", [f"h{n}", f"f{n}"], [f"y{n}"])
+        product.CopyFrom(inner)
+        product.output[0] = f"h{n}"
+        output = helper.make_tensor_value_info(f"y{n}", TensorProto.FLOAT, None)
+        branches.append(helper.make_graph([product, scaled], f"b{n}", [], [output]))
+    whole.graph.initializer.extend(factors)
+    node = helper.make_node("If", ["taken"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    whole.graph.node[0].CopyFrom(node)
+    whole.graph.input.append(helper.make_tensor_value_info("taken", TensorProto.BOOL, []))
+    graph = ob.backward(whole, wrt=["x/in put", "bias"])
+    session = ob.session(graph)
+    dy = np.random.default_rng(0).standard_normal((*form.a.shape[:-1], form.attributes["N"])).astype(np.float32)
+    fed = {"x/in put": form.a, "taken": np.array(taken), "y_grad": dy}
+    answers = run(session, {n: x for n, x in fed.items() if n in {i.name for i in session.get_inputs()}})
+    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
+    factor = 2 if taken else 3
+    exact = factor * dy.astype(np.float64) @ form.weight()
+    np.testing.assert_allclose(found["x/in put_grad"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    summed = factor * dy.astype(np.float64).reshape(-1, dy.shape[-1]).sum(axis=0)
+    np.testing.assert_allclose(found["bias_grad"], summed, rtol=0, atol=3e-6 * np.abs(summed).max())
 
 
 def behind_dequantize(seed: int) -> tuple[ModelProto, np.ndarray, np.ndarray]:
