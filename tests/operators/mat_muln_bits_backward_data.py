@@ -18,7 +18,7 @@ def calls(draws: Draws) -> Call:
     """Any bits, blocks and zero points; lengths that fill no block, no byte and no tile."""
     bits, size = draws.pick(2, 4, 8), draws.pick(16, 32, 64, 128, 256)
     while True:
-        n, k, rows = draws.length(150), draws.length(300, small=40), draws.shape(0, 3, high=30, low=0)
+        n, k, rows = draws.length(400), draws.length(300, small=40), draws.shape(0, 3, high=30, low=0)
         if draws.fits([*rows, n], [*rows, k], [n, k]):
             break
     blocks, seed = -(-k // size), draws.seed()

@@ -132,6 +132,25 @@ def test_any_form(seed: int) -> None:
     np.testing.assert_allclose(found["x/in put"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("rows", [1, 13, 30, 61, 251, 500])
+def test_many_rows_and_long_sums(rows: int, dtype: type) -> None:
+    """More rows than an item of the kernel has, sums along several panels, columns of several tiles."""
+    rng = np.random.default_rng(rows)
+    tensors = {
+        0: rng.standard_normal((rows, 700)).astype(dtype),
+        1: rng.integers(0, 256, (333, 22, 16)).astype(np.uint8),
+        2: rng.uniform(-0.2, 0.2, (333, 22)).astype(dtype),
+        3: rng.integers(0, 256, (333, 11)).astype(np.uint8),
+    }
+    form = Form({"K": 700, "N": 333, "bits": 4, "block_size": 32}, tensors, True, rows)
+    dy = rng.standard_normal((rows, 333)).astype(dtype)
+    found = gradients(form, form.model(symbolic=True), dy, "native")["x/in put"]
+    exact = dy.astype(np.float64) @ form.weight()
+    close = 3e-6 if dtype == np.float32 else 1e-3
+    np.testing.assert_allclose(found, exact, rtol=0, atol=close * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_float16(seed: int) -> None:
     """Rounded once: the sums are of float32."""
