@@ -54,7 +54,9 @@ def contenders(rows: int, n: int, k: int, bits: int, threads: int) -> dict[str, 
     floats = {"w": rng.standard_normal((n, k)).astype(np.float32)}
     sizes = {"K": k, "N": n, "bits": bits, "block_size": SIZE}
     node = helper.make_node("MatMulNBitsBackwardData", ["x", *packed], ["y"], domain=ob.DOMAIN, **sizes)
-    found = {f"dx, {route}": (model(node, n, packed), route, n) for route in ("native", "onnx")}
+    found: dict[str, tuple[ModelProto, str | None, int]] = {
+        f"dx, {route}": (model(node, n, packed), route, n) for route in ("native", "onnx")
+    }
     found["dx, floats"] = model(helper.make_node("MatMul", ["x", "w"], ["y"]), n, floats), None, n
     for level in (0, 4):
         given = sizes | {"domain": "com.microsoft", "accuracy_level": level}

@@ -251,7 +251,7 @@ def behind_dequantize(seed: int) -> tuple[ModelProto, np.ndarray, np.ndarray]:
     """MatMul of x (…, K) and a weight (K, N) of 4 bits behind DequantizeLinear, the weight in float64, and x."""
     rng = np.random.default_rng(seed)
     k, n, size = int(rng.integers(1, 150)), int(rng.integers(1, 40)), int(rng.choice([0, 16, 32, 64]))
-    signed, dtype = bool(rng.random() < 0.5), rng.choice([np.float32, np.float16])
+    signed, dtype = bool(rng.random() < 0.5), (np.float32, np.float16)[rng.integers(2)]
     low, element = (-8, TensorProto.INT4) if signed else (0, TensorProto.UINT4)
     q = rng.integers(low, low + 16, (k, n))
     shape = (-(-k // size), n) if size else ((n,), (), (1,))[rng.integers(3)]
@@ -326,3 +326,33 @@ def test_scales_behind_dequantize_linear_keep_their_name_and_gradient() -> None:
     # y is linear in the scales, and without any it is 0
     moved = (dy.astype(np.float64) * (x.astype(np.float64) @ weight)).sum()
     assert abs((got * scales).sum() - moved) <= 1e-5 * np.abs(got * scales).sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "form"), [(4, "QOperator"), (4, "QDQ"), (8, "QOperator")])
+def test_files_of_onnxruntimes_quantiser(bits: int, form: str, symmetric: bool) -> None:
+    """The gradient through what it makes of a float weight is that through the weight, to the quantiser's rounding."""
+    quantiser = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    rng = np.random.default_rng(bits)
+    weight = rng.standard_normal((100, 48)).astype(np.float32)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", size]) for n, size in (("x", 100), ("y", 48))]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], "g", infos[:1], infos[1:],
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    made = quantiser.MatMulNBitsQuantizer(
+        model, block_size=32, is_symmetric=symmetric, bits=bits, accuracy_level=4,
+        quant_format=quantiser.QuantFormat[form],
+    )  # fmt: skip
+    made.process()
+    backward = ob.backward(made.model.model, wrt=["x"])
+    assert [node.op_type for node in backward.graph.node].count("MatMulNBitsBackwardData") == 1
+    session = ob.session(backward)
+    dy = rng.standard_normal((5, 48)).astype(np.float32)
+    fed = {"x": np.zeros((5, 100), np.float32), "y_grad": dy}
+    answers = run(session, {name: x for name, x in fed.items() if name in {i.name for i in session.get_inputs()}})
+    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))["x_grad"]
+    error = np.linalg.norm(found - dy @ weight.T) / np.linalg.norm(dy @ weight.T)
+    assert error <= {4: 0.15, 8: 0.01}[bits], error
