@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -52,7 +53,7 @@ def contenders(rows: int, n: int, k: int, bits: int, threads: int) -> dict[str, 
         "points": rng.integers(0, 256, (n, -(-blocks * bits // 8))).astype(np.uint8),
     }
     floats = {"w": rng.standard_normal((n, k)).astype(np.float32)}
-    sizes = {"K": k, "N": n, "bits": bits, "block_size": SIZE}
+    sizes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": SIZE}
     node = helper.make_node("MatMulNBitsBackwardData", ["x", *packed], ["y"], domain=ob.DOMAIN, **sizes)
     found: dict[str, tuple[ModelProto, str | None, int]] = {
         f"dx, {route}": (model(node, n, packed), route, n) for route in ("native", "onnx")
