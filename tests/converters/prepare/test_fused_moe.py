@@ -199,3 +199,14 @@ def test_what_a_training_graph_trains() -> None:
     model = one_node("QMoE", feeds, constants=[*constants, "s1", "s2", "b1", "b2"], **settings)
     with pytest.warns(ob.OnnxBackpropWarning, match=r"'s1' \(256, quantization scale of MatMulNBits"):
         assert sorted(ob.training_graph(model, loss="mse").parameters) == ["b1", "b2"]
+
+
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("points", [False, True])
+def test_packed_experts_stay_packed(block: int, points: bool) -> None:
+    feeds, settings, constants = packed(GATED, 4, block, points)
+    model = one_node("QMoE", feeds, constants=[*constants, "s1", "s2", "b1", "b2"], **settings)
+    graph = ob.backward(model, wrt=["x", "router"], of=["y0"])
+    products = [node.op_type for node in graph.graph.node if node.op_type.startswith("MatMulNBits")]
+    assert sorted(products) == ["MatMulNBits"] * 2 + ["MatMulNBitsBackwardData"] * 2
+    assert not [node for node in graph.graph.node if node.op_type in ("BitShift", "BitwiseAnd") and not points]
