@@ -27,7 +27,11 @@ from onnx_backprop.opset.operators.registry import OPS
 # Tensors whose values decide in jumps, or not at all; besides, those of which the shape alone is read.
 _CONSTANT = {"ReLUBackward": ("src",), "MaxPoolBackward": ("src",), "LayerNormBackward": ("beta",)}
 for _op in OPS:
-    _zero = [n for n, i in enumerate(_op.inputs) if i.shape_only or i.name in _CONSTANT.get(_op.name, ())]
+    _zero = [
+        n
+        for n, i in enumerate(_op.inputs)
+        if i.shape_only or i.type_name == "T6" or i.name in _CONSTANT.get(_op.name, ())
+    ]
     flows(_op.name, DOMAIN, [n for n, i in enumerate(_op.inputs) if i.tensor and n not in _zero], _zero)
 
 _ROLES = {

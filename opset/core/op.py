@@ -48,8 +48,8 @@ class NumberType(NamedTuple):
     dtype: type[np.generic]
 
 
-TypeName = Literal["T1", "T2", "T3", "T4", "T5"]
-TENSORS: tuple[TypeName, ...] = ("T1", "T5")  # the others carry numbers that are read before the arithmetic
+TypeName = Literal["T1", "T2", "T3", "T4", "T5", "T6"]
+TENSORS: tuple[TypeName, ...] = ("T1", "T5", "T6")  # the others carry numbers that are read before the arithmetic
 NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T1": NumberType(
         FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
@@ -58,6 +58,7 @@ NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T3": NumberType(("tensor(float)",), "f32, whatever T1 is.", np.float32),
     "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
     "T5": NumberType(("tensor(float)",), "f32, whatever T1 is: statistics and parameters.", np.float32),
+    "T6": NumberType(("tensor(int64)",), "s64: counts that are read when the kernel runs.", np.int64),
 }
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -107,7 +108,7 @@ def _of_type(value: Any, convert: Callable[[Any], Any], *accepted: type) -> Any:
 
 @dataclass(frozen=True)
 class Input:
-    """One input. `type_name` is T1 or T5 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+    """One input. `type_name` is T1, T5 or T6 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
 
     The values of a shape-only input are never read.
     """
@@ -269,8 +270,9 @@ class Op:
         if not spec.tensor:
             value = self._number_tuple(spec, arg)
             return value, Arg(arg.shape, value)
-        if spec.type_name == "T5" and arg.dtype != np.float32:
-            raise InvalidModelError(f"input {spec.name}: expected float32, got {arg.dtype}", op_type=self.name)
+        wanted = np.dtype(NUMBER_TYPES[spec.type_name].dtype)
+        if spec.type_name != "T1" and arg.dtype != wanted:
+            raise InvalidModelError(f"input {spec.name}: expected {wanted}, got {arg.dtype}", op_type=self.name)
         return arg.shape if spec.shape_only else arg.astype(np.float64), Arg(arg.shape)
 
     def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
