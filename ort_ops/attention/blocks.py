@@ -1,0 +1,274 @@
+"""Blocks of queries and keys: what a call is, which keys a block sees, copies in the order of products, scores.
+
+Products are those of `vector.gemm_tile`: scores (keys x queries) have the queries of a panel side by side, since rows of
+keys and values are then read as they lie, and maxima over keys need no sum across a register. Blocks of keys are copied, so
+that tiles may read a few rows more, and half types become float32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx_backprop.opset.maths.attention import BOTTOM_RIGHT, scale_of, window
+from onnx_backprop.ort_ops.compiler.decorators import apart, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, by_type, load_f32, load_i64, stack, store_f32, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.attention.panels import bend
+from onnx_backprop.ort_ops.runtime.bridge import Request
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, VECTOR, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
+from onnx_backprop.ort_ops.vector.rows import clear, read_run, write_run
+
+KEYS = 96  # of a block: with 64 numbers a head, keys and values take a first-level cache
+PANELS = max(1, 128 // COLUMNS)  # of a block of queries, for which a block of keys is fetched
+QUERIES = PANELS * COLUMNS
+PANEL = (KEYS + SPARE_ROWS) * COLUMNS  # floats of a panel of scores
+NEVER = np.float32(-np.inf)
+_number = stack(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offsets(Record):
+    """Of a thread's scratch; d…: of gradients, …_rows: as they lie, the others with queries side by side."""
+
+    tables: int = 0
+    query: int = 0
+    query_rows: int = 0
+    diff: int = 0
+    diff_rows: int = 0
+    key: int = 0
+    value: int = 0
+    scores: int = 0
+    products: int = 0
+    slopes: int = 0
+    out: int = 0
+    staged: int = 0
+    wide: int = 0
+    bias: int = 0
+    most: int = 0
+    total: int = 0
+    factor: int = 0
+    diff_key: int = 0
+    diff_value: int = 0
+    diff_bias: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Record):
+    """The numbers of a plan. at: the input that is the query; bias_at: that is the bias, before lengths and sinks."""
+
+    kind: int
+    at: int
+    bias_at: int
+    batch: int
+    heads: int
+    shared: int  # heads of the keys
+    group: int  # heads of the queries for each of these
+    queries: int
+    keys: int
+    size: int  # of a query and a key
+    width: int  # of a value
+    size_pitch: int  # whole vectors of these
+    width_pitch: int
+    left: int
+    right: int
+    bottom: bool
+    scale: float
+    cap: float
+    bias_steps: tuple[int, int, int, int]  # 0 along axes of length 1
+    blocks: int  # of a head's queries
+    parts: int  # of the blocks of the heads that share keys, each with sums of its own
+    own: Offsets
+    diff_key: int = 0  # offsets of what all threads share
+    diff_value: int = 0
+    delta: int = 0
+
+
+def padded(count: int) -> int:
+    """Whole vectors."""
+    return -(-count // VECTOR) * VECTOR
+
+
+def fields(request: Request, at: int, bias_at: int) -> dict[str, int | float | tuple[int, ...]]:
+    """What a plan has of a call's shapes and attributes."""
+    attrs, (query, key, value) = request.attributes, request.inputs[at : at + 3]
+    assert query is not None and key is not None and value is not None  # noqa: PT018 - for pyright
+    left, right = window(attrs)
+    bias, steps = request.inputs[bias_at], (0, 0, 0, 0)
+    if bias is not None:
+        whole = [int(np.prod(bias[axis + 1 :])) for axis in range(4)]
+        steps = tuple(step if length > 1 else 0 for step, length in zip(whole, bias, strict=True))
+    far = 1 << 40  # an offset beyond every window, which sums do not carry out of an int64
+    return {
+        "kind": request.element_type, "at": at, "bias_at": bias_at,
+        "batch": query[0], "heads": query[1], "shared": key[1], "group": query[1] // key[1],
+        "queries": query[2], "keys": key[2], "size": query[3], "width": value[3],
+        "size_pitch": padded(query[3]), "width_pitch": padded(value[3]),
+        "left": min(left, far), "right": min(right, far), "bottom": attrs["diagonal_alignment"] == BOTTOM_RIGHT,
+        "scale": scale_of(attrs, query[3]), "cap": float(np.float32(attrs["softcap"])),
+        "bias_steps": steps, "blocks": -(-query[2] // QUERIES),
+    }  # fmt: skip
+
+
+def floats(numbers: Mapping[str, int | float | tuple[int, ...]], bias: object) -> dict[str, int]:
+    """Bytes of the arrays that both passes have."""
+    size, width = int(numbers["size"]), int(numbers["width"])  # type: ignore[arg-type]
+    half, capped = numbers["kind"] != F32, numbers["cap"]
+    return {
+        "tables": WORD * (4 * (ROWS + 2) + 4 * PANELS),
+        "query": FLOAT * QUERIES * size,
+        "key": FLOAT * ((KEYS + SPARE_ROWS) * size + ROWS),
+        "value": FLOAT * ((KEYS + SPARE_ROWS) * width + ROWS),
+        "slopes": FLOAT * (PANELS * PANEL if capped else 0),
+        "staged": FLOAT * COLUMNS * (max(padded(size), padded(width)) + VECTOR),
+        "wide": FLOAT * (VECTOR * max(size, width, KEYS) if half else 0),
+        "bias": FLOAT * (PANEL if bias is not None else 0),
+        "most": FLOAT * QUERIES,
+        "total": FLOAT * QUERIES,
+    }
+
+
+@inner
+def key_count(call, p, b):
+    """How many keys of a batch count."""
+    lengths = call.inputs[p.bias_at + 1]
+    return max(0, min(load_i64(lengths, b), p.keys)) if lengths else p.keys
+
+
+@inner
+def seen(p, first, count, start, keys):
+    """(first, end) of the keys that some of `count` queries see; start: where the diagonal begins."""
+    low = max(0, first + start - p.left) if p.left >= 0 else 0
+    high = min(keys, first + count + start + p.right) if p.right >= 0 else keys
+    return low, high
+
+
+# ----- copies ------
+
+
+@apart
+def turn(kind, target, source, first, pitch, rows, columns, wide):
+    """float32 target[c, r] = source[first + r·pitch + c], a row of COLUMNS of which those from `rows` on are 0."""
+    for r in range(0, COLUMNS, VECTOR):
+        some = max(0, min(VECTOR, rows - r))
+        at, step = source + 4 * (first + r * pitch), 4 * pitch
+        if kind != F32 or some == 0:
+            for n in range(some):
+                read_run(kind, wide, n * columns, source, first + (r + n) * pitch, 1, columns)
+            at, step = wide, 4 * columns
+        for c in range(0, columns, VECTOR):
+            place, few = target + 4 * (c * COLUMNS + r), min(VECTOR, columns - c)
+            if few == VECTOR and some == VECTOR:
+                transpose_tile(place, 4 * COLUMNS, at + 4 * c, step)
+            elif some == 0:
+                for n in range(few):
+                    clear(place, n * COLUMNS, VECTOR)
+            else:
+                transpose_part(place, 4 * COLUMNS, at + 4 * c, step, some, few)
+
+
+@apart
+def turn_back(kind, target, first, source, rows, columns, pitch, staged):
+    """target[first + c·rows + r] = float32 source[r, c], in rows of COLUMNS, for c < columns; pitch: rows, whole vectors."""
+    for c in range(0, columns, VECTOR):
+        for r in range(0, rows, VECTOR):
+            place, few = staged + 4 * (c * pitch + r), min(VECTOR, rows - r)
+            transpose_part(place, 4 * pitch, source + 4 * (r * COLUMNS + c), 4 * COLUMNS, few, min(VECTOR, columns - c))
+    for c in range(columns):
+        write_run(kind, target, first + c * rows, 1, staged, c * pitch, rows)
+
+
+@inner
+def multiply_all(target, count, factor):
+    for i in range(count):
+        store_f32(target, i, load_f32(target, i) * factor)
+
+
+# ----- products ------
+
+BY_SIZE, BY_WIDTH, BY_ONE, BY_SCORES = range(4)  # tables of where rows of `a` start
+
+
+@inner
+def table_of(p, scratch, number):
+    return scratch + p.own.tables + 8 * (ROWS + 2) * number
+
+
+@inner
+def fill_tables(p, scratch):
+    rows_apart(table_of(p, scratch, BY_SIZE), 4 * p.size)
+    rows_apart(table_of(p, scratch, BY_WIDTH), 4 * p.width)
+    rows_apart(table_of(p, scratch, BY_ONE), 4)
+    rows_apart(table_of(p, scratch, BY_SCORES), 4 * COLUMNS)
+    segments = table_of(p, scratch, 4)
+    for panel in range(PANELS):
+        for pitch in range(2):
+            step = 4 * COLUMNS * (p.width_pitch if pitch else p.size_pitch)
+            store_i64(segments, 2 * (pitch * PANELS + panel), 4 * PANEL * panel)
+            store_i64(segments, 2 * (pitch * PANELS + panel) + 1, step * panel)
+
+
+@apart
+def product(rows, c, a, a_row, a_step, b, steps, table, add):
+    """(rows x COLUMNS) c (+)= Σ a·b: row i of a starts `a_row` further on, and a step is `a_step`; b in rows of COLUMNS."""
+    for i in range(0, rows, ROWS):
+        left = (a + i * a_row, table, a_step)
+        to = (c + 4 * COLUMNS * i, 4 * COLUMNS)
+        multiply(min(ROWS, rows - i), COLUMNS, to, left, (b, 4 * COLUMNS), one_segment(table), steps, add)
+
+
+# ----- scores ------
+
+
+@apart
+def _add_bias(call, p, b, h, query, count, at, rows, scores, scratch):
+    bias, kind, own = call.inputs[p.bias_at], p.kind, scratch + p.own.bias
+    step, along = p.bias_steps[2], p.bias_steps[3]
+    first = b * p.bias_steps[0] + h * p.bias_steps[1] + query * step + at * along
+    if step and along:
+        turn(kind, own, bias, first, step, count, rows, scratch + p.own.wide)
+        for i in range(rows * COLUMNS):
+            store_f32(scores, i, load_f32(scores, i) + load_f32(own, i))
+        return
+    clear(own, 0, PANEL)
+    for n in range(count if step else rows if along else 1):
+        read_run(kind, own, n, bias, first + n * (step + along), 1, 1)
+    for r in range(rows):
+        for c in range(COLUMNS):
+            place = c if step else r if along else 0
+            store_f32(scores, r * COLUMNS + c, load_f32(scores, r * COLUMNS + c) + load_f32(own, place))
+
+
+@apart
+def _hide(p, ahead, rows, scores):
+    """-inf where a key is not seen; ahead: how far the first key lies behind the diagonal of the first query."""
+    for r in range(rows):
+        if p.right >= 0:
+            for c in range(max(0, min(COLUMNS, ahead + r - p.right))):
+                store_f32(scores, r * COLUMNS + c, NEVER)
+        if p.left >= 0:
+            for c in range(max(0, min(COLUMNS, ahead + r + p.left + 1)), COLUMNS):
+                store_f32(scores, r * COLUMNS + c, NEVER)
+
+
+@inner
+def score(call, p, b, h, query, count, at, rows, start, panel, scores, slopes, scratch):
+    """The scores of `count` queries and `rows` keys, of which the copies are there; slopes: where they go to, or 0."""
+    own = p.own
+    table = table_of(p, scratch, BY_SIZE)
+    part = scratch + own.query + 4 * panel * COLUMNS * p.size
+    if p.size:
+        product(rows, scores, scratch + own.key, 4 * p.size, 4, part, p.size, table, 0)
+    else:
+        clear(scores, 0, rows * COLUMNS)
+    if p.cap > 0.0:
+        place = _number()
+        store_f32(place, 0, np.float32(p.cap))
+        bend(scores, rows, place, slopes)
+    if call.inputs[p.bias_at]:
+        _add_bias(call, p, b, h, query, count, at, rows, scores, scratch)
+    ahead = at - query - start
+    if (p.right >= 0 and ahead + rows - 1 > p.right) or (p.left >= 0 and ahead - count + 1 < -p.left):
+        _hide(p, ahead, rows, scores)
