@@ -26,6 +26,7 @@ from onnx_backprop.ort_ops.attention.blocks import (
     multiply_all,
     padded,
     product,
+    read_bias,
     score,
     seen,
     table_of,
@@ -94,12 +95,12 @@ def _copy_keys(call, p, first, rows, scratch):
 
 
 @inner
-def _panel(call, p, b, h, query, count, at, rows, start, panel, scratch):
+def _panel(call, p, query, count, at, rows, start, panel, scratch):
     """p and ds of a panel, ds before the slope of the softcap."""
     own = p.own
     scores, products = scratch + own.scores + 4 * PANEL * panel, scratch + own.products + 4 * PANEL * panel
     slopes, lane = scratch + own.slopes + 4 * PANEL * panel if p.cap > 0.0 else 0, 4 * panel * COLUMNS
-    score(call, p, b, h, query, count, at, rows, start, panel, scores, slopes, scratch)
+    score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch)
     diff = scratch + own.diff + lane * p.width
     if p.width:
         product(rows, products, scratch + own.value, 4 * p.width, 4, diff, p.width, table_of(p, scratch, BY_WIDTH), 0)
@@ -142,17 +143,19 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
     _begin(call, p, head, first, count, scratch)
     clear(scratch + own.out, 0, PANELS * (p.size + SPARE_ROWS) * COLUMNS)
     for at in range(low, high, KEYS):
-        rows = min(KEYS, high - at)
+        rows, some_seen = min(KEYS, high - at), 0
         _copy_keys(call, p, shared + at, rows, scratch)
         for panel in range(panels):
             query, some = first + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
             begin, end = seen(p, query, some, start, keys)
             few = min(rows, end - at)
-            if few <= 0 or at + few <= begin:
+            level = scratch + own.most + 4 * panel * COLUMNS
+            if few <= 0 or at + few <= begin or read_bias(call, p, b, h, query, some, at, few, level, scratch):
                 few = 0
+            some_seen += few
             products = scratch + own.products + 4 * PANEL * panel
             if few > 0:
-                _panel(call, p, b, h, query, some, at, few, start, panel, scratch)
+                _panel(call, p, query, some, at, few, start, panel, scratch)
                 _bent(p, panel, few, scratch)
                 out, key = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, scratch + own.key
                 product(p.size, out, key, 4, 4 * p.size, products, few, table_of(p, scratch, BY_ONE), 1)
@@ -162,8 +165,10 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
             clear(scratch + own.scores + 4 * PANEL * panel, few * COLUMNS, behind)
         to_key, to_value = diff_key + 4 * at * p.size_pitch, diff_value + 4 * at * p.width_pitch
         scores, ds, second = scratch + own.scores, scratch + own.products, segments + 16 * PANELS
-        _add_rows(p, to_key, p.size_pitch, p.size, rows, panels, ds, scratch + own.query_rows, segments, scratch)
-        _add_rows(p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + own.diff_rows, second, scratch)
+        if some_seen > 0 and call.more[_KEY_OUT]:
+            _add_rows(p, to_key, p.size_pitch, p.size, rows, panels, ds, scratch + own.query_rows, segments, scratch)
+        if some_seen > 0 and call.more[_VALUE_OUT]:
+            _add_rows(p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + own.diff_rows, second, scratch)
     if call.output:
         for panel in range(panels):
             out, at = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, first + panel * COLUMNS
@@ -268,7 +273,9 @@ def _add_scores(call, p, b, h, block, sums, scratch):
         _copy_keys(call, p, (b * p.shared + h // p.group) * p.keys + at, rows, scratch)
         for panel in range((count + COLUMNS - 1) // COLUMNS):
             query, some = first + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
-            _panel(call, p, b, h, query, some, at, rows, start, panel, scratch)
+            if read_bias(call, p, b, h, query, some, at, rows, scratch + own.most + 4 * panel * COLUMNS, scratch):
+                continue
+            _panel(call, p, query, some, at, rows, start, panel, scratch)
             ds, to = scratch + own.products + 4 * PANEL * panel, sums + 4 * COLUMNS * (panel * p.keys + at)
             for i in range(rows * COLUMNS):
                 store_f32(to, i, load_f32(to, i) + load_f32(ds, i))

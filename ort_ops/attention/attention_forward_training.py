@@ -23,6 +23,7 @@ from onnx_backprop.ort_ops.attention.blocks import (
     key_count,
     multiply_all,
     product,
+    read_bias,
     score,
     seen,
     table_of,
@@ -80,12 +81,15 @@ def _block(call, p, n, scratch):
             some = min(COLUMNS, count - panel * COLUMNS)
             begin, end = seen(p, query, some, start, keys)
             few = min(rows, end - at)
-            if few > 0 and at + few > begin:
-                score(call, p, b, h, query, some, at, few, start, panel, scores, 0, scratch)
-                lane, out = 4 * panel * COLUMNS, scratch + own.out + 4 * panel * (p.width + SPARE_ROWS) * COLUMNS
-                soften(scores, few, scratch + own.most + lane, scratch + own.total + lane, scratch + own.factor)
-                rescale(out, p.width, scratch + own.factor)
-                product(p.width, out, value, 4, 4 * p.width, scores, few, table_of(p, scratch, BY_ONE), 1)
+            lane = 4 * panel * COLUMNS
+            most, total = scratch + own.most + lane, scratch + own.total + lane
+            if few <= 0 or at + few <= begin or read_bias(call, p, b, h, query, some, at, few, most, scratch):
+                continue
+            out = scratch + own.out + lane * (p.width + SPARE_ROWS)
+            score(call, p, query, some, at, few, start, panel, scores, 0, scratch)
+            soften(scores, few, most, total, scratch + own.factor)
+            rescale(out, p.width, scratch + own.factor)
+            product(p.width, out, value, 4, 4 * p.width, scores, few, table_of(p, scratch, BY_ONE), 1)
     _end(call, p, head, first, count, scratch)
 
 

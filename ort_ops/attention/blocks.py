@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.maths.attention import BOTTOM_RIGHT, scale_of, window
-from onnx_backprop.ort_ops.compiler.decorators import apart, inner
+from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_type, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.attention.panels import bend
@@ -26,6 +26,7 @@ PANELS = max(1, 128 // COLUMNS)  # of a block of queries, for which a block of k
 QUERIES = PANELS * COLUMNS
 PANEL = (KEYS + SPARE_ROWS) * COLUMNS  # floats of a panel of scores
 NEVER = np.float32(-np.inf)
+_LOWEST, _LOW = np.float32(-1e38), np.float32(-1e30)  # a score of at most 1e37 makes no difference between them
 _number = stack(1)
 
 
@@ -222,23 +223,48 @@ def product(rows, c, a, a_row, a_step, b, steps, table, add):
 # ----- scores ------
 
 
+@fast("reassoc")
+def _above(numbers, rows, count, least):
+    """How many of the first `count` numbers of each row are above a bound."""
+    total = 0
+    for r in range(rows):
+        for c in range(count):
+            total += 0 if load_f32(numbers, r * COLUMNS + c) <= least else 1  # NaN as well
+    return total
+
+
 @apart
-def _add_bias(call, p, b, h, query, count, at, rows, scores, scratch):
+def read_bias(call, p, b, h, query, count, at, rows, level, scratch):
+    """A copy of the bias of a panel; whether it leaves no key to see, so that the panel need not be looked at.
+
+    level: what scores are compared with before their powers are taken, below which the lowest numbers, which stand for
+    -inf in masks, have a power of 0 as well.
+    """
     bias, kind, own = call.inputs[p.bias_at], p.kind, scratch + p.own.bias
+    if bias == 0:
+        return False
     step, along = p.bias_steps[2], p.bias_steps[3]
     first = b * p.bias_steps[0] + h * p.bias_steps[1] + query * step + at * along
     if step and along:
         turn(kind, own, bias, first, step, count, rows, scratch + p.own.wide)
-        for i in range(rows * COLUMNS):
-            store_f32(scores, i, load_f32(scores, i) + load_f32(own, i))
-        return
-    clear(own, 0, PANEL)
-    for n in range(count if step else rows if along else 1):
-        read_run(kind, own, n, bias, first + n * (step + along), 1, 1)
-    for r in range(rows):
-        for c in range(COLUMNS):
-            place = c if step else r if along else 0
-            store_f32(scores, r * COLUMNS + c, load_f32(scores, r * COLUMNS + c) + load_f32(own, place))
+    elif along:
+        for r in range(rows):
+            read_run(kind, own, r * COLUMNS, bias, first + r * along, 1, 1)
+            for c in range(1, COLUMNS):
+                store_f32(own, r * COLUMNS + c, load_f32(own, r * COLUMNS))
+    else:
+        clear(own, 0, COLUMNS)
+        for c in range(count):
+            read_run(kind, own, c, bias, first + c * step, 1, 1)
+        for r in range(1, rows):
+            for c in range(COLUMNS):
+                store_f32(own, r * COLUMNS + c, load_f32(own, c))
+    if not load_f32(own, 0) <= _LOWEST or _above(own, rows, count, _LOWEST) > 0:
+        return False
+    lanes = 0
+    for c in range(count):
+        lanes += 1 if load_f32(level, c) > _LOW else 0
+    return lanes == count or _above(own, rows, count, NEVER) == 0
 
 
 @apart
@@ -254,8 +280,8 @@ def _hide(p, ahead, rows, scores):
 
 
 @inner
-def score(call, p, b, h, query, count, at, rows, start, panel, scores, slopes, scratch):
-    """The scores of `count` queries and `rows` keys, of which the copies are there; slopes: where they go to, or 0."""
+def score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch):
+    """The scores of `count` queries and `rows` keys, whose copies and bias are there; slopes: where they go to, or 0."""
     own = p.own
     table = table_of(p, scratch, BY_SIZE)
     part = scratch + own.query + 4 * panel * COLUMNS * p.size
@@ -268,7 +294,8 @@ def score(call, p, b, h, query, count, at, rows, start, panel, scores, slopes, s
         store_f32(place, 0, np.float32(p.cap))
         bend(scores, rows, place, slopes)
     if call.inputs[p.bias_at]:
-        _add_bias(call, p, b, h, query, count, at, rows, scores, scratch)
+        for i in range(rows * COLUMNS):
+            store_f32(scores, i, load_f32(scores, i) + load_f32(scratch + own.bias, i))
     ahead = at - query - start
     if (p.right >= 0 and ahead + rows - 1 > p.right) or (p.left >= 0 and ahead - count + 1 < -p.left):
         _hide(p, ahead, rows, scores)
