@@ -85,7 +85,8 @@ class Scores:
             count = b.Reshape(clipped, b.ints([-1, 1, 1, 1]))
             out.append(b.GreaterOrEqual(key, count))
         if left >= 0 or right >= 0:
-            query = b.Unsqueeze(b.Range(b.int_scalar(0), queries.scalar, b.int_scalar(1)), b.ints([1]))
+            query = b.Range(b.int_scalar(0), queries.scalar, b.int_scalar(1))
+            query = b.Reshape(query, b.ints([-1, 1]))  # onnx takes what Unsqueeze makes for a shape
             if attrs["diagonal_alignment"] == BOTTOM_RIGHT:
                 query = b.Add(query, b.Sub(count, queries.name))
             ahead = b.Sub(key, query)
