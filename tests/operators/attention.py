@@ -164,6 +164,7 @@ OPERATORS = [
     Declaration(
         op=FORWARD,
         schema=Schema(ATTRIBUTES, TENSORS | OPTIONAL, {"out": "T1", "log_sum_exp": "T5"}),
+        gradient_of=("Attention",),
         calls=calls,
         valid=({}, [Q, K, V, (1, 4, 3, 5), longs(5, 4), (4,)]),
         refused=_refused(FORWARD, 0),
