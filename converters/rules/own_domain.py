@@ -179,7 +179,7 @@ def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Valu
         y, dy = (op.Concat(x, op.Unsqueeze(more, [3]), axis=3) for x, more in ((y, _less_one(op, y)), (dy, narrow(op, g, y))))
         column = op.zeros(op.joined(op.lengths(value, 0, 3), op.ints([1])), value)
         value = op.Concat(value, column, axis=3)
-    inputs = [dy, query, key, value, y, logarithm, *map(node.optional, (3, 4, 5))]
+    inputs = [dy, query, key, value, y, logarithm, *map(node.optional, (3, 4, 5, 6))]
     count = 5 if node.wants(5) else 4 if node.wants(3) else 3
     grads: list[ir.Value | None] = [*op.domain.emit("AttentionBackward", inputs, node.written, outputs=count), None, None]
     if count == 5 and not node.wants(3):
@@ -188,7 +188,7 @@ def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Valu
     dq, dk, dv, dbias, dsinks = grads[:5]
     if g is not None and dv is not None:
         dv = op.Slice(dv, [0], [-1], [3])
-    grads = [dq, dk, dv, dbias if node.wants(3) else None, None, dsinks if node.wants(5) else None]
+    grads = [dq, dk, dv, dbias if node.wants(3) else None, None, dsinks if node.wants(5) else None, None]
     return grads[: len(node.node.inputs)]
 
 

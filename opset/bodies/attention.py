@@ -33,7 +33,7 @@ class Scores:
             zeros.append(fits.require("bias: expected each length to be that of the scores or 1"))
         self.zero: Vector = reduce(add, zeros)
         self.group: Vector = heads // shared.at_least(1)
-        query, key, lengths, sinks = (given.get(name) for name in ("query", "key", "lengths", "sinks"))
+        query, key, sinks = (given.get(name) for name in ("query", "key", "sinks"))
         assert query and key
         size, cap = self.lengths["D"], attrs["softcap"]
         if attrs["scale"] or size.value is not None:
@@ -46,7 +46,7 @@ class Scores:
             self.bent = b.Tanh(b.Div(products, b.float_scalar(cap)))
             products = b.Mul(self.bent, b.float_scalar(cap))
         products = b.Add(products, bias) if bias else products
-        hidden = self._hidden(attrs, lengths)
+        hidden = self._hidden(attrs, given.get("lengths"), given.get("offsets"))
         self.scores = b.Where(hidden, b.float_scalar(NEVER), products) if hidden else products
         self.sink = b.Reshape(sinks, b.ints([1, -1, 1, 1])) if sinks else ""
 
@@ -72,7 +72,7 @@ class Scores:
                 self.lengths[letter] = before if before.known else length
         return proofs
 
-    def _hidden(self, attrs: Attributes, lengths: Tensor | None) -> str:
+    def _hidden(self, attrs: Attributes, lengths: Tensor | None, offsets: Tensor | None) -> str:
         """Which keys are not seen, of a shape that broadcasts to the scores'; "" where all are."""
         b, (left, right) = self.b, window(attrs)
         queries, keys = self.lengths["S"], self.lengths["T"]
@@ -87,7 +87,9 @@ class Scores:
         if left >= 0 or right >= 0:
             query = b.Range(b.int_scalar(0), queries.scalar, b.int_scalar(1))
             query = b.Reshape(query, b.ints([-1, 1]))  # onnx takes what Unsqueeze makes for a shape
-            if attrs["diagonal_alignment"] == BOTTOM_RIGHT:
+            if offsets is not None:
+                query = b.Add(query, b.Reshape(b.Cast(offsets, to=INT64), b.ints([-1, 1, 1, 1])))
+            elif attrs["diagonal_alignment"] == BOTTOM_RIGHT:
                 query = b.Add(query, b.Sub(count, queries.name))
             ahead = b.Sub(key, query)
             out += [b.Greater(ahead, b.ints([right]))] if right >= 0 else []

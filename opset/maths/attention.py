@@ -13,7 +13,7 @@ from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array
 from onnx_backprop.opset.core.shapes import Dim, merge, require_rank, show
 
 AXES = {
-    "query": "BHSD", "key": "BGTD", "value": "BGTE", "lengths": "B", "sinks": "H",
+    "query": "BHSD", "key": "BGTD", "value": "BGTE", "lengths": "B", "sinks": "H", "offsets": "B",
     "diff_out": "BHSE", "out": "BHSE", "log_sum_exp": "BHS",
 }  # fmt: skip
 MEANINGS = {
@@ -24,7 +24,8 @@ TOP_LEFT, BOTTOM_RIGHT = "TOP_LEFT", "BOTTOM_RIGHT"
 MASKS = """
 s_ij = scale·q_i·k_j, then softcap·tanh(s_ij / softcap) where softcap > 0, then s_ij + bias_ij; -inf where the query i may
 not see the key j. It sees j < n, and of these -left <= j - (i + o) <= right: n = lengths[b], T without lengths; o = n - S
-where diagonal_alignment is BOTTOM_RIGHT (the last query stands at the last key), 0 where it is TOP_LEFT; left and right
+where diagonal_alignment is BOTTOM_RIGHT (the last query stands at the last key), 0 where it is TOP_LEFT, but offsets[b]
+where offsets are given; left and right
 are window_left and window_right, -1 meaning no bound, and is_causal = 1 means right = 0. Head h of the queries reads head
 h // (H / G) of the keys and values.
 """
@@ -46,6 +47,7 @@ OPTIONAL = (
     Input("bias", "T1", "Added to the scores, (B, H, S, T), each length that or 1.", optional=True),
     Input("lengths", "T6", "How many keys of each batch count, (B); clipped to 0 … T.", optional=True),
     Input("sinks", "T5", "The score per head of a key without a value, (H).", optional=True),
+    Input("offsets", "T6", "How many keys stand before the first query of each batch, (B).", optional=True),
 )
 
 
@@ -105,12 +107,15 @@ def summed(gradient: Float64Array, heads: int) -> Float64Array:
     return gradient.reshape(gradient.shape[0], heads, -1, *gradient.shape[2:]).sum(axis=2)
 
 
-def hidden(attrs: Attributes, queries: int, keys: int, lengths: Float64Array | None) -> np.ndarray:
+def hidden(
+    attrs: Attributes, queries: int, keys: int, lengths: Float64Array | None, offsets: Float64Array | None
+) -> np.ndarray:
     """Which keys a query does not see: (B or 1, 1, S, T)."""
     count = np.array([keys]) if lengths is None else np.clip(lengths, 0, keys).astype(int)
     count = count.reshape(-1, 1, 1, 1)
     key, (left, right) = np.arange(keys), window(attrs)
     start = count - queries if attrs["diagonal_alignment"] == BOTTOM_RIGHT else 0
+    start = start if offsets is None else offsets.reshape(-1, 1, 1, 1)
     ahead = key - (np.arange(queries)[:, None] + start)
     out = key >= count
     if right >= 0:
@@ -124,6 +129,7 @@ def scores(
     key: Float64Array,
     bias: Float64Array | None,
     lengths: Float64Array | None,
+    offsets: Float64Array | None,
 ) -> tuple[Float64Array, Float64Array | None]:
     """The scores (B, H, S, T), -inf where a key is hidden; and tanh(s / softcap) where there is a softcap."""
     products = np.einsum("bhsd,bhtd->bhst", query, spread(key, query.shape[1])) * scale_of(attrs, query.shape[3])
@@ -132,4 +138,4 @@ def scores(
         bent = np.tanh(products / cap)
         products = bent * cap
     products = products if bias is None else products + bias
-    return np.where(hidden(attrs, query.shape[2], key.shape[2], lengths), -np.inf, products), bent
+    return np.where(hidden(attrs, query.shape[2], key.shape[2], lengths, offsets), -np.inf, products), bent

@@ -28,7 +28,7 @@ Errors: those of AttentionForwardTraining; lengths of dy, y or L that contradict
 """
 
 AGAINST = "bgst,bgse->bgte"  # onnxruntime fuses Transpose and MatMul for some element types alone, with other bits
-INPUTS = ("diff_out", "query", "key", "value", "out", "log_sum_exp", "bias", "lengths", "sinks")
+INPUTS = ("diff_out", "query", "key", "value", "out", "log_sum_exp", "bias", "lengths", "sinks", "offsets")
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
@@ -54,9 +54,10 @@ def reference(
     bias: Float64Array | None,
     lengths: Float64Array | None,
     sinks: Float64Array | None,
+    offsets: Float64Array | None,
 ) -> tuple[Float64Array, ...]:
     heads, shared = query.shape[1], key.shape[1]
-    scores, bent = attention.scores(attrs, query, key, bias, lengths)
+    scores, bent = attention.scores(attrs, query, key, bias, lengths, offsets)
     nothing = log_sum_exp == -np.inf
     level = np.where(nothing, 0, log_sum_exp)[..., None]
     p = np.where(nothing[..., None], 0, np.exp(scores - level))
@@ -88,8 +89,9 @@ def body(
     bias: Tensor | None,
     lengths: Tensor | None,
     sinks: Tensor | None,
+    offsets: Tensor | None,
 ) -> Sequence[str]:
-    tensors = (diff_out, query, key, value, output, log_sum_exp, bias, lengths, sinks)
+    tensors = (diff_out, query, key, value, output, log_sum_exp, bias, lengths, sinks, offsets)
     a = Scores(b, attrs, dict(zip(INPUTS, tensors, strict=True)))
     zero, one, last = b.float_scalar(0), b.float_scalar(1), b.ints([-1])
     upright = b.Unsqueeze(log_sum_exp, last)

@@ -15,8 +15,8 @@ y_i = Σ_j p_ij·v_j,  p_ij = e^(s_ij - L_i),  L_i = log(Σ_j e^s_ij + e^sink)
 {attention.MASKS}
 y = out, L = log_sum_exp, sink = sinks[h]; without sinks its term is 0. AttentionBackward computes p again from L.
 
-Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), bias (B, H, S, T) with each length that or 1, lengths
-(B), sinks (H) -> out (B, H, S, E), log_sum_exp (B, H, S). H is a multiple of G.
+Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), bias (B, H, S, T) with each length that or 1, lengths and
+offsets (B), sinks (H) -> out (B, H, S, E), log_sum_exp (B, H, S). H is a multiple of G.
 
 Edge cases: a query that sees no key, or none but with a bias of -inf, puts out 0; its L is -inf, or the sink. Lengths
 below 0 and above T count as these. No queries, batches or heads give empty outputs. Sums are taken in float32 or better.
@@ -25,7 +25,7 @@ Errors: lengths that contradict each other; heads that are no multiple; no keys;
 softcap below 0; window sizes below -1.
 """
 
-INPUTS = ("query", "key", "value", "bias", "lengths", "sinks")
+INPUTS = ("query", "key", "value", "bias", "lengths", "sinks", "offsets")
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
@@ -42,8 +42,9 @@ def reference(
     bias: Float64Array | None,
     lengths: Float64Array | None,
     sinks: Float64Array | None,
+    offsets: Float64Array | None,
 ) -> tuple[Float64Array, Float64Array]:
-    scores, _ = attention.scores(attrs, query, key, bias, lengths)
+    scores, _ = attention.scores(attrs, query, key, bias, lengths, offsets)
     sink = np.float64(-np.inf) if sinks is None else sinks[:, None, None]
     most = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
     most = np.where(most == -np.inf, 0, most)
@@ -63,8 +64,9 @@ def body(
     bias: Tensor | None,
     lengths: Tensor | None,
     sinks: Tensor | None,
+    offsets: Tensor | None,
 ) -> Sequence[str]:
-    given = dict(zip(INPUTS, (query, key, value, bias, lengths, sinks), strict=True))
+    given = dict(zip(INPUTS, (query, key, value, bias, lengths, sinks, offsets), strict=True))
     a = Scores(b, attrs, given)
     last, none = b.ints([-1]), b.float_scalar(NEVER)
     most = b.ReduceMax(a.scores, last, keepdims=1)

@@ -19,6 +19,7 @@ from onnx_backprop.ort_ops.attention.blocks import (
     QUERIES,
     Attention,
     Offsets,
+    diagonal,
     fields,
     fill_tables,
     floats,
@@ -137,7 +138,7 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
     own, first = p.own, block * QUERIES
     count, head = min(QUERIES, p.queries - first), b * p.heads + h
     panels, keys = (count + COLUMNS - 1) // COLUMNS, key_count(call, p, b)
-    start = keys - p.queries if p.bottom else 0
+    start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
     shared, segments = (b * p.shared + h // p.group) * p.keys, table_of(p, scratch, 4)
     _begin(call, p, head, first, count, scratch)
@@ -265,7 +266,7 @@ def _add_scores(call, p, b, h, block, sums, scratch):
     """ds of a block of queries added to the sums, (keys, COLUMNS) for each panel."""
     own, first = p.own, block * QUERIES
     count, keys = min(QUERIES, p.queries - first), key_count(call, p, b)
-    start = keys - p.queries if p.bottom else 0
+    start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
     _begin(call, p, b * p.heads + h, first, count, scratch)
     for at in range(low, high, KEYS):

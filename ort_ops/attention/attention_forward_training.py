@@ -17,6 +17,7 @@ from onnx_backprop.ort_ops.attention.blocks import (
     QUERIES,
     Attention,
     Offsets,
+    diagonal,
     fields,
     fill_tables,
     floats,
@@ -67,7 +68,7 @@ def _block(call, p, n, scratch):
     first = block * QUERIES
     count = min(QUERIES, p.queries - first)
     keys = key_count(call, p, b)
-    start = keys - p.queries if p.bottom else 0
+    start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
     shared = (b * p.shared + h // p.group) * p.keys
     scores, key, value = scratch + own.scores, scratch + own.key, scratch + own.value

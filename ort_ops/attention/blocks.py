@@ -27,6 +27,7 @@ QUERIES = PANELS * COLUMNS
 PANEL = (KEYS + SPARE_ROWS) * COLUMNS  # floats of a panel of scores
 NEVER = np.float32(-np.inf)
 _LOWEST, _LOW = np.float32(-1e38), np.float32(-1e30)  # a score of at most 1e37 makes no difference between them
+_FAR = 1 << 40  # beyond every length, and no sum leaves int64
 _number = stack(1)
 
 
@@ -58,7 +59,7 @@ class Offsets(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Record):
-    """The numbers of a plan. at: the input that is the query; bias_at: that is the bias, before lengths and sinks."""
+    """The numbers of a plan. at: the input that is the query; bias_at: that is the bias, before lengths, sinks and offsets."""
 
     kind: int
     at: int
@@ -101,13 +102,12 @@ def fields(request: Request, at: int, bias_at: int) -> dict[str, int | float | t
     if bias is not None:
         whole = [int(np.prod(bias[axis + 1 :])) for axis in range(4)]
         steps = tuple(step if length > 1 else 0 for step, length in zip(whole, bias, strict=True))
-    far = 1 << 40  # an offset beyond every window, which sums do not carry out of an int64
     return {
         "kind": request.element_type, "at": at, "bias_at": bias_at,
         "batch": query[0], "heads": query[1], "shared": key[1], "group": query[1] // key[1],
         "queries": query[2], "keys": key[2], "size": query[3], "width": value[3],
         "size_pitch": padded(query[3]), "width_pitch": padded(value[3]),
-        "left": min(left, far), "right": min(right, far), "bottom": attrs["diagonal_alignment"] == BOTTOM_RIGHT,
+        "left": min(left, _FAR), "right": min(right, _FAR), "bottom": attrs["diagonal_alignment"] == BOTTOM_RIGHT,
         "scale": scale_of(attrs, query[3]), "cap": float(np.float32(attrs["softcap"])),
         "bias_steps": steps, "blocks": -(-query[2] // QUERIES),
     }  # fmt: skip
@@ -136,6 +136,15 @@ def key_count(call, p, b):
     """How many keys of a batch count."""
     lengths = call.inputs[p.bias_at + 1]
     return max(0, min(load_i64(lengths, b), p.keys)) if lengths else p.keys
+
+
+@inner
+def diagonal(call, p, b, keys):
+    """The key at which the first query of a batch stands."""
+    offsets = call.inputs[p.bias_at + 3]
+    if offsets:
+        return max(-_FAR, min(load_i64(offsets, b), _FAR))
+    return keys - p.queries if p.bottom else 0
 
 
 @inner

@@ -35,6 +35,7 @@ def calls(draws: Draws) -> Call:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(-1, keys + 2, batch) if draws.flag() else None
     sinks = values((heads,), seed + 4) if draws.flag() else None
+    offsets = rng.integers(-3, max(keys, queries) + 3, batch) if draws.pick(False, False, True) else None
     attributes: dict[str, Any] = {
         "is_causal": draws.integer(0, 1),
         "window_left": draws.pick(-1, -1, 0, 1, 5, 40),
@@ -44,7 +45,7 @@ def calls(draws: Draws) -> Call:
     }
     if draws.flag():
         attributes["scale"] = draws.pick(0.25, 0.125, -0.5)
-    return Call(FORWARD, attributes, without_end([q, k, v, bias, lengths, sinks]), seed)
+    return Call(FORWARD, attributes, without_end([q, k, v, bias, lengths, sinks, offsets]), seed)
 
 
 def backward_calls(draws: Draws) -> Call:
@@ -88,6 +89,7 @@ def _refused(op: str, first: int) -> list[Bad]:
         Bad(op, "bias: expected lengths of (2, 4, 3, 5) or 1, got (1, 2, 3, 5)", inputs={bias: (1, 2, 3, 5)}),
         Bad(op, "batches of query and lengths must agree, got 2 and 3", inputs={bias + 1: longs(1, 2, 3)}),
         Bad(op, "heads of query and sinks must agree, got 4 and 2", inputs={bias + 2: (2,)}),
+        Bad(op, "batches of query and offsets must agree, got 2 and 1", inputs={bias + 3: longs(1)}),
         Bad(op, "lengths: expected rank 1, got 2 with shape (1, 2)", inputs={bias + 1: longs(1, 2).reshape(1, 2)}),
         Bad(op, "attribute is_causal: expected 0 or 1, got 2", {"is_causal": 2}),
         Bad(op, "attribute softcap: expected a number >= 0, got -1.0", {"softcap": -1.0}),
@@ -121,6 +123,8 @@ def examples() -> Iterator[Example]:
     given = (q, k, v, None, (1,))
     yield Example(f"{FORWARD}-lengths", FORWARD, causal, given, [[[[0], [2]]]], ([[[below, 0]]],))
     yield Example(f"{FORWARD}-sinks", FORWARD, {}, (q, k, v, None, None, [log2]), [[[[2], [2]]]], ([[[2 * log2] * 2]],))
+    given = (one, k, v, None, None, None, (0,))
+    yield Example(f"{FORWARD}-offsets", FORWARD, causal, given, [[[[2]]]], ([[[0]]],))
     bias = [[[[0.0, below]]]]
     yield Example(f"{FORWARD}-bias", FORWARD, {}, (q, k, v, bias), [[[[2], [2]]]], ([[[0, 0]]],))
     yield Example(f"{FORWARD}-window", FORWARD, {"window_left": 0}, (q, k, v), [[[[4], [6]]]], ([[[log2, 0]]],))
@@ -157,7 +161,7 @@ ATTRIBUTES = {
     "diagonal_alignment": (STRING, "BOTTOM_RIGHT", ("TOP_LEFT", "BOTTOM_RIGHT")),
 }
 TENSORS = {"query": "T1", "key": "T1", "value": "T1"}
-OPTIONAL = {"bias": "T1?", "lengths": "T6?", "sinks": "T5?"}
+OPTIONAL = {"bias": "T1?", "lengths": "T6?", "sinks": "T5?", "offsets": "T6?"}
 Q, K, V = (2, 4, 3, 6), (2, 2, 5, 6), (2, 2, 5, 3)
 
 OPERATORS = [
@@ -166,7 +170,7 @@ OPERATORS = [
         schema=Schema(ATTRIBUTES, TENSORS | OPTIONAL, {"out": "T1", "log_sum_exp": "T5"}),
         gradient_of=("Attention",),
         calls=calls,
-        valid=({}, [Q, K, V, (1, 4, 3, 5), longs(5, 4), (4,)]),
+        valid=({}, [Q, K, V, (1, 4, 3, 5), longs(5, 4), (4,), longs(1, 2)]),
         refused=_refused(FORWARD, 0),
         examples=[e for e in examples() if e.op == FORWARD],
         inferred=[
@@ -184,7 +188,7 @@ OPERATORS = [
         ),
         gradient_of=("Attention",),
         calls=backward_calls,
-        valid=({}, [(2, 4, 3, 3), Q, K, V, (2, 4, 3, 3), (2, 4, 3), (1, 4, 3, 5), longs(5, 4), (4,)]),
+        valid=({}, [(2, 4, 3, 3), Q, K, V, (2, 4, 3, 3), (2, 4, 3), (1, 4, 3, 5), longs(5, 4), (4,), longs(1, 2)]),
         refused=_refused(BACKWARD, 1),
         examples=[e for e in examples() if e.op == BACKWARD],
         inferred=[

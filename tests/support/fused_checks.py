@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
@@ -54,8 +55,8 @@ def one_node(
 
 
 def expanded(model: ModelProto) -> ModelProto:
-    """The prepared model, of which nothing is left to write out."""
-    prepared = prepare(model)
+    """The prepared model, of which nothing is left to write out, operators of our domain included."""
+    prepared = inline_local_functions(ob.use_kernels(prepare(model), "onnx"))
     left = [node.op_type for node in all_nodes(prepared) if (node.domain, node.op_type) in EXPANSIONS]
     assert not left, [entry.value for node in prepared.graph.node for entry in node.metadata_props]
     return prepared
